@@ -1,0 +1,34 @@
+# Two commands, each does all its own set-up: `make test` and `make demo`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: test demo check format benchmark clean
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+demo: $(INSTALLED)
+	$(BIN)/polyeps plan --distribution mixgauss1 --clients 20 --seed 1 --records 1200 --batch 8 --local-steps 100 --rounds 100 --participation 0.8
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+benchmark: $(INSTALLED)
+	$(BIN)/python benchmarks/accounting.py
+
+# Installed anew only when what is installed has changed.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -1,0 +1,40 @@
+"""Every error polyeps raises on purpose.
+
+    PolyepsError
+    ├── InputError          something the caller gave is wrong; nothing was changed
+    │   └── DataError       a data file or data set is missing, damaged or malformed
+    ├── UnknownEvent        an accountant was shown an event it cannot judge
+    ├── BudgetExceeded      a charge would pass a client's budget; nothing was charged
+    └── LedgerError         a ledger cannot be used
+        └── LedgerTampered  a ledger, or its head, is not what was written
+
+Each message is one sentence that names the client, field or file and the remedy.
+"""
+
+
+class PolyepsError(Exception):
+    """The root of all errors raised on purpose."""
+
+
+class InputError(PolyepsError, ValueError):
+    """Something the caller gave is wrong; nothing was changed."""
+
+
+class DataError(InputError):
+    """A data file or data set is missing, damaged or malformed."""
+
+
+class UnknownEvent(PolyepsError):  # noqa: N818 - a refusal, not a malfunction
+    """An accountant was shown an event it cannot judge."""
+
+
+class BudgetExceeded(PolyepsError):  # noqa: N818
+    """A charge would pass a client's budget; nothing was charged."""
+
+
+class LedgerError(PolyepsError):
+    """A ledger cannot be used."""
+
+
+class LedgerTampered(LedgerError):  # noqa: N818
+    """A ledger, or its head, is not what was written."""
