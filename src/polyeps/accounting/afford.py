@@ -1,0 +1,62 @@
+"""What a budget can still buy, answered from what is already known wherever that is enough.
+
+More uses never cost less. So an ε once computed for a history also bounds every smaller history of the same
+steps, and a cohort whose scales were calibrated for a plan is charged round after round without any arithmetic.
+"""
+
+from collections.abc import Callable
+
+from dp_accounting.dp_event import DpEvent
+
+from polyeps.accounting import Accountant, judge
+from polyeps.accounting.events import History
+from polyeps.core import Adjacency, Budget
+
+_Situation = tuple[frozenset[DpEvent], float, Adjacency, Accountant]
+# For each set of steps: how often each was used (in the order of its fields' text), and what that cost.
+_known: dict[_Situation, dict[tuple[int, ...], float]] = {}
+
+
+def known_epsilon(history: History, delta: float, adjacency: Adjacency, accountant: Accountant) -> float:
+    """The ε of a history, computed once and remembered."""
+    known, counts = _look_up(history, delta, adjacency, accountant)
+    if counts not in known:
+        known[counts] = judge(history, delta, adjacency, accountant)
+    return known[counts]
+
+
+def fits(history: History, budget: Budget, adjacency: Adjacency, accountant: Accountant) -> bool:
+    """Whether a history stays within a budget."""
+    known, counts = _look_up(history, budget.delta, adjacency, accountant)
+    for other, value in known.items():
+        if value <= budget.epsilon and all(a <= b for a, b in zip(counts, other, strict=True)):
+            return True
+        if value > budget.epsilon and all(a >= b for a, b in zip(counts, other, strict=True)):
+            return False
+    return known_epsilon(history, budget.delta, adjacency, accountant) <= budget.epsilon
+
+
+def affordable(within: Callable[[int], bool], most: int | None = None) -> int:
+    """The largest whole number k ≥ 0, at most `most`, for which `within(k)` still holds.
+
+    >>> affordable(lambda k: k * k <= 50)
+    7
+    """
+    if not within(0):
+        return 0
+    low, step = 0, 1
+    while (most is None or low + step <= most) and within(low + step):
+        low, step = low + step, step * 2
+    high = low + step if most is None else min(low + step, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if within(middle) else (low, middle)
+    return low
+
+
+def _look_up(
+    history: History, delta: float, adjacency: Adjacency, accountant: Accountant
+) -> tuple[dict[tuple[int, ...], float], tuple[int, ...]]:
+    steps = sorted(history, key=repr)
+    situation = (frozenset(steps), delta, adjacency, accountant)
+    return _known.setdefault(situation, {}), tuple(history[step] for step in steps)

@@ -1,0 +1,188 @@
+"""Hockey-stick profiles of one step, in closed form: what the PLD judge composes.
+
+For output distributions P and Q, δ(ε) = sup_E P(E) − e^ε·Q(E). A guarantee needs both orders: `remove` is the
+profile of the pair, `add` of the pair taken the other way round. Each is needed for ε ≥ 0 only, where it can be
+computed without cancellation; the negative losses of one order are the positive losses of the other.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import dp_accounting as dp
+import numpy as np
+from dp_accounting.dp_event import DpEvent
+from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtr
+from scipy.stats import binom
+
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, Truncated
+from polyeps.core import Adjacency
+from polyeps.errors import UnknownEvent
+
+Array = NDArray[np.float64]
+Delta = Callable[[Array], Array]  # ε ≥ 0 ↦ δ
+
+# Losses beyond this many standard deviations of noise are counted as infinite: a probability of 1e-25.
+TAIL = 10.5
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Both orders of a pair, and the largest loss each has to be tabulated to."""
+
+    remove: Delta
+    add: Delta
+    highest_remove: float
+    highest_add: float
+
+    @property
+    def symmetric(self) -> bool:
+        return self.remove is self.add
+
+    def reversed(self) -> "Profile":
+        return Profile(self.add, self.remove, self.highest_add, self.highest_remove)
+
+
+def symmetric(delta: Delta, highest: float) -> Profile:
+    """The profile of a pair that looks the same both ways."""
+    return Profile(delta, delta, highest, highest)
+
+
+def profile(step: DpEvent, adjacency: Adjacency) -> Profile:
+    """The profile of one step; what has none is refused."""
+    reach = 1 if adjacency == "add-remove" else 2  # how far one unit moves the sum, in clip norms
+    match step:
+        case PureDpEvent():
+            return pure(step.epsilon)
+        case Gaussian():
+            return sampled_gaussian(1.0, reach / step.noise_multiplier)
+        case Poisson(event=Gaussian()) if adjacency == "add-remove":
+            return sampled_gaussian(step.sampling_probability, 1 / step.event.noise_multiplier)
+        case Poisson(event=Gaussian()):
+            return sampled_replacement(step.sampling_probability, 1 / step.event.noise_multiplier)
+        case FixedSize(event=Gaussian()) if adjacency == "replace-one":
+            # The dominating pair of sampling without replacement (Zhu, Dong and Wang 2022) is as bad both ways.
+            rate = step.sample_size / step.source_dataset_size
+            worse = sampled_gaussian(rate, reach / step.event.noise_multiplier)
+            return symmetric(worse.remove, worse.highest_remove)
+        case FixedSize():
+            raise UnknownEvent(
+                "fixed-size samples have no guarantee under add-remove adjacency; use Poisson sampling or replace-one"
+            )
+        case Truncated():
+            return truncated(step, adjacency)
+    inner = getattr(step, "event", None)
+    name = type(step).__name__ + (f" of {type(inner).__name__}" if inner is not None else "")
+    raise UnknownEvent(f"the PLD accountant does not know {name} under {adjacency} adjacency; try the RDP accountant")
+
+
+def pure(epsilon: float) -> Profile:
+    """Randomised response, which dominates every ε-pure release."""
+    log_share = -np.logaddexp(0, epsilon)  # 1/(1 + e^ε)
+    return symmetric(lambda x: np.exp(x + log_share) * np.expm1(np.maximum(epsilon - x, 0.0)), epsilon)
+
+
+def _gaussian(mu: float, t: Array) -> Array:
+    """δ of N(μ,1) against N(0,1) at t."""
+    return ndtr(mu / 2 - t / mu) - np.exp(t + log_ndtr(-mu / 2 - t / mu))
+
+
+def sampled_gaussian(rate: float, mu: float) -> Profile:
+    """(1−q)·N(0,1) + q·N(μ,1) against N(0,1); rate 1 is the plain Gaussian.
+
+    remove: q·δ_Gauss(t), e^t = 1 + (e^ε − 1)/q.    add: (1 − (1−q)e^ε)₊·δ_Gauss(−t), e^t = 1 − (1 − e^−ε)/q.
+    """
+    highest = float(np.logaddexp(_log1m(rate), math.log(rate) + mu * (TAIL + mu / 2)))
+    if rate == 1:
+        return symmetric(lambda epsilon: _gaussian(mu, epsilon), highest)
+
+    def remove(epsilon: Array) -> Array:
+        return rate * _gaussian(mu, np.log1p(np.expm1(np.minimum(epsilon, 700.0)) / rate))
+
+    def add(epsilon: Array) -> Array:
+        left = np.maximum(-np.expm1(epsilon + math.log1p(-rate)), 0.0)
+        ratio = np.maximum(np.expm1(-epsilon) / rate, -1 + 1e-16)
+        return left * _gaussian(mu, -np.log1p(ratio))
+
+    return Profile(remove, add, highest, -math.log1p(-rate))
+
+
+def sampled_replacement(rate: float, mu: float) -> Profile:
+    """(1−q)·N(0,1) + q·N(μ,1) against (1−q)·N(0,1) + q·N(−μ,1): Poisson sampling, one value replaced.
+
+    The loss grows with the outcome x; solving for it gives μx = ε/2 + asinh((1−q)/q·e^(μ²/2)·sinh(ε/2)).
+    """
+    log_odds = _log1m(rate) - math.log(rate) + mu * mu / 2
+
+    def delta(epsilon: Array) -> Array:
+        log_sinh = epsilon / 2 + np.log(-np.expm1(-np.maximum(epsilon, 1e-300)) / 2)
+        scaled = log_odds + log_sinh
+        asinh = np.where(scaled > 30, scaled + math.log(2), np.arcsinh(np.exp(np.minimum(scaled, 30.0))))
+        x = (epsilon / 2 + asinh) / mu
+        unsampled = ndtr(-x) - np.exp(epsilon + log_ndtr(-x))
+        return (1 - rate) * unsampled + rate * (ndtr(mu - x) - np.exp(epsilon + log_ndtr(-mu - x)))
+
+    up, down = mu * (TAIL + mu / 2), -mu * (TAIL + 3 * mu / 2)
+    log_q = math.log(rate)
+    highest = np.logaddexp(_log1m(rate), log_q + up) - np.logaddexp(_log1m(rate), log_q + down)
+    return symmetric(delta, float(highest))
+
+
+def truncated(step: Truncated, adjacency: Adjacency) -> Profile:
+    """Poisson sampling with a largest batch: with the probability that the batch is cut, one unit displaces another.
+
+    The two cases are a mixture of public weight, so their profiles mix too. A cut batch is charged as a
+    replacement of twice the reach, sampled at the rate a unit survives the cut.
+    """
+    size, rate, cap = step.dataset_size, step.sampling_probability, step.truncated_batch_size
+    whole = profile(Poisson(rate, Gaussian(step.noise_multiplier)), adjacency)
+    weight = float(binom.sf(cap - 1, size - 1, rate))
+    if weight == 0:
+        return whole
+    kept = float(binom.sf(cap, size, rate)) * cap / weight / size
+    cut = sampled_replacement(min(kept, 1.0), 2 / step.noise_multiplier)
+
+    def mixed(uncut: Delta) -> Delta:
+        return lambda epsilon: weight * cut.remove(epsilon) + (1 - weight) * uncut(epsilon)
+
+    return Profile(
+        mixed(whole.remove),
+        mixed(whole.add),
+        max(whole.highest_remove, cut.highest_remove),
+        max(whole.highest_add, cut.highest_add),
+    )
+
+
+def second_moment(step: DpEvent, adjacency: Adjacency) -> float:
+    """E[loss²] of one step, to a few per cent: how wide a composition of it will be."""
+    match step:
+        case PureDpEvent():
+            return step.epsilon**2
+        case Gaussian():
+            rate, sigma = 1.0, step.noise_multiplier
+        case Truncated():
+            rate, sigma = step.sampling_probability, step.noise_multiplier
+        case Poisson():
+            rate, sigma = step.sampling_probability, step.event.noise_multiplier
+        case _:
+            rate, sigma = step.sample_size / step.source_dataset_size, step.event.noise_multiplier
+    mu = (1 if adjacency == "add-remove" else 2) / sigma
+    z = np.linspace(-TAIL, TAIL + mu, 2001)
+    density = (1 - rate) * np.exp(-z * z / 2) + rate * np.exp(-((z - mu) ** 2) / 2)
+    loss = np.logaddexp(_log1m(rate), math.log(rate) + mu * z - mu * mu / 2)
+    if rate < 0.1:  # the loss is a small difference: keep its digits
+        loss = np.where(mu * z < 20, np.log1p(rate * np.expm1(np.minimum(mu * z - mu * mu / 2, 20.0))), loss)
+    return float(np.sum(density * loss**2) * (z[1] - z[0]) / math.sqrt(2 * math.pi))
+
+
+def is_private(step: DpEvent) -> bool:
+    """Whether a step promises anything at all."""
+    inner = step.event if isinstance(step, Poisson | FixedSize) else step
+    return not isinstance(inner, dp.NonPrivateDpEvent) and not (
+        isinstance(step, Truncated) and step.noise_multiplier == 0
+    )
+
+
+def _log1m(rate: float) -> float:
+    return math.log1p(-rate) if rate < 1 else -math.inf
