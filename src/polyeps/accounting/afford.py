@@ -6,15 +6,24 @@ steps, and a cohort whose scales were calibrated for a plan is charged round aft
 
 from collections.abc import Callable
 
-from dp_accounting.dp_event import DpEvent
+from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 
 from polyeps.accounting import Accountant, judge
-from polyeps.accounting.events import History
+from polyeps.accounting.events import DiscreteGaussianSumDpEvent, History, Poisson, SkellamDpEvent
 from polyeps.core import Adjacency, Budget
 
 _Situation = tuple[frozenset[DpEvent], float, Adjacency, Accountant]
 # For each set of steps: how often each was used (in the order of its fields' text), and what that cost.
 _known: dict[_Situation, dict[tuple[int, ...], float]] = {}
+
+
+def best_accountant(history: History) -> Accountant:
+    """PLD, unless a step has no privacy loss distribution in closed form."""
+    for step in history:
+        inner = step.event if isinstance(step, Poisson) else step
+        if isinstance(inner, SkellamDpEvent | DiscreteGaussianSumDpEvent | RepeatAndSelectDpEvent):
+            return "rdp"
+    return "pld"
 
 
 def known_epsilon(history: History, delta: float, adjacency: Adjacency, accountant: Accountant) -> float:
@@ -57,6 +66,6 @@ def affordable(within: Callable[[int], bool], most: int | None = None) -> int:
 def _look_up(
     history: History, delta: float, adjacency: Adjacency, accountant: Accountant
 ) -> tuple[dict[tuple[int, ...], float], tuple[int, ...]]:
-    steps = sorted(history, key=repr)
+    steps = sorted(history, key=repr) if len(history) > 1 else list(history)
     situation = (frozenset(steps), delta, adjacency, accountant)
     return _known.setdefault(situation, {}), tuple(history[step] for step in steps)

@@ -7,6 +7,7 @@ which ε was computed, so nothing rests on interpolation: it only chooses where 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,17 @@ def calibrate(
         table = cache.load(directory, subject, judge) if directory else {}
         before = len(table)
         search = _Search(judge, table, tolerance)
-        search.serve(wanted, (lambda done, n=served: progress(n + done, len(budgets))) if progress else None)
+        search.serve(wanted, partial(_report, progress, served, len(budgets)))
         if directory and len(table) > before:
             cache.save(directory, subject, table)
         scale[rows], certified[rows] = search.answers(wanted)
         served += len(rows)
     return Calibration(scale, certified)
+
+
+def _report(progress: Progress | None, earlier: int, total: int, served: int) -> None:
+    if progress:
+        progress(earlier + served, total)
 
 
 def _subject(price: Price, uses: int, delta: float, adjacency: Adjacency, accountant: Accountant) -> dict[str, Any]:
@@ -95,14 +101,13 @@ class _Search:
     def __init__(self, judge: Callable[[float], float], table: dict[float, float], tolerance: float) -> None:
         self.judge, self.table, self.tolerance = judge, table, tolerance
 
-    def serve(self, wanted: NDArray[np.float64], progress: Callable[[int], None] | None) -> None:
+    def serve(self, wanted: NDArray[np.float64], progress: Callable[[int], None]) -> None:
         """Add entries until every wanted ε has one just below it."""
         self._bracket(float(wanted.min()), float(wanted.max()))
         targets = np.unique(wanted)
         while len(targets):
             targets = targets[self.answers(targets)[1] < (1 - self.tolerance) * targets]
-            if progress:
-                progress(len(wanted) - len(targets))
+            progress(len(wanted) - len(targets))
             # One entry just below the lowest target serves all targets up to 1/(1 − tolerance) above it.
             reach = 0.0
             for target in targets:

@@ -10,6 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -84,7 +85,7 @@ def fold(*noise_multipliers: float) -> float:
     >>> fold(1.0, 1.0)
     0.7071067811865475
     """
-    return math.hypot(*(1 / sigma for sigma in noise_multipliers)) ** -1
+    return 1 / math.hypot(*(1 / sigma for sigma in noise_multipliers))
 
 
 def split_clip_bit(noise_multiplier: float, clip_bit_sigma: float) -> float:
@@ -101,7 +102,7 @@ def split_clip_bit(noise_multiplier: float, clip_bit_sigma: float) -> float:
             f"the clip bit's noise {clip_bit_sigma} alone costs more than the total multiplier {noise_multiplier} "
             f"allows; make clip-bit-sigma larger than {noise_multiplier / 2:g}"
         )
-    return left**-0.5
+    return 1 / math.sqrt(left)
 
 
 def history_of(event: DpEvent, uses: int = 1) -> Counter[DpEvent]:
@@ -141,9 +142,7 @@ def _add(history: Counter[DpEvent], event: DpEvent, uses: int) -> None:
             history[dp.NonPrivateDpEvent()] += uses
         case FixedSize():
             if not 0 < event.sample_size <= event.source_dataset_size:
-                raise InputError(
-                    f"cannot draw {event.sample_size} of {event.source_dataset_size} without replacement"
-                )
+                raise InputError(f"cannot draw {event.sample_size} of {event.source_dataset_size} without replacement")
             inner = _on_one_sample(event.event)
             history[FixedSize(event.source_dataset_size, event.sample_size, inner)] += uses
         case _:
@@ -220,4 +219,14 @@ def _rich(value: Any) -> Any:
 
 def canonical(event: DpEvent) -> str:
     """One string per event, the same on every machine: the key of caches and the text that is hashed."""
+    try:
+        return _remembered(event)
+    except TypeError:  # a composition holds a list and cannot be a key
+        return _spell(event)
+
+
+def _spell(event: DpEvent) -> str:
     return json.dumps(describe(event), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+_remembered = lru_cache(maxsize=1 << 14)(_spell)  # a cohort pays the same events round after round

@@ -8,6 +8,7 @@ computed without cancellation; the negative losses of one order are the positive
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import dp_accounting as dp
 import numpy as np
@@ -20,7 +21,7 @@ from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent,
 from polyeps.core import Adjacency
 from polyeps.errors import UnknownEvent
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 Delta = Callable[[Array], Array]  # ε ≥ 0 ↦ δ
 
 # Losses beyond this many standard deviations of noise are counted as infinite: a probability of 1e-25.

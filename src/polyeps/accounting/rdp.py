@@ -112,9 +112,7 @@ def skellam(step: SkellamDpEvent, alpha: Array) -> Array:
     if step.variance == 0:
         return np.full(len(alpha), np.inf)
     gaussian = order * l2**2 / (2 * step.variance)
-    excess = np.minimum(
-        ((2 * order - 1) * l2**2 + 6 * l1) / (4 * step.variance**2), 3 * l1 / (2 * step.variance)
-    )
+    excess = np.minimum(((2 * order - 1) * l2**2 + 6 * l1) / (4 * step.variance**2), 3 * l1 / (2 * step.variance))
     return gaussian + excess
 
 
@@ -125,15 +123,14 @@ def discrete_gaussian_sum(step: DiscreteGaussianSumDpEvent, alpha: Array) -> Arr
     k = np.arange(1, step.agents)
     gap = 10 * float(np.exp(-2 * math.pi**2 * step.deviation**2 * k / (k + 1)).sum())
     u = step.l2_sensitivity / (math.sqrt(step.agents) * step.deviation)
-    return np.minimum(
-        alpha * u * u / 2 + gap * step.dimension, alpha / 2 * (u + math.sqrt(step.dimension) * gap) ** 2
-    )
+    return np.minimum(alpha * u * u / 2 + gap * step.dimension, alpha / 2 * (u + math.sqrt(step.dimension) * gap) ** 2)
 
 
 def poisson_sampled(rate: float, inner: Callable[[Array], Array], alpha: Array) -> Array:
     """Amplification by Poisson sampling of any Rényi curve (Zhu and Wang 2019), whole orders; others round up.
 
-    ε(α) ≤ log{(1−q)^(α−1)(αq − q + 1) + C(α,2) q²(1−q)^(α−2) e^ε(2) + 3 Σ_{l≥3} C(α,l) (1−q)^(α−l) q^l e^((l−1)ε(l))}/(α−1)
+    (α−1)·ε(α) ≤ log{(1−q)^(α−1)·(αq − q + 1) + C(α,2)·q²·(1−q)^(α−2)·e^ε(2)
+                     + 3·Σ_{l≥3} C(α,l)·(1−q)^(α−l)·q^l·e^((l−1)ε(l))}
     """
     whole = np.ceil(alpha).astype(int)
     unamplified = inner(alpha)  # sampling never costs privacy, and is all that is known for huge orders
@@ -164,16 +161,13 @@ def filter_order(budget: Budget) -> float:
     return float(alpha[np.argmax((budget.epsilon - slack) / alpha)])
 
 
-def filter_epsilon(history: History, budget: Budget, adjacency: Adjacency) -> float:
+def filter_epsilon(history: History, order: float, delta: float, adjacency: Adjacency) -> float:
     """ε of a history whose steps may have been chosen by looking at earlier answers.
 
-    A Rényi filter at one fixed order stays valid then (Feldman and Zrnic 2021); composing privacy loss
-    distributions, or taking the best of many orders afterwards, is not known to.
+    A Rényi filter at one order, fixed beforehand, stays valid then (Feldman and Zrnic 2021); composing privacy
+    loss distributions, or taking the best of many orders afterwards, is not known to.
     """
-    if not history:
-        return 0.0
-    order = filter_order(budget)
     (spent,) = curve(history, adjacency, [order])
     if not math.isfinite(spent):
         return math.inf
-    return float(max(0.0, compute_epsilon(np.array([order]), np.array([spent]), budget.delta)[0]))
+    return float(max(0.0, compute_epsilon(np.array([order]), np.array([spent]), delta)[0]))

@@ -1,0 +1,5 @@
+"""`python -m polyeps` is the command line."""
+
+from polyeps.cli import main
+
+main()

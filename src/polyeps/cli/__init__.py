@@ -1,0 +1,59 @@
+"""The command line: thin shells over library calls. Figures go to stdout, talk to stderr; bad input exits 2."""
+
+import sys
+
+import click
+import typer
+
+from polyeps import __version__
+from polyeps.cli import calibrate, certify, ledger, plan
+from polyeps.errors import LedgerTampered, PolyepsError
+
+app = typer.Typer(
+    name="polyeps",
+    help="Federated learning in which every client sets its own privacy budget.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(certify.app, name="certify")
+app.add_typer(calibrate.app, name="calibrate")
+app.command("plan")(plan.plan)
+app.add_typer(ledger.app, name="ledger")
+
+
+@app.callback(invoke_without_command=True)
+def polyeps(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
+    """Federated learning in which every client sets its own privacy budget."""
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; every error we raise on purpose becomes one sentence on stderr."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit status: 0 done, 1 a check failed, 2 bad input."""
+    try:
+        status = app(arguments, standalone_mode=False, prog_name="polyeps")
+    except click.exceptions.NoArgsIsHelpError as asked:
+        asked.show(sys.stdout)
+        return 2
+    except click.ClickException as problem:
+        return _say(problem.format_message(), 2)
+    except click.Abort:
+        return _say("stopped", 130)
+    except LedgerTampered as problem:
+        return _say(str(problem), 1)
+    except PolyepsError as problem:
+        return _say(str(problem), 2)
+    return status if isinstance(status, int) else 0
+
+
+def _say(message: str, status: int) -> int:
+    print(f"polyeps: {message}", file=sys.stderr)
+    return status

@@ -1,0 +1,156 @@
+"""`polyeps ledger`: look into a client's purse, check it, and set or change its budget."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from polyeps.cli.output import Json, print_json, print_table, remark
+from polyeps.errors import InputError, LedgerError
+
+if TYPE_CHECKING:
+    from polyeps.ledger import Ledger
+
+app = typer.Typer(help="A client's own record of what it spent.", no_args_is_help=True)
+File = Annotated[Path, typer.Option(help="The ledger.")]
+OneClient = Annotated[str | None, typer.Option(help="Only this client.")]
+
+
+def _open(file: Path) -> Ledger:
+    from polyeps.ledger import Ledger
+
+    return Ledger(file)
+
+
+@app.command()
+def show(file: File, client: OneClient = None, as_json: Json = False) -> None:
+    """Budget, spent and left of every client."""
+    ledger = _open(file)
+    names = ledger.clients if client is None else [client]
+    rows = [_state(ledger, name) for name in names]
+    if as_json:
+        print_json({"ledger": ledger.id, "rows": ledger.head.seq, "head": ledger.head.hash, "clients": rows})
+    elif rows:
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
+    else:
+        remark(f"{file} holds no clients yet")
+
+
+def _state(ledger: Ledger, name: str) -> dict[str, Any]:
+    account = ledger.account(name)
+    terms, spent = account.terms, account.spent()
+    return {
+        "client": name,
+        "epsilon": terms.budget.epsilon,
+        "delta": terms.budget.delta,
+        "spent": spent,
+        "left": max(0.0, terms.budget.epsilon - spent),
+        "charges": account.charges,
+        "unit": terms.unit,
+        "adjacency": terms.adjacency,
+        "schedule": terms.schedule,
+    }
+
+
+@app.command()
+def history(file: File, as_json: Json = False) -> None:
+    """Every row, in order."""
+    rows = _open(file).rows()
+    if as_json:
+        print_json([_plain(row) for row in rows])
+    else:
+        print_table(
+            ["row", "time", "kind", "content"],
+            [
+                [row.seq, row.time[:19], row.kind, row.body if len(row.body) < 90 else row.body[:87] + "…"]
+                for row in rows
+            ],
+        )
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    return {**row._asdict(), "body": row.content}
+
+
+@app.command()
+def verify(file: File, as_json: Json = False) -> None:
+    """Check every row and the head; exit 1 and name the first row that is not as written."""
+    head = _open(file).verify()
+    if as_json:
+        print_json({"verified": True, "rows": head.seq, "head": head.hash})
+    else:
+        print(f"{head.seq} rows, all as written; head {head.hash}")
+
+
+@app.command("set-budget")
+def set_budget(
+    file: File,
+    epsilon: Annotated[float, typer.Option(help="The most this client is willing to lose, all told.")],
+    delta: Annotated[float, typer.Option(help="The probability with which the promise may fail.")] = 1e-5,
+    client: Annotated[str, typer.Option(help="Whose budget.")] = "client",
+    unit: Annotated[Literal["record", "client"], typer.Option(help="What is protected.")] = "record",
+    adjacency: Annotated[
+        Literal["add-remove", "replace-one"], typer.Option(help="Compared with a record absent, or replaced.")
+    ] = "add-remove",
+    schedule: Annotated[
+        Literal["fixed", "adaptive"],
+        typer.Option(help="Whether what will be asked may depend on earlier answers (costs a little more)."),
+    ] = "fixed",
+    raise_: Annotated[bool, typer.Option("--raise", help="Change a budget that is set already.")] = False,
+    reason: Annotated[str, typer.Option(help="Why it is changed; goes on record.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Set a client's budget, once; change it only with --raise and a reason."""
+    from polyeps.core import Budget
+    from polyeps.ledger import Ledger, Terms
+
+    terms = Terms(Budget(epsilon, delta), unit, adjacency, schedule)
+    if raise_:
+        ledger = Ledger(file)
+        ledger.change_budget(client, terms.budget, reason)
+    elif file.exists():
+        ledger = Ledger(file)
+        try:
+            ledger.enroll({client: terms})
+        except LedgerError as problem:
+            raise InputError(f"{problem}: use --raise and --reason") from None
+    else:
+        ledger = Ledger.create(file, {client: terms})
+    state = _state(ledger, client)
+    if as_json:
+        print_json(state)
+    else:
+        print_table(list(state), [list(state.values())])
+
+
+@app.command()
+def export(
+    file: File,
+    form: Annotated[Literal["json", "csv"], typer.Option("--format", help="JSON lines or CSV.")] = "json",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead of stdout.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The whole record, verified, for another program."""
+    rows = _open(file).rows()
+    text = io.StringIO()
+    if form == "csv" and not as_json:
+        writer = csv.writer(text)
+        writer.writerow(rows[0]._fields)
+        writer.writerows(rows)
+    else:
+        text.writelines(json.dumps(_plain(row)) + "\n" for row in rows)
+    if output is None:
+        print(text.getvalue(), end="")
+        return
+    unfinished = output.with_name(f"{output.name}.{os.getpid()}.new")
+    try:
+        unfinished.write_text(text.getvalue())
+        unfinished.replace(output)
+    except OSError as problem:
+        raise InputError(f"{output} cannot be written: {problem}") from None

@@ -1,0 +1,94 @@
+"""How commands speak: JSON or a table on stdout, progress and remarks on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyeps.errors import InputError
+
+if TYPE_CHECKING:  # commands import what computes only when they run: the help must come at once
+    from polyeps.accounting.calibration import Progress
+    from polyeps.certificate import Certificate
+
+Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+Delta = Annotated[float, typer.Option(help="The probability with which the promise may fail.")]
+
+
+def print_json(content: Any) -> None:
+    """Figures for programs; an infinite ε is written Infinity, as Python reads and writes it."""
+    print(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def remark(text: str) -> None:
+    """Something a person should know, out of the way of the figures."""
+    print(f"polyeps: {text}", file=sys.stderr)
+
+
+def figure(value: Any) -> str:
+    """A number as people read it.
+
+    >>> figure(0.99993807), figure(float("inf")), figure(1200)
+    ('0.99994', '∞', '1200')
+    """
+    if isinstance(value, float):
+        return "∞" if math.isinf(value) else f"{value:.5g}"
+    return str(value)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
+    """A table on stdout, numbers to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    cells = [list(row) for row in rows]
+    for place, name in enumerate(columns):
+        numeric = all(isinstance(row[place], int | float) for row in cells)
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
+    for row in cells:
+        table.add_row(*(figure(value) for value in row))
+    width = None if sys.stdout.isatty() else 160
+    Console(width=width, highlight=False).print(table)
+
+
+def print_certificate(certificate: Certificate, as_json: bool) -> None:
+    """A certificate, with its sentence."""
+    if as_json:
+        print_json(certificate.as_dict())
+        return
+    shown = certificate.as_dict()
+    details, sentence = shown.pop("details"), shown.pop("sentence")
+    print_table(["", ""], [[name, figure(value)] for name, value in {**shown, **details}.items()])
+    print(sentence)
+
+
+@contextmanager
+def progress(task: str) -> Iterator[Progress]:
+    """A bar on stderr for what takes longer than a moment; silent when nobody watches."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+        row = bar.add_task(task, total=None)
+        yield lambda done, total: bar.update(row, completed=done, total=total)
+
+
+def parse_epsilons(text: str) -> list[float]:
+    """Read "1,0.1,10".
+
+    >>> parse_epsilons("1,0.1")
+    [1.0, 0.1]
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"epsilon must be a number or numbers with commas between, not {text!r}") from None

@@ -1,0 +1,1 @@
+"""Who takes part: clients' budgets, data and how data is divided among them."""
