@@ -186,11 +186,16 @@ def _invert(loss: Array, mass: Array, scaled: Array, infinite: float, delta: flo
     below = np.cumsum(scaled[::-1])[::-1]
     # δ at ε = loss, decreasing; the cap only matters where nothing is left below, and raises δ
     at_loss = above - np.exp(np.minimum(loss, 700.0)) * below
-    active = int(np.argmax(at_loss <= delta))
-    if active == 0:  # already met at the lowest loss, which is not positive
-        return max(0.0, _solve(above[0], below[0], delta))
-    return max(0.0, min(_solve(above[active], below[active], delta), float(loss[active])))
+    met = at_loss <= delta
+    if not met.any():
+        return math.inf
+    active = int(np.argmax(met))
+    lowest = float(loss[active - 1]) if active else 0.0
+    return max(0.0, lowest, min(_solve(above[active], below[active], delta), float(loss[active])))
 
 
 def _solve(above: float, below: float, delta: float) -> float:
-    return math.log((above - delta) / below) if above > delta and below > 0 else 0.0
+    """The ε at which above − e^ε·below = δ; infinite when `below` is too small for a double to hold."""
+    if above <= delta:
+        return 0.0
+    return math.log((above - delta) / below) if below > 0 else math.inf

@@ -1,0 +1,157 @@
+import math
+
+import dp_accounting as dp
+import numpy as np
+import oracles
+import pytest
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polyeps.accounting import epsilon, rdp
+from polyeps.accounting.events import (
+    DiscreteGaussianSumDpEvent,
+    FixedSize,
+    Gaussian,
+    Poisson,
+    PureDpEvent,
+    SkellamDpEvent,
+    Truncated,
+    history_of,
+)
+from polyeps.core import Budget
+from polyeps.errors import UnknownEvent
+from polyeps.mechanisms.integer import skellam_event
+from scipy.stats import skellam
+
+
+def repeated(event: dp.DpEvent, uses: int) -> dp.DpEvent:
+    return dp.SelfComposedDpEvent(event, uses)
+
+
+@pytest.mark.parametrize(
+    ("rate", "sigma", "steps", "delta", "expected"),
+    [(0.01, 1.0, 1000, 1e-5, 2.1014), (8 / 1200, 1.0, 8000, 1e-5, 3.7442), (0.05, 1.0, 100, 1e-4, 3.3870)],
+)
+def test_renyi_oracles(rate: float, sigma: float, steps: int, delta: float, expected: float) -> None:
+    event = repeated(Poisson(rate, Gaussian(sigma)), steps)
+    assert epsilon(event, delta, accountant="rdp") == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("order", [1.5, 2.0, 4.3, 16.0])
+def test_sampled_gaussian_curve_agrees_with_integration(order: float) -> None:
+    (value,) = rdp.step_curve(Poisson(0.05, Gaussian(1.2)), "add-remove", [order])
+    p, q = oracles.mixture_density(0.05, 1.0, 1.2), oracles.mixture_density(0.0, 1.0, 1.2)
+    exact = max(oracles.renyi(p, q, order, -25, 25), oracles.renyi(q, p, order, -25, 25))
+    assert value == pytest.approx(exact, rel=1e-6)
+
+
+def test_orders_reach_small_budgets() -> None:
+    event = repeated(Poisson(8 / 1200, Gaussian(40.0)), 8000)
+    assert epsilon(event, 1e-5) < epsilon(event, 1e-5, accountant="rdp") < 0.05
+
+
+def test_pure_curve_agrees_with_the_two_point_sum() -> None:
+    likely, rare = 1 / (1 + math.exp(-0.7)), 1 / (1 + math.exp(0.7))
+    for order in (1.5, 3.0, 20.0):
+        exact = math.log(likely**order * rare ** (1 - order) + rare**order * likely ** (1 - order)) / (order - 1)
+        assert rdp.pure(0.7, np.array([order]))[0] == pytest.approx(exact)
+
+
+def test_skellam_bound_holds_against_the_exact_sum() -> None:
+    variance, shift, order = 16.0, 2, 4
+    k = np.arange(-200, 201)
+    p, q = skellam.logpmf(k - shift, variance / 2, variance / 2), skellam.logpmf(k, variance / 2, variance / 2)
+    kept = np.isfinite(p) & np.isfinite(q)
+    exact = math.log(np.exp(order * p[kept] + (1 - order) * q[kept]).sum()) / (order - 1)
+    (bound,) = rdp.skellam(SkellamDpEvent(shift, shift, variance), np.array([float(order)]))
+    assert exact == pytest.approx(0.481213, abs=1e-6)
+    assert bound == pytest.approx(0.539062, abs=1e-6)
+
+
+@settings(max_examples=30)
+@given(variance=st.floats(2, 80), shift=st.integers(1, 3), order=st.integers(2, 8))
+def test_skellam_bound_is_never_below_the_exact_divergence(variance: float, shift: int, order: int) -> None:
+    k = np.arange(-250, 251)
+    p, q = skellam.logpmf(k - shift, variance / 2, variance / 2), skellam.logpmf(k, variance / 2, variance / 2)
+    kept = np.isfinite(p) & np.isfinite(q)
+    exact = math.log(np.exp(order * p[kept] + (1 - order) * q[kept]).sum()) / (order - 1)
+    (bound,) = rdp.skellam(SkellamDpEvent(shift, shift, variance), np.array([float(order)]))
+    assert exact <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("deviation", "agents"), [(0.8, 3), (1.5, 10), (3.0, 4)])
+def test_discrete_gaussian_sum_bound_holds_against_the_exact_convolution(deviation: float, agents: int) -> None:
+    k = np.arange(-60, 61)
+    one = np.exp(-(k**2) / (2 * deviation**2))
+    law = np.ones(1)
+    for _ in range(agents):
+        law = np.convolve(law, one / one.sum())
+    for order in (2.0, 5.0):
+        p, q = law[1:], law[:-1]  # shifted by one
+        kept = (p > 1e-290) & (q > 1e-290)
+        exact = math.log(np.exp(order * np.log(p[kept]) + (1 - order) * np.log(q[kept])).sum()) / (order - 1)
+        (bound,) = rdp.discrete_gaussian_sum(DiscreteGaussianSumDpEvent(1.0, deviation, agents, 1), np.array([order]))
+        assert exact <= bound * (1 + 1e-9)
+    assert np.isinf(rdp.discrete_gaussian_sum(DiscreteGaussianSumDpEvent(1.0, 0.4, agents, 1), np.array([2.0]))[0])
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(256, 1.536), (1024, 1.238), (4096, 1.222)])
+def test_sampled_skellam_costs_as_computed_elsewhere(scale: int, expected: float) -> None:
+    event = skellam_event(1.0, 1 / scale, 60_000, 1.676 / math.sqrt(2))
+    assert epsilon(repeated(Poisson(1 / 60, event), 180), 1e-4, accountant="rdp") == pytest.approx(expected, abs=1e-3)
+
+
+def test_generic_amplification_is_above_the_exact_one_and_below_none() -> None:
+    orders = np.array([2.0, 3.0, 8.0, 40.0])
+    generic = rdp.poisson_sampled(1 / 60, lambda at: at / (2 * 1.2**2), orders)
+    exact = rdp.step_curve(Poisson(1 / 60, Gaussian(1.2)), "add-remove", orders.tolist())
+    assert (generic >= exact * (1 - 1e-9)).all()
+    assert (generic <= orders / (2 * 1.2**2) + 1e-12).all()
+
+
+def test_tuning_costs_as_computed_elsewhere() -> None:
+    base = repeated(Poisson(1 / 60, Gaussian(1.676 / math.sqrt(2))), 180)
+
+    def cost(event: dp.DpEvent) -> float:
+        return epsilon(event, 1e-4, accountant="rdp")
+
+    assert cost(repeated(base, 4)) == pytest.approx(1.862, abs=1e-3)
+    assert cost(repeated(base, 10)) == pytest.approx(3.017, abs=1e-3)
+    assert cost(RepeatAndSelectDpEvent(base, 10, math.inf)) == pytest.approx(2.181, abs=1e-3)
+    assert cost(RepeatAndSelectDpEvent(base, 10, 1.0)) == pytest.approx(2.250, abs=1e-3)
+    assert cost(RepeatAndSelectDpEvent(base, 10, 0.0)) == pytest.approx(1.903, abs=1e-3)
+
+
+@pytest.mark.parametrize("event", [Truncated(100, 0.1, 20, 1.0), Poisson(0.1, PureDpEvent(1.0))])
+def test_what_renyi_does_not_know_is_refused(event: dp.DpEvent) -> None:
+    with pytest.raises(UnknownEvent):
+        epsilon(event, 1e-5, accountant="rdp")
+
+
+def test_poisson_under_replacement_is_refused_by_renyi() -> None:
+    with pytest.raises(UnknownEvent):
+        epsilon(Poisson(0.1, Gaussian(1.0)), 1e-5, adjacency="replace-one", accountant="rdp")
+    assert math.isfinite(epsilon(FixedSize(100, 5, Gaussian(3.0)), 1e-5, adjacency="replace-one", accountant="rdp"))
+
+
+INTEGER_EVENTS = [
+    SkellamDpEvent(4.0, 2.0, 300.0),
+    Poisson(0.05, SkellamDpEvent(4.0, 2.0, 300.0)),
+    DiscreteGaussianSumDpEvent(2.0, 3.0, 20, 5),
+    Poisson(0.05, DiscreteGaussianSumDpEvent(2.0, 3.0, 20, 5)),
+]
+
+
+@pytest.mark.parametrize("event", INTEGER_EVENTS)
+def test_many_at_once_cost_as_much_as_one_by_one(event: dp.DpEvent) -> None:
+    at_once = epsilon(repeated(event, 30), 1e-5, accountant="rdp")
+    assert at_once == epsilon(dp.ComposedDpEvent([event] * 30), 1e-5, accountant="rdp")
+    assert epsilon(event, 1e-5, accountant="rdp") < at_once
+
+
+def test_filter_is_sound_and_not_far_from_the_best_order() -> None:
+    budget = Budget(1.0, 1e-5)
+    history = history_of(repeated(Poisson(8 / 1200, Gaussian(2.6)), 8000))
+    filtered = rdp.filter_epsilon(history, rdp.filter_order(budget), budget.delta, "add-remove")
+    best = rdp.epsilon(history, budget.delta, "add-remove")
+    assert best <= filtered <= 1.03 * best
