@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DataFile:
-    """One published file; its checksum is of the unpacked content, so that a recompressed copy is known too."""
+    """One published file; its checksum is of the unpacked content, so a recompressed copy is known too."""
 
     path: str  # of the unpacked file, below a data folder
     sha256: str  # of the unpacked content; a file that is itself an archive (.tar.gz) is hashed as it is
@@ -43,6 +43,8 @@ class Entry:
 
 
 DIGITS = tuple("0123456789")
+_CLOTHES = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
+_THINGS = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck"
 
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
@@ -67,6 +69,20 @@ def _idx_files(folder: str, url: str, checksums: tuple[str, ...]) -> tuple[DataF
 
 def _cifar_file(name: str, checksum: str) -> DataFile:
     return DataFile(f"cifar10/{name}", checksum, _CIFAR_URL, member=f"cifar-10-batches-bin/{name}")
+
+
+def _synthetic(name: str, which: str, records: int, size: int) -> Entry:
+    return Entry(
+        name=name,
+        title=f"FedSel's synthetic data, {which}",
+        records=records,
+        test_records=0,
+        shape=(size,),
+        classes=("-1", "+1"),
+        licence="made here",
+        origin="generator of J. Wangni and others, NeurIPS 2018; FedSel's parameters",
+        note="Needs a seed, C1 (0.01 or 0.1 in the paper) and C2 (0.6 or 0.9).",
+    )
 
 
 _MNIST_FILES = _idx_files(
@@ -110,7 +126,7 @@ _ENTRIES = (
         records=60_000,
         test_records=10_000,
         shape=(1, 28, 28),
-        classes=tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(",")),
+        classes=tuple(_CLOTHES.split(", ")),
         licence="MIT",
         origin="Zalando Research",
         files=_idx_files(
@@ -132,7 +148,7 @@ _ENTRIES = (
         records=50_000,
         test_records=10_000,
         shape=(3, 32, 32),
-        classes=tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),
+        classes=tuple(_THINGS.split(", ")),
         licence="none stated",
         origin="A. Krizhevsky, 2009",
         files=(
@@ -274,28 +290,8 @@ _ENTRIES = (
         download_mb=12.6,
         note="No writer is in both splits. Stands in for digits-only FEMNIST.",
     ),
-    Entry(
-        name="syn-l",
-        title="FedSel's synthetic data, low dimension",
-        records=60_000,
-        test_records=0,
-        shape=(100,),
-        classes=("-1", "+1"),
-        licence="made here",
-        origin="J. Wangni and others, NeurIPS 2018; FedSel's parameters",
-        note="Needs a seed, C1 (0.01 or 0.1) and C2 (0.6 or 0.9).",
-    ),
-    Entry(
-        name="syn-h",
-        title="FedSel's synthetic data, high dimension",
-        records=100_000,
-        test_records=0,
-        shape=(300,),
-        classes=("-1", "+1"),
-        licence="made here",
-        origin="J. Wangni and others, NeurIPS 2018; FedSel's parameters",
-        note="Needs a seed, C1 (0.01 or 0.1) and C2 (0.6 or 0.9).",
-    ),
+    _synthetic("syn-l", "low dimension", 60_000, 100),
+    _synthetic("syn-h", "high dimension", 100_000, 300),
 )
 
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,23 +54,28 @@ class Dataset:
         ):
             _check_records(f"{self.name}, {part} records", features, labels, self.classes, self.columns)
         if self.groups is not None and len(self.groups) != len(self.labels):
-            raise DataError(f"{self.name} has {len(self.labels)} records but {len(self.groups)} group numbers")
+            raise DataError(
+                f"{self.name} has {len(self.labels)} records but {len(self.groups)} group numbers"
+            )
 
 
 def _check_records(
     where: str, features: NDArray[Any], labels: Labels, classes: tuple[str, ...], columns: tuple[str, ...]
 ) -> None:
     if len(features) != len(labels):
-        raise DataError(f"{where}: {len(features)} rows of features but {len(labels)} labels, make them equal")
+        raise DataError(
+            f"{where}: {len(features)} rows of features but {len(labels)} labels, make them equal"
+        )
     if features.dtype.kind == "f" and not np.isfinite(features.sum(dtype=np.float64)):
         bad = np.argwhere(~np.isfinite(features))
         if len(bad):  # else the sum overflowed, and every value is fine
             at = tuple(int(i) for i in bad[0])
             feature = columns[at[1]] if columns else at[1:]
             raise DataError(
-                f"{where}: feature {feature} of record {at[0]} is {features[at]}: fill it in or remove the record"
+                f"{where}: feature {feature} of record {at[0]} is {features[at]}: "
+                "fill it in or remove the record"
             )
-    if len(labels) and not (0 <= labels.min() and labels.max() < len(classes)):
+    if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
         record = int(np.argmax((labels < 0) | (labels >= len(classes))))
         raise DataError(
             f"{where}: label {labels[record]} of record {record} is outside 0 to {len(classes) - 1}: "
@@ -92,7 +96,7 @@ def without_test(
 
 
 def load(name: str, *, data_dir: Path | None = None, download: Download | None = download_file) -> Dataset:
-    """A public data set by name, from the first place that holds it; `download=None` keeps off the network."""
+    """A public data set by name, from the first place that has it; `download=None` keeps off the network."""
     if name == "digits":
         return _digits()
     if name == "imdb":
@@ -112,7 +116,7 @@ def load_imdb(
     vocabulary: int = 10_000,
     length: int = 256,
 ) -> Dataset:
-    """IMDb with the `vocabulary` most frequent words and `length` words a review; kept in the user's cache."""
+    """IMDb with the `vocabulary` most frequent words and `length` words a review, kept in the cache."""
     if vocabulary < 1 or length < 1:
         raise InputError(f"vocabulary and length must be at least 1, not {vocabulary} and {length}")
     entry, where = CATALOGUE["imdb"], places(data_dir)
@@ -212,7 +216,7 @@ def _cifar10(entry: Entry, contents: list[bytes]) -> Dataset:
 
 def _adult(entry: Entry, contents: list[bytes]) -> Dataset:
     train, test = (content.strip().split(b"\n") for content in contents)
-    cells = parse_table(train + test[1:], tuple(ADULT_COLUMNS), b", ")  # the test file begins with a comment
+    cells = parse_table(train + test[1:], ADULT_COLUMNS, b", ")  # the test file begins with a comment
     n = len(train)
     features, columns = encode_adult(cells, n)
     labels = np.char.startswith(cells["income"], b">50K").astype(np.int64)
@@ -223,7 +227,7 @@ def _adult(entry: Entry, contents: list[bytes]) -> Dataset:
 
 def _bank(entry: Entry, contents: list[bytes]) -> Dataset:
     lines = contents[0].replace(b'"', b"").split()[1:]
-    cells = parse_table(lines, tuple(BANK_COLUMNS), b";")
+    cells = parse_table(lines, BANK_COLUMNS, b";")
     features, columns = encode_bank(cells)
     return without_test(
         entry.name, features, (cells["y"] == b"yes").astype(np.int64), entry.classes, columns=columns
@@ -235,7 +239,7 @@ def _kddcup99(entry: Entry, contents: list[bytes]) -> Dataset:
     # Seven rows in ten are repeats: parse each distinct line once.
     distinct: dict[bytes, int] = {}
     which = np.fromiter((distinct.setdefault(line, len(distinct)) for line in lines), np.int64, len(lines))
-    cells = parse_table(list(distinct), tuple(KDD_COLUMNS), b",")
+    cells = parse_table(list(distinct), KDD_COLUMNS, b",")
     features, columns = encode_kdd(cells, np.bincount(which))
     attack = (cells["attack"] != b"normal.").astype(np.int64)
     return without_test(entry.name, features[which], attack[which], entry.classes, columns=columns)

@@ -24,7 +24,7 @@ def _silent(_done: int, _total: int | None) -> None:
 
 
 def download(file: DataFile, folder: Path, progress: Progress = _silent) -> Path:
-    """Fetch a file to its place below a folder; the next call resumes a cut download, a wrong one is not kept."""
+    """Fetch a file to its place below a folder; a cut download is resumed, a wrong one is not kept."""
     if not file.url:
         raise DataError(f"{file.path} has no download address")
     target = folder / file.download
@@ -37,6 +37,8 @@ def download(file: DataFile, folder: Path, progress: Progress = _silent) -> Path
             _verify(file, partial)
             partial.rename(target)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as e:
+        if partial.stat().st_size == 0:
+            partial.unlink()
         reason = getattr(e, "reason", None) or e
         raise DataError(f"{file.url} could not be downloaded ({reason})") from e
     except OSError as e:

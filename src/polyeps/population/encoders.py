@@ -22,44 +22,50 @@ class Encoded(NamedTuple):
     columns: tuple[str, ...]
 
 
-ADULT_COLUMNS = (
-    "age workclass fnlwgt education education-num marital-status occupation relationship race sex "
-    "capital-gain capital-loss hours-per-week native-country income"
-).split()
+_ADULT_HEADER = """
+    age workclass fnlwgt education education-num marital-status occupation relationship race sex capital-gain
+    capital-loss hours-per-week native-country income"""
+ADULT_COLUMNS = tuple(_ADULT_HEADER.split())
 # In the order of adult.names, which is also the order of LIBSVM's a9a.
 _ADULT_CATEGORIES = {
-    "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked",
-    "education": "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th Masters "
-    "1st-4th 10th Doctorate 5th-6th Preschool",
-    "marital-status": "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent "
-    "Married-AF-spouse",
-    "occupation": "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty Handlers-cleaners "
-    "Machine-op-inspct Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv Armed-Forces",
+    "workclass": """
+        Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked""",
+    "education": """
+        Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th Masters 1st-4th
+        10th Doctorate 5th-6th Preschool""",
+    "marital-status": """
+        Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent
+        Married-AF-spouse""",
+    "occupation": """
+        Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty Handlers-cleaners
+        Machine-op-inspct Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv
+        Armed-Forces""",
     "relationship": "Wife Own-child Husband Not-in-family Other-relative Unmarried",
     "race": "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black",
     "sex": "Female Male",
-    "native-country": "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India "
-    "Japan Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico Portugal Ireland "
-    "France Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala Nicaragua Scotland Thailand "
-    "Yugoslavia El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands",
+    "native-country": """
+        United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India Japan
+        Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico Portugal Ireland
+        France Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala Nicaragua Scotland
+        Thailand Yugoslavia El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands""",
 }
 _ADULT_ZERO_OR_MORE = ("capital-gain", "capital-loss")  # nine in ten are zero: no quintiles to speak of
 
-BANK_COLUMNS = (
-    "age job marital education default balance housing loan contact day month duration campaign pdays previous "
-    "poutcome y"
-).split()
+_BANK_HEADER = """
+    age job marital education default balance housing loan contact day month duration campaign pdays previous
+    poutcome y"""
+BANK_COLUMNS = tuple(_BANK_HEADER.split())
 _BANK_NUMBERS = ("age", "balance", "day", "duration", "campaign", "pdays", "previous")
-_MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
-KDD_COLUMNS = (
-    "duration protocol_type service flag src_bytes dst_bytes land wrong_fragment urgent hot num_failed_logins "
-    "logged_in num_compromised root_shell su_attempted num_root num_file_creations num_shells num_access_files "
-    "num_outbound_cmds is_host_login is_guest_login count srv_count serror_rate srv_serror_rate rerror_rate "
-    "srv_rerror_rate same_srv_rate diff_srv_rate srv_diff_host_rate dst_host_count dst_host_srv_count "
-    "dst_host_same_srv_rate dst_host_diff_srv_rate dst_host_same_src_port_rate dst_host_srv_diff_host_rate "
-    "dst_host_serror_rate dst_host_srv_serror_rate dst_host_rerror_rate dst_host_srv_rerror_rate attack"
-).split()
+_KDD_HEADER = """
+    duration protocol_type service flag src_bytes dst_bytes land wrong_fragment urgent hot num_failed_logins
+    logged_in num_compromised root_shell su_attempted num_root num_file_creations num_shells num_access_files
+    num_outbound_cmds is_host_login is_guest_login count srv_count serror_rate srv_serror_rate rerror_rate
+    srv_rerror_rate same_srv_rate diff_srv_rate srv_diff_host_rate dst_host_count dst_host_srv_count
+    dst_host_same_srv_rate dst_host_diff_srv_rate dst_host_same_src_port_rate dst_host_srv_diff_host_rate
+    dst_host_serror_rate dst_host_srv_serror_rate dst_host_rerror_rate dst_host_srv_rerror_rate attack"""
+KDD_COLUMNS = tuple(_KDD_HEADER.split())
 _KDD_CATEGORICAL = ("protocol_type", "service", "flag")
 KDD_PAPER_RECORDS = 70_000  # FedSel's sample of the file
 
@@ -76,7 +82,8 @@ def quintile_cuts(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def one_hot(cells: NDArray[np.bytes_], categories: list[bytes]) -> Features:
     """One column per category; a cell of no listed category is all zeros."""
-    return (cells[:, None] == np.array(categories)[None, :]).astype(np.float32)
+    matches: NDArray[np.bool_] = cells[:, None] == np.array(categories)[None, :]
+    return matches.astype(np.float32)
 
 
 def scaled(values: NDArray[np.float64]) -> Features:
@@ -84,7 +91,8 @@ def scaled(values: NDArray[np.float64]) -> Features:
     low, high = values.min(), values.max()
     if low == high:
         return np.zeros((len(values), 1), np.float32)
-    return (2 * (values - low) / (high - low) - 1).astype(np.float32)[:, None]
+    stretched: NDArray[np.float64] = 2 * (values - low) / (high - low) - 1
+    return stretched.astype(np.float32)[:, None]
 
 
 def encode_adult(cells: Cells, training: int) -> Encoded:
@@ -105,7 +113,7 @@ def encode_adult(cells: Cells, training: int) -> Encoded:
 
 
 def encode_bank(cells: Cells) -> Encoded:
-    """32 columns: seven numbers and the month scaled to [-1, 1], eight attributes one-hot less their first value."""
+    """32 columns: 7 numbers and the month scaled to [-1, 1], 8 attributes one-hot less their first value."""
     blocks, columns = [], []
     for name in BANK_COLUMNS[:-1]:
         if name in _BANK_NUMBERS:
@@ -123,7 +131,7 @@ def encode_bank(cells: Cells) -> Encoded:
 
 
 def encode_kdd(cells: Cells, copies: NDArray[np.int64]) -> Encoded:
-    """114 columns: 38 numbers scaled to [-1, 1], three attributes one-hot; row i stands for `copies[i]` records.
+    """114 columns: 38 numbers scaled to [-1, 1], 3 attributes one-hot; row i stands for `copies[i]` records.
 
     A category has a column if a sample of 70 000 records, FedSel's number, can be expected to hold it once.
     """

@@ -12,12 +12,12 @@ from polyeps.errors import DataError
 
 Cells = dict[str, NDArray[np.bytes_]]  # a table by column, its cells as they stand in the file
 
-_IDX_TYPES = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
+_IDX_TYPES: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
 CIFAR_RECORD = 1 + 3 * 32 * 32
 
 
 def parse_idx(content: bytes, name: str) -> NDArray[Any]:
-    """An IDX file: two zero bytes, a type, a rank, one size per dimension, then the values, all big-endian."""
+    """An IDX file: two zero bytes, a type, a rank, a size per dimension, then the values, all big-endian."""
     remedy = "delete it and fetch it again"
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
         raise DataError(f"{name} is not an IDX file of bytes or 32-bit integers: {remedy}")
@@ -43,7 +43,7 @@ def parse_cifar(content: bytes, name: str) -> tuple[NDArray[np.uint8], NDArray[n
 
 
 def parse_table(lines: list[bytes], names: tuple[str, ...], delimiter: bytes) -> Cells:
-    """Equally long delimited lines as columns of cells. For published files only: no quoting is understood."""
+    """Equally long delimited lines as columns of cells; for published files only, as no quoting is read."""
     cells = np.array(delimiter.join(lines).split(delimiter))
     table = cells.reshape(len(lines), len(names))
     return {name: table[:, i] for i, name in enumerate(names)}

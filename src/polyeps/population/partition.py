@@ -16,6 +16,7 @@ from polyeps.errors import InputError
 from polyeps.population.datasets import Dataset
 
 Rows = NDArray[np.int64]
+KINDS = ("iid", "shards", "labels", "dirichlet", "one-label", "by-writer", "as-in-file")
 DIRICHLET_DRAWS = 100  # before we say that some client will stay empty
 
 
@@ -64,7 +65,7 @@ def _check_clients(clients: int, records: int) -> None:
         raise InputError(f"a partition needs at least one client, not {clients}")
     if clients > records:
         raise InputError(
-            f"client {records} would have no records, as {records} cannot be divided among {clients} clients: "
+            f"client {records} would have no records, as {records} cannot go round {clients} clients: "
             f"ask for at most {records} clients"
         )
 
@@ -78,7 +79,7 @@ def _rows_by_label(labels: Rows, generator: np.random.Generator) -> list[Rows]:
 
 
 def iid(labels: Rows, *, clients: int, generator: np.random.Generator, size: int | None = None) -> Partition:
-    """One random permutation cut into equal parts, or into clients of `size` records with the rest left over."""
+    """One random permutation cut into equal parts, or into clients of `size` records and a rest."""
     _check_clients(clients, len(labels))
     order = generator.permutation(len(labels))
     if size is None:
@@ -88,8 +89,8 @@ def iid(labels: Rows, *, clients: int, generator: np.random.Generator, size: int
     if clients * size > len(labels):
         short = len(labels) // size
         raise InputError(
-            f"client {short} would have fewer than {size} records, as there are {len(labels)}: ask for at most "
-            f"{short} clients or a size of at most {len(labels) // clients}"
+            f"client {short} would have fewer than {size} records, as there are {len(labels)}: "
+            f"ask for at most {short} clients or a size of at most {len(labels) // clients}"
         )
     return _assembled(np.split(order[: clients * size], clients), "ask for fewer clients")
 
@@ -97,7 +98,7 @@ def iid(labels: Rows, *, clients: int, generator: np.random.Generator, size: int
 def label_shards(
     labels: Rows, *, clients: int, shards_per_client: int, generator: np.random.Generator
 ) -> Partition:
-    """Rows sorted by label, cut into equal shards, and the same number of random shards dealt to each client."""
+    """Rows sorted by label and cut into equal shards; every client is dealt the same number of them."""
     if shards_per_client < 1:
         raise InputError(f"a client needs at least one shard, not {shards_per_client}")
     _check_clients(clients * shards_per_client, len(labels))
@@ -107,9 +108,7 @@ def label_shards(
     return _assembled([np.concatenate([shards[i] for i in hand]) for hand in dealt], "ask for fewer clients")
 
 
-def labels_per_client(
-    labels: Rows, *, clients: int, count: int, generator: np.random.Generator
-) -> Partition:
+def few_labels(labels: Rows, *, clients: int, count: int, generator: np.random.Generator) -> Partition:
     """`count` labels for every client, each label shared by as equal a number of clients as can be."""
     _check_clients(clients, len(labels))
     by_label = _rows_by_label(labels, generator)
@@ -132,8 +131,8 @@ def labels_per_client(
     for rows, sharers in zip(by_label, holders, strict=True):
         if len(rows) < len(sharers):
             raise InputError(
-                f"client {sharers[len(rows)]} would miss one of its {count} labels, which has {len(rows)} records "
-                f"for {len(sharers)} clients: ask for fewer clients or labels per client"
+                f"client {sharers[len(rows)]} would miss one of its {count} labels, which has {len(rows)} "
+                f"records for {len(sharers)} clients: ask for fewer clients or labels per client"
             )
         for client, piece in zip(sharers, np.array_split(rows, len(sharers)), strict=True):
             hands[client].append(piece)
@@ -143,7 +142,7 @@ def labels_per_client(
 def dirichlet(
     labels: Rows, *, clients: int, alpha: float, generator: np.random.Generator, smallest: int = 1
 ) -> Partition:
-    """Each label's rows divided by proportions drawn from Dir(alpha), drawn again while a client is too small."""
+    """Each label's rows divided by shares drawn from Dir(alpha), drawn again while a client is too small."""
     _check_clients(clients, len(labels))
     if not 0 < alpha < np.inf:
         raise InputError(f"alpha must be a finite number above 0, not {alpha}")
@@ -173,15 +172,13 @@ def one_label(labels: Rows, *, clients: int, generator: np.random.Generator) -> 
     by_label = _rows_by_label(labels, generator)
     if clients < len(by_label):
         raise InputError(
-            f"{clients} clients of one label cannot hold all {len(by_label)} labels: ask for at least that many"
+            f"{clients} clients of one label cannot hold all {len(by_label)} labels: ask for more clients"
         )
     sharers = np.ones(len(by_label), dtype=np.int64)
     sizes = np.array([len(rows) for rows in by_label])
     for _ in range(clients - len(by_label)):
         sharers[np.argmax(sizes / sharers)] += 1  # the label whose clients hold most takes the next client
-    pieces = [
-        piece for rows, n in zip(by_label, sharers, strict=True) for piece in np.array_split(rows, n)
-    ]
+    pieces = [piece for rows, n in zip(by_label, sharers, strict=True) for piece in np.array_split(rows, n)]
     shuffled = [pieces[i] for i in generator.permutation(clients)]
     return _assembled(shuffled, "ask for fewer clients")
 
@@ -190,10 +187,44 @@ def by_group(dataset: Dataset) -> Partition:
     """The clients the data came with: the writers of mnist-writers, the clients of your own files."""
     if dataset.groups is None:
         raise InputError(
-            f"{dataset.name} does not say whose each record is: use mnist-writers, your own files with clients, "
+            f"{dataset.name} does not say whose each record is: use mnist-writers, your own files, "
             "or another partition"
         )
     order = np.argsort(dataset.groups, kind="stable")
     sizes = np.bincount(dataset.groups, minlength=len(dataset.group_names))
     pieces = np.split(order, np.cumsum(sizes)[:-1])
     return _assembled(pieces, "remove the client or give it records", dataset.group_names)
+
+
+def divide(
+    dataset: Dataset,
+    kind: str,
+    *,
+    clients: int | None,
+    generator: np.random.Generator | None,
+    size: int | None = None,
+    shards_per_client: int = 2,
+    labels_per_client: int = 2,
+    alpha: float = 0.5,
+) -> Partition:
+    """The partition of a name, as configuration files and the command line say it."""
+    if kind not in KINDS:
+        raise InputError(f"there is no partition {kind!r}: choose one of {', '.join(KINDS)}")
+    if kind in ("by-writer", "as-in-file"):
+        return by_group(dataset)
+    if clients is None or generator is None:
+        raise InputError(f"the partition {kind} is drawn at random: say how many clients, and give a seed")
+    labels = dataset.labels
+    match kind:
+        case "iid":
+            return iid(labels, clients=clients, generator=generator, size=size)
+        case "shards":
+            return label_shards(
+                labels, clients=clients, shards_per_client=shards_per_client, generator=generator
+            )
+        case "labels":
+            return few_labels(labels, clients=clients, count=labels_per_client, generator=generator)
+        case "dirichlet":
+            return dirichlet(labels, clients=clients, alpha=alpha, generator=generator)
+        case _:
+            return one_label(labels, clients=clients, generator=generator)

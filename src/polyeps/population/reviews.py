@@ -1,8 +1,9 @@
 """IMDb's film reviews as rows of word numbers.
 
-Tokeniser: `<br />` marks dropped, ASCII letters lowered, and every run of letters, digits, apostrophes or non-ASCII
-characters is a word. Vocabulary: the most frequent words of the training split, ties in alphabetical order. A row holds
-the first `length` words of a review, with padding in front so that a recurrent model ends on a word.
+Tokeniser: `<br />` marks dropped, ASCII letters lowered, and every run of letters, digits, apostrophes or
+non-ASCII characters is a word. Vocabulary: the most frequent words of the training split, ties in
+alphabetical order. A row holds the first `length` words of a review, with padding in front so that a
+recurrent model ends on a word.
 """
 
 from __future__ import annotations

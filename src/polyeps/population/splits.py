@@ -22,7 +22,7 @@ def subsample(dataset: Dataset, records: int, generator: np.random.Generator) ->
     """A uniform sample of the training records, without repeats."""
     if not 1 <= records <= len(dataset.labels):
         raise InputError(
-            f"{dataset.name} has {len(dataset.labels)} training records: take between 1 and that many, not {records}"
+            f"{dataset.name} has {len(dataset.labels)} training records: take 1 to that many, not {records}"
         )
     return take(dataset, generator.choice(len(dataset.labels), records, replace=False))
 

@@ -1,7 +1,8 @@
 """FedSel's synthetic data: two classes split by a random plane, with features of very unequal size.
 
-Generator of Wangni and others (NeurIPS 2018) with FedSel's parameters: x = x̄ ⊙ B, y = sign(x̄ᵀ w̄), x̄ and w̄ standard
-normal, B uniform on [0, 1] with every B_j ≤ C2 shrunk by C1. Paper's symbols: C1 = shrink, C2 = threshold.
+Generator of Wangni and others (NeurIPS 2018) with FedSel's parameters: x = x̄ ⊙ B, y = sign(x̄ᵀ w̄), x̄ and w̄
+standard normal, B uniform on [0, 1] with every B_j ≤ C2 shrunk by C1. Paper's symbols: C1 = shrink,
+C2 = threshold.
 """
 
 from __future__ import annotations
