@@ -71,15 +71,17 @@ def _entry(name: str) -> Entry:
 def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
     """List the data sets and say which are here."""
     from polyeps.population.catalogue import CATALOGUE
-    from polyeps.population.sources import places, state
+    from polyeps.population.sources import how_to_get, places, state
 
     with clear_errors():
         where = places(data_dir)
         states = {name: state(entry, where) for name, entry in CATALOGUE.items()}
+        missing = {name: how_to_get(CATALOGUE[name], where) for name in states if states[name] == "missing"}
     if as_json:
         from polyeps.data_drawing import facts
 
-        _print_json([facts(entry) | {"state": states[entry.name]} for entry in CATALOGUE.values()])
+        listed = [facts(entry) | {"state": states[entry.name]} for entry in CATALOGUE.values()]
+        _print_json([known | {"how_to_get": missing.get(known["name"])} for known in listed])
         return
     from rich.table import Table
 
@@ -89,7 +91,6 @@ def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
         counts = (f"{entry.records:,}", f"{entry.test_records:,}" if entry.test_records else "-")
         table.add_row(entry.name, *counts, shape, str(len(entry.classes)), states[entry.name], entry.title)
     _print_table(table)
-    missing = [name for name, here in states.items() if here == "missing"]
     if missing:
         typer.echo(f"Get the missing ones with `polyeps data fetch {' '.join(missing)}`.", err=True)
 
@@ -102,7 +103,7 @@ def check(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Read every file and compare its checksum with the published one."""
+    """Read every file, or those of the sets named, and compare its checksum with the published one."""
     from polyeps.population.catalogue import CATALOGUE
     from polyeps.population.sources import places
 
@@ -141,8 +142,7 @@ def _checked(entry: Entry, where: Any) -> dict[str, str]:
         return {"name": entry.name, "state": now, "detail": how_to_get(entry, where)}
     found = obtain(entry, where, None)
     try:
-        for copy in found:
-            read(copy)
+        read(found)
     except DataError as e:
         return {"name": entry.name, "state": "damaged", "detail": str(e)}
     folders = sorted({str(copy.path.parent) for copy in found})
@@ -166,10 +166,9 @@ def fetch(
             where = places(data_dir)
             if data_dir is not None:
                 where = Places(where.folders, data_dir)
-            for copy in obtain(entry, where, _download_with_progress):
-                read(copy)
-                found.setdefault(entry.name, []).append(str(copy.path))
-            found.setdefault(entry.name, [])
+            copies = obtain(entry, where, _download_with_progress)
+            read(copies)
+            found[entry.name] = [str(copy.path) for copy in copies]
     if as_json:
         _print_json(found)
         return
@@ -210,7 +209,7 @@ def show(
     offline: Annotated[bool, typer.Option("--offline", help="Never download.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Describe a data set and draw how clients share it (clients x labels)."""
+    """Describe a data set, or files of your own, and draw how clients share it (clients x labels)."""
     import numpy as np
 
     from polyeps.data_drawing import description, draw_partition, facts_table

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from polyeps.population.catalogue import CATALOGUE, Entry
@@ -63,7 +64,7 @@ def facts_table(dataset: Dataset) -> Table:
     }
     for key in ("name", "title", "records", "test_records", "shape", "labels", "licence", "origin", "note"):
         if shown.get(key):
-            table.add_row(key.replace("_", " "), shown[key])
+            table.add_row(key.replace("_", " "), escape(shown[key]))
     return table
 
 
@@ -71,9 +72,14 @@ def draw_partition(dataset: Dataset, partition: Partition, rows: int) -> tuple[T
     """Clients by labels as counts and bars, at most `rows` clients, and one line on all of them."""
     counts = partition.counts(dataset.labels, len(dataset.classes))
     top = int(counts.max())
-    table = Table("client", "records", *dataset.classes, caption="bars: share of the largest cell")
+    table = Table(
+        "client",
+        "records",
+        *(escape(name) for name in dataset.classes),
+        caption="bars: share of the largest cell",
+    )
     for client, size, row in zip(partition.ids[:rows], partition.sizes, counts, strict=False):
-        table.add_row(client, f"{size:,}", *(_bar(int(count), top) for count in row))
+        table.add_row(escape(client), f"{size:,}", *(_bar(int(count), top) for count in row))
     sizes, clients = partition.sizes, len(partition.ids)
     drawn = f" ({rows} drawn)" if clients > rows else ""
     return table, (

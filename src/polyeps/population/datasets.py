@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import os
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from polyeps.population.encoders import (
     encode_kdd,
 )
 from polyeps.population.formats import parse_cifar, parse_idx, parse_table
-from polyeps.population.sources import Download, Places, obtain, places, read, user_cache
+from polyeps.population.sources import Download, obtain, places, read, user_cache
 
 Labels = NDArray[np.int64]
 WRITER_COLUMN = 2  # of QMNIST's extended labels: the NIST writer
@@ -101,12 +101,14 @@ def load(name: str, *, data_dir: Path | None = None, download: Download | None =
         return _digits()
     if name == "imdb":
         return load_imdb(data_dir=data_dir, download=download)
+    if name.startswith("syn-"):
+        raise InputError(f"{name} is not loaded but made: call polyeps.population.synthetic.synthetic")
     if name not in _LOADERS:
         known = ", ".join(["digits", "imdb", *_LOADERS])
         raise InputError(f"there is no data set {name!r} to load: choose one of {known}")
     entry = CATALOGUE[name]
     found = obtain(entry, places(data_dir), download)
-    return _LOADERS[name](entry, [read(copy) for copy in found])
+    return _LOADERS[name](entry, read(found))
 
 
 def load_imdb(
@@ -119,49 +121,56 @@ def load_imdb(
     """IMDb with the `vocabulary` most frequent words and `length` words a review, kept in the cache."""
     if vocabulary < 1 or length < 1:
         raise InputError(f"vocabulary and length must be at least 1, not {vocabulary} and {length}")
-    entry, where = CATALOGUE["imdb"], places(data_dir)
     prepared = user_cache() / "prepared" / f"imdb-{reviews.TOKENISER}-{vocabulary}-{length}.npz"
-    # A damaged copy is made again: it can be, and the user did not make it.
-    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return _read_prepared(entry, prepared)
-    _prepare_imdb(entry, where, download, vocabulary, length, prepared)
-    return _read_prepared(entry, prepared)
+    # A copy that is absent or damaged is made again.
+    damage = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+    with contextlib.suppress(*damage), prepared.open("rb") as stream, np.load(stream) as arrays:
+        return _numbered_reviews(dict(arrays))
+    found = obtain(CATALOGUE["imdb"], places(data_dir), download)
+    made = _number_reviews(read(found), vocabulary, length)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        _keep(prepared, made)
+    return _numbered_reviews(made)
 
 
-def _prepare_imdb(
-    entry: Entry, where: Places, download: Download | None, vocabulary: int, length: int, prepared: Path
-) -> None:
-    contents = [read(copy) for copy in obtain(entry, where, download)]
+def _number_reviews(contents: list[bytes], vocabulary: int, length: int) -> dict[str, NDArray[Any]]:
     if len(contents) == 1:
         splits = [reviews.parse_reviews_archive(contents[0], split) for split in ("train", "test")]
     else:
         splits = [reviews.parse_reviews_csv(content) for content in contents]
     train, test = ([reviews.tokenise(text) for text in split.texts] for split in splits)
     words = reviews.frequent_words(train, vocabulary)
-    prepared.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=prepared.parent, suffix=".npz", delete=False) as stream:
-        np.savez(
-            stream,
-            features=reviews.number_words(train, words, length).astype(np.int32),
-            labels=splits[0].labels,
-            test_features=reviews.number_words(test, words, length).astype(np.int32),
-            test_labels=splits[1].labels,
-            words=np.array(words),
-        )
-    Path(stream.name).replace(prepared)
+    return {
+        "features": reviews.number_words(train, words, length).astype(np.int32),
+        "labels": splits[0].labels,
+        "test_features": reviews.number_words(test, words, length).astype(np.int32),
+        "test_labels": splits[1].labels,
+        "words": np.array(words),
+    }
 
 
-def _read_prepared(entry: Entry, prepared: Path) -> Dataset:
-    with np.load(prepared, allow_pickle=False) as arrays:
-        return Dataset(
-            entry.name,
-            arrays["features"].astype(np.int64),
-            arrays["labels"],
-            arrays["test_features"].astype(np.int64),
-            arrays["test_labels"],
-            entry.classes,
-            words=tuple(word.decode() for word in arrays["words"].tolist()),
-        )
+def _numbered_reviews(arrays: dict[str, NDArray[Any]]) -> Dataset:
+    return Dataset(
+        "imdb",
+        arrays["features"].astype(np.int64),
+        arrays["labels"],
+        arrays["test_features"].astype(np.int64),
+        arrays["test_labels"],
+        CATALOGUE["imdb"].classes,
+        words=tuple(word.decode() for word in arrays["words"].tolist()),
+    )
+
+
+def _keep(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """Write a .npz file that appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with partial.open("wb") as stream:
+            np.savez(stream, allow_pickle=False, **arrays)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _digits() -> Dataset:

@@ -80,7 +80,7 @@ def _receive(url: str, stream: BinaryIO, progress: Progress) -> None:
 
 def _verify(file: DataFile, partial: Path) -> None:
     try:
-        read(Found(file, partial, file.member))
+        read([Found(file, partial, file.member)])
     except DataError as e:
         partial.unlink()
         raise DataError(f"what {file.url} gave is not the published file and was not kept") from e

@@ -28,6 +28,12 @@ def load_own(
     """
     if path.is_dir():
         parts = [read_table(file, label, None) for file in _client_files(path)]
+        for part in parts:
+            if client in part.columns:
+                raise DataError(
+                    f"{part.path} has a column {client!r}, but its name already says whose its records are: "
+                    "remove the column, or give one file instead of a folder"
+                )
         names = [part.path.stem for part in parts]
         groups = np.repeat(np.arange(len(parts)), [len(part.labels) for part in parts])
     else:
@@ -42,7 +48,7 @@ def load_own(
     meanings, numbers = _number_labels(every, classes)
     features = np.concatenate([part.features for part in parts])
     return Dataset(
-        path.name,
+        f"own:{path.name}",  # never taken for a public set of that name
         features,
         np.concatenate(numbers[: len(parts)]),
         features[:0] if held_out is None else held_out.features,

@@ -14,7 +14,7 @@ import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,6 +23,8 @@ from polyeps.errors import DataError
 from polyeps.population.catalogue import DataFile, Entry
 
 SYSTEM_FOLDER = Path("/usr/share/datasets")
+_FETCH_AGAIN = "delete it and fetch it again"
+_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
 _GZIP_MAGIC, _XZ_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00"
 # Called with a file to download and the folder to put it below; `downloads.download` is the real one.
 Download = Callable[[DataFile, Path], Path]
@@ -86,52 +88,73 @@ def locate(file: DataFile, where: Places) -> Found | None:
     return None
 
 
-def read(found: Found) -> bytes:
-    """The unpacked content of a file, once its checksum is the published one."""
-    remedy = "delete it and fetch it again"
+def read(found: Sequence[Found]) -> list[bytes]:
+    """The unpacked contents of files, once their checksums are the published ones."""
+    # By path first: an archive is unpacked in one pass, however many of the files it holds.
+    unpacked = {
+        path: _unpacked(path, [copy for copy in found if copy.path == path]) for path in _paths(found)
+    }
+    contents = []
+    for copy in found:
+        content = unpacked[copy.path].get(copy.member)
+        if content is None:
+            raise DataError(f"{copy.path} holds no {copy.member}: it is another archive, {_FETCH_AGAIN}")
+        checksum = hashlib.sha256(content).hexdigest()
+        if checksum != copy.file.sha256:
+            inside = f"{copy.member} in " if copy.member else ""
+            raise DataError(
+                f"{inside}{copy.path} is not the published file (its content's sha256 starts with "
+                f"{checksum[:12]}, not {copy.file.sha256[:12]}): {_FETCH_AGAIN}"
+            )
+        contents.append(content)
+    return contents
+
+
+def _paths(found: Sequence[Found]) -> list[Path]:
+    return list(dict.fromkeys(copy.path for copy in found))
+
+
+def _unpacked(path: Path, copies: list[Found]) -> dict[str, bytes]:
+    """Contents by member; a file that is no archive has one, under the empty name."""
+    members = {copy.member for copy in copies}
     try:
-        content = _unpack(found)
-    except KeyError:
-        raise DataError(f"{found.path} holds no {found.member}: it is another archive, {remedy}") from None
-    except (
-        EOFError,
-        zlib.error,
-        gzip.BadGzipFile,
-        lzma.LZMAError,
-        tarfile.TarError,
-        zipfile.BadZipFile,
-    ) as e:
-        raise DataError(f"{found.path} is truncated or damaged ({e}): {remedy}") from e
+        if members == {""}:
+            return {"": _decompressed(path, copies[0].file)}
+        zipped = copies[0].file.url.endswith(".zip")
+        return _from_zip(path, members) if zipped else _from_tar(path, members)
+    except _DAMAGE as e:
+        reason = str(e).partition("\n")[0]  # tarfile lists every packing it tried
+        raise DataError(f"{path} is truncated or damaged ({reason}): {_FETCH_AGAIN}") from e
     except OSError as e:
-        raise DataError(f"{found.path} cannot be read ({e.strerror or e}): check its permissions") from e
-    checksum = hashlib.sha256(content).hexdigest()
-    if checksum != found.file.sha256:
-        inside = f"{found.member} in " if found.member else ""
-        raise DataError(
-            f"{inside}{found.path} is not the published file (its content's sha256 starts with "
-            f"{checksum[:12]}, not {found.file.sha256[:12]}): {remedy}"
-        )
-    return content
+        raise DataError(f"{path} cannot be read ({e.strerror or e}): check its permissions") from e
 
 
-def _unpack(found: Found) -> bytes:
-    if found.member and zipfile.is_zipfile(found.path):
-        with zipfile.ZipFile(found.path) as archive:
-            return archive.read(found.member)
-    if found.member:
-        with tarfile.open(found.path) as tar:
-            stream = tar.extractfile(found.member)
-            if stream is None:
-                raise KeyError(found.member)
-            return stream.read()
-    packed = found.path.read_bytes()
-    if found.file.path.endswith(".tar.gz"):
+def _decompressed(path: Path, file: DataFile) -> bytes:
+    packed = path.read_bytes()
+    if file.path.endswith(".tar.gz"):
         return packed
     if packed.startswith(_GZIP_MAGIC):
         return gzip.decompress(packed)
     if packed.startswith(_XZ_MAGIC):
         return lzma.decompress(packed)
     return packed
+
+
+def _from_zip(path: Path, members: set[str]) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in members & set(archive.namelist())}
+
+
+def _from_tar(path: Path, members: set[str]) -> dict[str, bytes]:
+    contents: dict[str, bytes] = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            stream = archive.extractfile(member) if member.name in members else None
+            if stream is not None:
+                contents[member.name] = stream.read()
+            if len(contents) == len(members):
+                break
+    return contents
 
 
 def how_to_get(entry: Entry, where: Places) -> str:

@@ -87,7 +87,7 @@ def _read_csv(path: Path, label: str, client: str | None, ignore: str | None) ->
     numbers = [_numbers(path, name, by_name[name], lines[1:]) for name in columns]
     return Table(
         path,
-        np.stack(numbers, axis=1).astype(np.float32),
+        _as_float32(np.stack(numbers, axis=1)),
         _labels_from_text(by_name[label]),
         np.array(by_name[client], dtype=np.str_) if client else None,
         columns,
@@ -96,7 +96,11 @@ def _read_csv(path: Path, label: str, client: str | None, ignore: str | None) ->
 
 
 def _check_header(path: Path, header: list[str], label: str, client: str | None) -> None:
-    for name in header:
+    for position, name in enumerate(header, 1):
+        if not name:  # as pandas writes its index
+            raise DataError(
+                f"{path}, column {position} has no name: name it, or remove it if it counts the rows"
+            )
         if header.count(name) > 1:
             raise DataError(
                 f"{path} has {header.count(name)} columns named {name!r}: rename or remove all but one"
@@ -161,7 +165,7 @@ def _read_parquet(path: Path, label: str, client: str | None, ignore: str | None
         raise DataError(f"{path}, column {label!r}: {labels.null_count} labels are missing: fill them in")
     return Table(
         path,
-        np.stack(numbers, axis=1).astype(np.float32),
+        _as_float32(np.stack(numbers, axis=1)),
         _plain_labels(path, labels.to_numpy()),
         table[client].to_numpy().astype(np.str_) if client else None,
         columns,
@@ -171,9 +175,9 @@ def _read_parquet(path: Path, label: str, client: str | None, ignore: str | None
 
 def _read_npz(path: Path, client: str | None) -> Table:
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as e:
+    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as e:
         raise DataError(f"{path} is not a readable .npz file of plain arrays ({e}): write it again") from e
     wanted = ("features", "labels") + (("clients",) if client else ())
     for name in wanted:
@@ -189,7 +193,7 @@ def _read_npz(path: Path, client: str | None) -> Table:
             )
     return Table(
         path,
-        features.astype(np.float32),
+        _as_float32(features),
         _plain_labels(path, labels),
         arrays["clients"].astype(np.str_) if client else None,
         (),
@@ -202,6 +206,11 @@ def _plain_labels(path: Path, labels: NDArray[Any]) -> NDArray[Any]:
         record = int(np.argmax(labels != np.floor(labels)))
         raise DataError(f"{path}, row {record + 1}: label {labels[record]} is not a whole number: correct it")
     return labels.astype(np.int64 if labels.dtype.kind in "fiub" else np.str_)
+
+
+def _as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, which is refused by place
+        return values.astype(np.float32)
 
 
 def _check_finite(part: Table) -> None:
