@@ -1,1 +1,1 @@
-"""Who takes part: clients' budgets, data and how data is divided among them."""
+"""Who takes part, and with what: clients' budgets, data sets, and the ways to divide them among clients."""
