@@ -1,5 +1,6 @@
 import dp_accounting as dp
 import pytest
+
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import (
     FixedSize,

@@ -6,6 +6,7 @@ import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from polyeps.accounting import epsilon, pld
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, Truncated
 from polyeps.core import Adjacency

@@ -7,6 +7,8 @@ import pytest
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import skellam
+
 from polyeps.accounting import epsilon, rdp
 from polyeps.accounting.events import (
     DiscreteGaussianSumDpEvent,
@@ -21,7 +23,6 @@ from polyeps.accounting.events import (
 from polyeps.core import Budget
 from polyeps.errors import UnknownEvent
 from polyeps.mechanisms.integer import skellam_event
-from scipy.stats import skellam
 
 
 def repeated(event: dp.DpEvent, uses: int) -> dp.DpEvent:

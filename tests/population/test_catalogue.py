@@ -30,7 +30,7 @@ def test_an_archive_is_kept_beside_the_files_it_holds() -> None:
 
 def test_reading_the_catalogue_waits_for_no_heavy_library() -> None:
     script = (
-        "import sys, polyeps.population.catalogue, polyeps.population.sources, polyeps.data_commands;"
+        "import sys, polyeps.population.catalogue, polyeps.population.sources, polyeps.cli.data;"
         "print(sorted({'numpy', 'torch', 'sklearn', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -177,9 +177,7 @@ def test_a_damaged_real_file_is_refused(damage: str, real_data: Path, tmp_path: 
 
 def dataset_of(features: list[list[float]], labels: list[int], columns: tuple[str, ...] = ()) -> Dataset:
     rows = np.array(features, dtype=np.float32)
-    return Dataset(
-        "toy", rows, np.array(labels), rows[:0], np.array([], dtype=np.int64), ("a", "b"), columns=columns
-    )
+    return Dataset("toy", rows, np.array(labels), rows[:0], np.array([], dtype=np.int64), ("a", "b"), columns=columns)
 
 
 def test_a_feature_that_is_no_number_is_refused_by_place() -> None:
@@ -191,9 +189,7 @@ def test_a_feature_that_is_no_number_is_refused_by_place() -> None:
 
 @pytest.mark.parametrize("label", [-1, 2])
 def test_a_label_out_of_range_is_refused_by_place(label: int) -> None:
-    with pytest.raises(
-        DataError, match=rf"toy, training records: label {label} of record 1 is outside 0 to 1"
-    ):
+    with pytest.raises(DataError, match=rf"toy, training records: label {label} of record 1 is outside 0 to 1"):
         dataset_of([[1, 2], [3, 4]], [0, label])
 
 

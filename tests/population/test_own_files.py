@@ -83,9 +83,7 @@ def test_two_files_of_one_client_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_label_beyond_the_announced_number_names_row_and_client(tmp_path: Path) -> None:
-    folder = written(
-        tmp_path, all="a,client,label\n1,oslo,0\n2,bern,7\n", words="a,client,label\n1,x,b\n2,x,c\n"
-    )
+    folder = written(tmp_path, all="a,client,label\n1,oslo,0\n2,bern,7\n", words="a,client,label\n1,x,b\n2,x,c\n")
     with pytest.raises(DataError, match=r"all.csv, row 3 \(client bern\): label 7 is outside 0 to 2"):
         load_own(folder / "all.csv", classes=3)
     with pytest.raises(DataError, match=r"words.csv: 2 different labels, but 1 were announced"):

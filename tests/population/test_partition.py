@@ -31,12 +31,8 @@ WAYS: dict[str, Way] = {
     "shards": lambda labels, clients, generator: label_shards(
         labels, clients=clients, shards_per_client=2, generator=generator
     ),
-    "labels": lambda labels, clients, generator: few_labels(
-        labels, clients=clients, count=2, generator=generator
-    ),
-    "dirichlet": lambda labels, clients, generator: dirichlet(
-        labels, clients=clients, alpha=1.0, generator=generator
-    ),
+    "labels": lambda labels, clients, generator: few_labels(labels, clients=clients, count=2, generator=generator),
+    "dirichlet": lambda labels, clients, generator: dirichlet(labels, clients=clients, alpha=1.0, generator=generator),
     "one-label": lambda labels, clients, generator: one_label(labels, clients=clients, generator=generator),
 }
 
@@ -116,9 +112,7 @@ def test_equal_sizes_where_they_are_promised(labels: Rows, clients: int, seed: i
 
 
 def test_pfas_iid_clients_leave_the_rest_of_mnist() -> None:
-    partition = iid(
-        np.zeros(60_000, dtype=np.int64), clients=20, size=1200, generator=np.random.default_rng(1)
-    )
+    partition = iid(np.zeros(60_000, dtype=np.int64), clients=20, size=1200, generator=np.random.default_rng(1))
     assert partition.sizes.tolist() == [1200] * 20
 
 
@@ -163,9 +157,7 @@ def test_a_low_alpha_is_more_uneven() -> None:
     labels = np.repeat(np.arange(10), 500)
 
     def largest_share(alpha: float) -> float:
-        counts = dirichlet(labels, clients=10, alpha=alpha, generator=np.random.default_rng(1)).counts(
-            labels, 10
-        )
+        counts = dirichlet(labels, clients=10, alpha=alpha, generator=np.random.default_rng(1)).counts(labels, 10)
         return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
 
     assert largest_share(0.1) > 0.4 > 0.15 > largest_share(100)
@@ -193,18 +185,14 @@ def test_impossible_wishes_name_the_client_and_the_remedy() -> None:
         lambda: iid(labels, clients=4, size=3, generator=generator),
     )
     refused("size must be at least 1", lambda: iid(labels, clients=4, size=0, generator=generator))
-    refused(
-        "one shard, not 0", lambda: label_shards(labels, clients=2, shards_per_client=0, generator=generator)
-    )
+    refused("one shard, not 0", lambda: label_shards(labels, clients=2, shards_per_client=0, generator=generator))
     refused("1 to 5 labels.*not 6", lambda: few_labels(labels, clients=5, count=6, generator=generator))
     refused("at least 3 clients", lambda: few_labels(labels, clients=2, count=2, generator=generator))
     refused(
         r"client \d would miss one of its 4 labels.*fewer clients",
         lambda: few_labels(labels, clients=9, count=4, generator=generator),
     )
-    refused(
-        "4 clients of one label cannot hold all 5", lambda: one_label(labels, clients=4, generator=generator)
-    )
+    refused("4 clients of one label cannot hold all 5", lambda: one_label(labels, clients=4, generator=generator))
     refused("alpha must be", lambda: dirichlet(labels, clients=2, alpha=0, generator=generator))
     refused("alpha must be", lambda: dirichlet(labels, clients=2, alpha=float("nan"), generator=generator))
     refused(
@@ -230,9 +218,7 @@ def test_the_clients_of_the_file_are_kept() -> None:
 
 
 def test_an_empty_client_of_the_file_is_named() -> None:
-    refused(
-        "client bob would have no records: remove", lambda: by_group(grouped([0, 2], ("ann", "bob", "cy")))
-    )
+    refused("client bob would have no records: remove", lambda: by_group(grouped([0, 2], ("ann", "bob", "cy"))))
 
 
 def test_a_set_without_groups_cannot_be_divided_by_them() -> None:
@@ -249,9 +235,7 @@ def test_records_are_the_clients_rows_in_order() -> None:
 
 
 def test_names_become_partitions() -> None:
-    dataset = replace(
-        grouped([0, 1] * 50, ("a", "b")), labels=np.arange(100) % 4, classes=("0", "1", "2", "3")
-    )
+    dataset = replace(grouped([0, 1] * 50, ("a", "b")), labels=np.arange(100) % 4, classes=("0", "1", "2", "3"))
     for kind in KINDS:
         partition = divide(dataset, kind, clients=4, generator=np.random.default_rng(1))
         assert len(partition.ids) == (2 if kind in ("by-writer", "as-in-file") else 4)

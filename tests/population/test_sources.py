@@ -114,9 +114,7 @@ def test_a_file_inside_its_official_archive(tmp_path: Path) -> None:
         whole = found.path.read_bytes()
         for damaged in (whole[: len(whole) // 2], b"", b"no archive"):
             found.path.write_bytes(damaged)
-            with pytest.raises(
-                DataError, match=rf"{found.path.name} is truncated or damaged .*fetch it again"
-            ) as e:
+            with pytest.raises(DataError, match=rf"{found.path.name} is truncated or damaged .*fetch it again") as e:
                 read([found])
             assert "\n" not in str(e.value)
 
@@ -124,18 +122,14 @@ def test_a_file_inside_its_official_archive(tmp_path: Path) -> None:
 def test_a_truncated_file_is_refused_by_name(tmp_path: Path) -> None:
     for suffix, stored in ((".gz", gzip.compress(CONTENT)), (".xz", lzma.compress(CONTENT))):
         path = put(tmp_path / f"set/file{suffix}", stored[:-9])
-        with pytest.raises(
-            DataError, match=rf"file{suffix} is truncated or damaged .*delete it and fetch it again"
-        ):
+        with pytest.raises(DataError, match=rf"file{suffix} is truncated or damaged .*delete it and fetch it again"):
             read([Found(PLAIN, path)])
         assert path.exists()
 
 
 def test_a_wrong_checksum_is_refused_by_name_and_nothing_is_deleted(tmp_path: Path) -> None:
     path = put(tmp_path / "set/file.gz", gzip.compress(CONTENT + b"!"))
-    with pytest.raises(
-        DataError, match=r"file.gz is not the published file .*sha256.*delete it and fetch it again"
-    ):
+    with pytest.raises(DataError, match=r"file.gz is not the published file .*sha256.*delete it and fetch it again"):
         read([Found(PLAIN, path)])
     assert path.exists()
 

@@ -10,9 +10,7 @@ from polyeps.population.splits import folds, hold_out, pooled, subsample, take
 
 def numbered(records: int) -> Dataset:
     """Record i has feature i, so that it can be followed."""
-    return without_test(
-        "toy", np.arange(records, dtype=np.float32)[:, None], np.arange(records) % 3, ("a", "b", "c")
-    )
+    return without_test("toy", np.arange(records, dtype=np.float32)[:, None], np.arange(records) % 3, ("a", "b", "c"))
 
 
 def followed(dataset: Dataset) -> tuple[list[int], list[int]]:

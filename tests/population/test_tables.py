@@ -61,9 +61,7 @@ def test_equal_records_are_all_kept(tmp_path: Path) -> None:
         ('age,label\n1,0\n"2"x,1\n', "anna.csv, row 3: .*correct its quotes"),
     ],
 )
-def test_a_malformed_csv_file_is_refused_by_place_with_a_remedy(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_a_malformed_csv_file_is_refused_by_place_with_a_remedy(tmp_path: Path, text: str, message: str) -> None:
     path = csv_file(tmp_path, text)
     with pytest.raises(DataError, match=message):
         read_table(path, "label", None)
@@ -193,7 +191,5 @@ def test_without_pyarrow_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest
 
     (tmp_path / "anna.parquet").write_bytes(b"PAR1")
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(
-        DataError, match=r"needs pyarrow: run `pip install 'polyeps\[parquet\]'`, or save it as CSV"
-    ):
+    with pytest.raises(DataError, match=r"needs pyarrow: run `pip install 'polyeps\[parquet\]'`, or save it as CSV"):
         read_table(tmp_path / "anna.parquet", "label", None)

@@ -6,7 +6,7 @@ import click
 import typer
 
 from polyeps import __version__
-from polyeps.cli import calibrate, certify, ledger, plan
+from polyeps.cli import calibrate, certify, data, ledger, plan
 from polyeps.errors import LedgerTampered, PolyepsError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.add_typer(certify.app, name="certify")
 app.add_typer(calibrate.app, name="calibrate")
 app.command("plan")(plan.plan)
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(data.app, name="data")
 
 
 @app.callback(invoke_without_command=True)

@@ -54,26 +54,21 @@ class Dataset:
         ):
             _check_records(f"{self.name}, {part} records", features, labels, self.classes, self.columns)
         if self.groups is not None and len(self.groups) != len(self.labels):
-            raise DataError(
-                f"{self.name} has {len(self.labels)} records but {len(self.groups)} group numbers"
-            )
+            raise DataError(f"{self.name} has {len(self.labels)} records but {len(self.groups)} group numbers")
 
 
 def _check_records(
     where: str, features: NDArray[Any], labels: Labels, classes: tuple[str, ...], columns: tuple[str, ...]
 ) -> None:
     if len(features) != len(labels):
-        raise DataError(
-            f"{where}: {len(features)} rows of features but {len(labels)} labels, make them equal"
-        )
+        raise DataError(f"{where}: {len(features)} rows of features but {len(labels)} labels, make them equal")
     if features.dtype.kind == "f" and not np.isfinite(features.sum(dtype=np.float64)):
         bad = np.argwhere(~np.isfinite(features))
         if len(bad):  # else the sum overflowed, and every value is fine
             at = tuple(int(i) for i in bad[0])
             feature = columns[at[1]] if columns else at[1:]
             raise DataError(
-                f"{where}: feature {feature} of record {at[0]} is {features[at]}: "
-                "fill it in or remove the record"
+                f"{where}: feature {feature} of record {at[0]} is {features[at]}: fill it in or remove the record"
             )
     if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
         record = int(np.argmax((labels < 0) | (labels >= len(classes))))
@@ -202,9 +197,7 @@ def _idx_images(entry: Entry, contents: list[bytes]) -> Dataset:
 
 def _mnist_writers(entry: Entry, contents: list[bytes]) -> Dataset:
     images = _idx_images(entry, contents[:4])
-    writers, groups = np.unique(
-        parse_idx(contents[4], entry.files[4].path)[:, WRITER_COLUMN], return_inverse=True
-    )
+    writers, groups = np.unique(parse_idx(contents[4], entry.files[4].path)[:, WRITER_COLUMN], return_inverse=True)
     names = tuple(f"writer-{writer}" for writer in writers)
     return replace(images, groups=groups.astype(np.int64), group_names=names)
 
@@ -229,18 +222,14 @@ def _adult(entry: Entry, contents: list[bytes]) -> Dataset:
     n = len(train)
     features, columns = encode_adult(cells, n)
     labels = np.char.startswith(cells["income"], b">50K").astype(np.int64)
-    return Dataset(
-        entry.name, features[:n], labels[:n], features[n:], labels[n:], entry.classes, columns=columns
-    )
+    return Dataset(entry.name, features[:n], labels[:n], features[n:], labels[n:], entry.classes, columns=columns)
 
 
 def _bank(entry: Entry, contents: list[bytes]) -> Dataset:
     lines = contents[0].replace(b'"', b"").split()[1:]
     cells = parse_table(lines, BANK_COLUMNS, b";")
     features, columns = encode_bank(cells)
-    return without_test(
-        entry.name, features, (cells["y"] == b"yes").astype(np.int64), entry.classes, columns=columns
-    )
+    return without_test(entry.name, features, (cells["y"] == b"yes").astype(np.int64), entry.classes, columns=columns)
 
 
 def _kddcup99(entry: Entry, contents: list[bytes]) -> Dataset:

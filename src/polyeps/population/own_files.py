@@ -75,9 +75,7 @@ def _check_alike(parts: list[Table]) -> None:
     for part in parts[1:]:
         if part.columns != first.columns:
             odd = sorted(set(part.columns) ^ set(first.columns)) or ["their order"]
-            raise DataError(
-                f"{part.path} and {first.path} differ in columns ({', '.join(odd)}): make them alike"
-            )
+            raise DataError(f"{part.path} and {first.path} differ in columns ({', '.join(odd)}): make them alike")
         if part.features.shape[1:] != first.features.shape[1:]:
             raise DataError(
                 f"{part.path} has records of shape {part.features.shape[1:]} and {first.path} of "
@@ -85,15 +83,11 @@ def _check_alike(parts: list[Table]) -> None:
             )
 
 
-def _number_labels(
-    parts: list[Table], classes: int | None
-) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
+def _number_labels(parts: list[Table], classes: int | None) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
     if any(part.labels.dtype.kind == "U" for part in parts):
         names = np.unique(np.concatenate([part.labels.astype(np.str_) for part in parts]))
         if classes is not None and len(names) > classes:
-            raise DataError(
-                f"{parts[0].path}: {len(names)} different labels, but {classes} were announced: correct it"
-            )
+            raise DataError(f"{parts[0].path}: {len(names)} different labels, but {classes} were announced: correct it")
         numbers = [np.searchsorted(names, part.labels.astype(np.str_)).astype(np.int64) for part in parts]
         return tuple(str(name) for name in names), numbers
     count = classes if classes is not None else 1 + max(int(part.labels.max()) for part in parts)

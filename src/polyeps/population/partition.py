@@ -95,9 +95,7 @@ def iid(labels: Rows, *, clients: int, generator: np.random.Generator, size: int
     return _assembled(np.split(order[: clients * size], clients), "ask for fewer clients")
 
 
-def label_shards(
-    labels: Rows, *, clients: int, shards_per_client: int, generator: np.random.Generator
-) -> Partition:
+def label_shards(labels: Rows, *, clients: int, shards_per_client: int, generator: np.random.Generator) -> Partition:
     """Rows sorted by label and cut into equal shards; every client is dealt the same number of them."""
     if shards_per_client < 1:
         raise InputError(f"a client needs at least one shard, not {shards_per_client}")
@@ -171,9 +169,7 @@ def one_label(labels: Rows, *, clients: int, generator: np.random.Generator) -> 
     _check_clients(clients, len(labels))
     by_label = _rows_by_label(labels, generator)
     if clients < len(by_label):
-        raise InputError(
-            f"{clients} clients of one label cannot hold all {len(by_label)} labels: ask for more clients"
-        )
+        raise InputError(f"{clients} clients of one label cannot hold all {len(by_label)} labels: ask for more clients")
     sharers = np.ones(len(by_label), dtype=np.int64)
     sizes = np.array([len(rows) for rows in by_label])
     for _ in range(clients - len(by_label)):
@@ -187,8 +183,7 @@ def by_group(dataset: Dataset) -> Partition:
     """The clients the data came with: the writers of mnist-writers, the clients of your own files."""
     if dataset.groups is None:
         raise InputError(
-            f"{dataset.name} does not say whose each record is: use mnist-writers, your own files, "
-            "or another partition"
+            f"{dataset.name} does not say whose each record is: use mnist-writers, your own files, or another partition"
         )
     order = np.argsort(dataset.groups, kind="stable")
     sizes = np.bincount(dataset.groups, minlength=len(dataset.group_names))
@@ -219,9 +214,7 @@ def divide(
         case "iid":
             return iid(labels, clients=clients, generator=generator, size=size)
         case "shards":
-            return label_shards(
-                labels, clients=clients, shards_per_client=shards_per_client, generator=generator
-            )
+            return label_shards(labels, clients=clients, shards_per_client=shards_per_client, generator=generator)
         case "labels":
             return few_labels(labels, clients=clients, count=labels_per_client, generator=generator)
         case "dirichlet":

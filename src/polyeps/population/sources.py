@@ -91,9 +91,7 @@ def locate(file: DataFile, where: Places) -> Found | None:
 def read(found: Sequence[Found]) -> list[bytes]:
     """The unpacked contents of files, once their checksums are the published ones."""
     # By path first: an archive is unpacked in one pass, however many of the files it holds.
-    unpacked = {
-        path: _unpacked(path, [copy for copy in found if copy.path == path]) for path in _paths(found)
-    }
+    unpacked = {path: _unpacked(path, [copy for copy in found if copy.path == path]) for path in _paths(found)}
     contents = []
     for copy in found:
         content = unpacked[copy.path].get(copy.member)
@@ -185,9 +183,7 @@ def obtain(entry: Entry, where: Places, download: Download | None) -> tuple[Foun
             try:
                 download(file, where.cache)
             except DataError as e:
-                raise DataError(
-                    f"{entry.name} is not here, and {e}: try again, or {_by_hand(entry, where)}"
-                ) from e
+                raise DataError(f"{entry.name} is not here, and {e}: try again, or {_by_hand(entry, where)}") from e
     return tuple(copy for file in wanted if (copy := locate(file, where)) is not None)
 
 

@@ -46,9 +46,7 @@ def hold_out(dataset: Dataset, share: float, generator: np.random.Generator) -> 
         raise InputError(f"{dataset.name} has a published test split: use it, or pool the records first")
     count = round(share * len(dataset.labels))
     if not 0 < count < len(dataset.labels):
-        raise InputError(
-            f"a share of {share} of {len(dataset.labels)} records leaves nothing to test or to train on"
-        )
+        raise InputError(f"a share of {share} of {len(dataset.labels)} records leaves nothing to test or to train on")
     order = generator.permutation(len(dataset.labels))
     return _test_on(dataset, order[:count], order[count:])
 
@@ -65,6 +63,4 @@ def folds(dataset: Dataset, count: int, generator: np.random.Generator) -> Itera
 
 
 def _test_on(dataset: Dataset, test: NDArray[np.int64], train: NDArray[np.int64]) -> Dataset:
-    return replace(
-        take(dataset, train), test_features=dataset.features[test], test_labels=dataset.labels[test]
-    )
+    return replace(take(dataset, train), test_features=dataset.features[test], test_labels=dataset.labels[test])

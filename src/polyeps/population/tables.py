@@ -75,9 +75,7 @@ def _read_csv(path: Path, label: str, client: str | None, ignore: str | None) ->
             raise DataError(
                 f"{path}, row {line}: {len(row)} cells where the header names {len(header)}: correct the row"
             )
-    by_name = (
-        dict(zip(header, zip(*records, strict=True), strict=True)) if records else dict.fromkeys(header, ())
-    )
+    by_name = dict(zip(header, zip(*records, strict=True), strict=True)) if records else dict.fromkeys(header, ())
     _check_header(path, header, label, client)
     columns = tuple(name for name in header if name not in (label, client, ignore))
     for needed in (label, client):
@@ -98,13 +96,9 @@ def _read_csv(path: Path, label: str, client: str | None, ignore: str | None) ->
 def _check_header(path: Path, header: list[str], label: str, client: str | None) -> None:
     for position, name in enumerate(header, 1):
         if not name:  # as pandas writes its index
-            raise DataError(
-                f"{path}, column {position} has no name: name it, or remove it if it counts the rows"
-            )
+            raise DataError(f"{path}, column {position} has no name: name it, or remove it if it counts the rows")
         if header.count(name) > 1:
-            raise DataError(
-                f"{path} has {header.count(name)} columns named {name!r}: rename or remove all but one"
-            )
+            raise DataError(f"{path} has {header.count(name)} columns named {name!r}: rename or remove all but one")
     for needed, use in ((label, "label"), (client, "client")):
         if needed is not None and needed not in header:
             shown = ", ".join(header[:8]) + (", …" if len(header) > 8 else "")
@@ -156,9 +150,7 @@ def _read_parquet(path: Path, label: str, client: str | None, ignore: str | None
     for name in columns:
         values = table[name].to_numpy()  # a missing value becomes NaN, which is refused with its row
         if values.dtype.kind not in "fiub":
-            raise DataError(
-                f"{path}, column {name!r}: {table[name].type} is not a number: encode it or remove it"
-            )
+            raise DataError(f"{path}, column {name!r}: {table[name].type} is not a number: encode it or remove it")
         numbers.append(values.astype(np.float64))
     labels = table[label]
     if labels.null_count:
@@ -188,9 +180,7 @@ def _read_npz(path: Path, client: str | None) -> Table:
         raise DataError(f"{path}: features must be numbers with one row per record, not {features.dtype}")
     for name in wanted[1:]:
         if arrays[name].shape != features.shape[:1]:
-            raise DataError(
-                f"{path}: {name} has shape {arrays[name].shape}, but there are {len(features)} records"
-            )
+            raise DataError(f"{path}: {name} has shape {arrays[name].shape}, but there are {len(features)} records")
     return Table(
         path,
         _as_float32(features),

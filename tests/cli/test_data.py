@@ -2,17 +2,15 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from commands import Spoken
 
-from polyeps.data_commands import app
 from polyeps.population.catalogue import CATALOGUE, DataFile
 
 
@@ -23,21 +21,18 @@ def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyeps.population.sources.SYSTEM_FOLDER", tmp_path / "system")
 
 
-def run(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exit_code == code, result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result
+def run(*arguments: str, code: int = 0) -> Spoken:
+    return commands.run("data", *arguments, status=code)
 
 
 def run_json(*arguments: str) -> Any:
-    return json.loads(run(*arguments, "--json").stdout)
+    return commands.run_json("data", *arguments)
 
 
-def one_sentence(result: Result, *parts: str) -> None:
+def one_sentence(result: Spoken, *parts: str) -> None:
     lines = result.stderr.strip().splitlines()
-    assert lines[-1].startswith("Error: ")
-    assert "Traceback" not in result.output
+    assert lines[-1].startswith("polyeps: ")
+    assert "Traceback" not in result.stderr
     for part in parts:
         assert part in lines[-1]
 
@@ -74,9 +69,7 @@ def test_check_names_a_damaged_file(tmp_path: Path) -> None:
     assert "damaged" in result.stdout
 
 
-def test_fetch_puts_a_file_where_it_is_told_and_says_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetch_puts_a_file_where_it_is_told_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def download(file: DataFile, folder: Path, progress: Callable[[int, int], None]) -> Path:
         target = folder / file.download
         target.parent.mkdir(parents=True)

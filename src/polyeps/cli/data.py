@@ -5,15 +5,13 @@ numpy and what needs it are imported inside the commands, so that `polyeps --hel
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyeps.errors import DataError, InputError, PolyepsError
+from polyeps.cli.output import Json, print_json, remark
+from polyeps.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,32 +20,15 @@ if TYPE_CHECKING:
     from polyeps.population.catalogue import DataFile, Entry
     from polyeps.population.datasets import Dataset
 
-app = typer.Typer(
-    help="Data sets: what is here, how to get the rest, how clients share them.", no_args_is_help=True
-)
+app = typer.Typer(help="Data sets: what is here, how to get the rest, how clients share them.", no_args_is_help=True)
 
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Look in this folder first.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-
-
-@contextlib.contextmanager
-def clear_errors() -> Iterator[None]:
-    """Turn an error raised on purpose into one sentence on stderr and exit code 2."""
-    try:
-        yield
-    except PolyepsError as e:
-        typer.echo(f"Error: {e}", err=True)
-        raise typer.Exit(2) from e
 
 
 def _talk() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
-
-
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def _print_table(table: Table) -> None:
@@ -73,15 +54,14 @@ def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
     from polyeps.population.catalogue import CATALOGUE
     from polyeps.population.sources import how_to_get, places, state
 
-    with clear_errors():
-        where = places(data_dir)
-        states = {name: state(entry, where) for name, entry in CATALOGUE.items()}
-        missing = {name: how_to_get(CATALOGUE[name], where) for name in states if states[name] == "missing"}
+    where = places(data_dir)
+    states = {name: state(entry, where) for name, entry in CATALOGUE.items()}
+    missing = {name: how_to_get(CATALOGUE[name], where) for name in states if states[name] == "missing"}
     if as_json:
-        from polyeps.data_drawing import facts
+        from polyeps.cli.data_drawing import facts
 
         listed = [facts(entry) | {"state": states[entry.name]} for entry in CATALOGUE.values()]
-        _print_json([known | {"how_to_get": missing.get(known["name"])} for known in listed])
+        print_json([known | {"how_to_get": missing.get(known["name"])} for known in listed])
         return
     from rich.table import Table
 
@@ -92,14 +72,12 @@ def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
         table.add_row(entry.name, *counts, shape, str(len(entry.classes)), states[entry.name], entry.title)
     _print_table(table)
     if missing:
-        typer.echo(f"Get the missing ones with `polyeps data fetch {' '.join(missing)}`.", err=True)
+        remark(f"get the missing ones with `polyeps data fetch {' '.join(missing)}`")
 
 
 @app.command()
 def check(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Data sets; all of them when none is named.")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets; all of them when none is named.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
@@ -107,16 +85,15 @@ def check(
     from polyeps.population.catalogue import CATALOGUE
     from polyeps.population.sources import places
 
-    with clear_errors():
-        where = places(data_dir)
-        entries = [_entry(name) for name in names] if names else list(CATALOGUE.values())
-        results = []
-        with _talk().status("Reading files…") as status:
-            for entry in entries:
-                status.update(f"Reading {entry.name}…")
-                results.append(_checked(entry, where))
+    where = places(data_dir)
+    entries = [_entry(name) for name in names] if names else list(CATALOGUE.values())
+    results = []
+    with _talk().status("Reading files…") as status:
+        for entry in entries:
+            status.update(f"Reading {entry.name}…")
+            results.append(_checked(entry, where))
     if as_json:
-        _print_json(results)
+        print_json(results)
     else:
         from rich.table import Table
 
@@ -127,7 +104,7 @@ def check(
     damaged = [result for result in results if result["state"] == "damaged"]
     missing = [result for result in results if names and result["state"] == "missing"]
     for result in damaged + missing:
-        typer.echo(f"Error: {result['name']}: {result['detail']}", err=True)
+        remark(f"{result['name']}: {result['detail']}")
     if damaged or missing:
         raise typer.Exit(2)
 
@@ -160,17 +137,16 @@ def fetch(
     """Download data sets from their official places; what is already here is left alone."""
     from polyeps.population.sources import Places, obtain, places, read
 
-    with clear_errors():
-        found: dict[str, list[str]] = {}
-        for entry in [_entry(name) for name in names]:
-            where = places(data_dir)
-            if data_dir is not None:
-                where = Places(where.folders, data_dir)
-            copies = obtain(entry, where, _download_with_progress)
-            read(copies)
-            found[entry.name] = [str(copy.path) for copy in copies]
+    found: dict[str, list[str]] = {}
+    for entry in [_entry(name) for name in names]:
+        where = places(data_dir)
+        if data_dir is not None:
+            where = Places(where.folders, data_dir)
+        copies = obtain(entry, where, _download_with_progress)
+        read(copies)
+        found[entry.name] = [str(copy.path) for copy in copies]
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     for name, paths in found.items():
         typer.echo(f"{name}: {', '.join(dict.fromkeys(paths)) or 'built in, nothing to fetch'}")
@@ -212,28 +188,27 @@ def show(
     """Describe a data set, or files of your own, and draw how clients share it (clients x labels)."""
     import numpy as np
 
-    from polyeps.data_drawing import description, draw_partition, facts_table
+    from polyeps.cli.data_drawing import description, draw_partition, facts_table
     from polyeps.population.partition import divide
 
-    with clear_errors():
-        generator = None if seed is None else np.random.default_rng(_checked_seed(seed))
-        own = {"label": label_column, "client": client_column}
-        with _talk().status(f"Reading {name}…"):
-            dataset = _dataset(name, data_dir, offline, generator, (c1, c2), own)
-        divided = None
-        if partition is not None:
-            divided = divide(
-                dataset,
-                partition,
-                clients=clients,
-                generator=generator,
-                size=size,
-                shards_per_client=shards,
-                labels_per_client=labels,
-                alpha=alpha,
-            )
+    generator = None if seed is None else np.random.default_rng(_checked_seed(seed))
+    own = {"label": label_column, "client": client_column}
+    with _talk().status(f"Reading {name}…"):
+        dataset = _dataset(name, data_dir, offline, generator, (c1, c2), own)
+    divided = None
+    if partition is not None:
+        divided = divide(
+            dataset,
+            partition,
+            clients=clients,
+            generator=generator,
+            size=size,
+            shards_per_client=shards,
+            labels_per_client=labels,
+            alpha=alpha,
+        )
     if as_json:
-        _print_json(description(dataset, divided))
+        print_json(description(dataset, divided))
         return
     _print_table(facts_table(dataset))
     if divided is not None:
