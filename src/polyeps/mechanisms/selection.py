@@ -67,7 +67,7 @@ def perturbed_sampling_as_printed(dimension: int, top: int, epsilon: float) -> S
     if top == dimension:
         return uniform(dimension)
     hit = 1 / (1 + (dimension - top) * math.exp(-epsilon * top))
-    return Selection(hit / top, (1 - hit) / (dimension - top), 0.0, abs(epsilon * top - math.log(top)))
+    return Selection(hit / top, hit * math.exp(-epsilon * top), 0.0, abs(epsilon * top - math.log(top)))
 
 
 def perturbed_encoding(dimension: int, top: int, keep: float) -> Selection:

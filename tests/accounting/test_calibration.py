@@ -1,0 +1,136 @@
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyeps.accounting import afford, cache, epsilon
+from polyeps.accounting.calibration import calibrate
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson, fold
+from polyeps.core import Budget
+from polyeps.errors import InputError
+
+
+def price(sigma: float) -> Poisson:
+    return Poisson(8 / 1200, Gaussian(sigma))
+
+
+def budgets_between(low: float, high: float, count: int) -> list[Budget]:
+    return [Budget(float(value), 1e-5) for value in np.geomspace(low, high, count)]
+
+
+@pytest.mark.parametrize(("budget", "sigma"), [(1.0, 2.350), (10.0, 0.650)])
+def test_reference_scales(budget: float, sigma: float) -> None:
+    answer = calibrate([Budget(budget, 1e-5)], price, 8000, tolerance=1e-4)
+    assert answer.scale[0] == pytest.approx(sigma, abs=1e-3)
+
+
+def test_every_answer_is_within_its_budget_and_close_to_it() -> None:
+    budgets = budgets_between(0.05, 20, 37)
+    answer = calibrate(budgets, price, 800)
+    wanted = np.array([budget.epsilon for budget in budgets])
+    assert (answer.certified <= wanted).all()
+    assert (answer.certified >= 0.99 * wanted).all()
+    assert (np.diff(answer.scale) <= 0).all()
+    from polyeps.accounting import pld
+
+    for budget, scale, certified in list(zip(budgets, answer.scale, answer.certified, strict=True))[::9]:
+        again = pld.epsilon({price(float(scale)): 800}, budget.delta, "add-remove")
+        assert again == pytest.approx(certified, rel=1e-12)
+
+
+def test_budgets_may_differ_in_delta_and_keep_their_order() -> None:
+    budgets = [Budget(1.0, 1e-5), Budget(0.5, 1e-3), Budget(1.0, 1e-3), Budget(0.5, 1e-5)]
+    answer = calibrate(budgets, Gaussian, 10)
+    assert answer.scale[3] > answer.scale[0] > answer.scale[2]
+    for budget, scale, certified in zip(budgets, answer.scale, answer.certified, strict=True):
+        assert certified == pytest.approx(epsilon(Gaussian(scale / 10**0.5), budget.delta), rel=1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    wanted=st.lists(st.floats(0.05, 30), min_size=1, max_size=6),
+    rate=st.floats(0.001, 0.9),
+    uses=st.integers(1, 3000),
+    fixed=st.booleans(),
+)
+def test_any_price_can_be_inverted(wanted: list[float], rate: float, uses: int, fixed: bool) -> None:
+    draw = max(1, round(1000 * rate))
+    answer = calibrate(
+        [Budget(value, 1e-6) for value in wanted],
+        (lambda sigma: FixedSize(1000, draw, Gaussian(sigma)))
+        if fixed
+        else lambda sigma: Poisson(rate, Gaussian(sigma)),
+        uses,
+        adjacency="replace-one" if fixed else "add-remove",
+    )
+    assert (answer.certified <= wanted).all()
+    assert (answer.certified >= 0.99 * np.array(wanted)).all()
+
+
+def test_a_price_with_a_fixed_part_says_when_a_budget_is_out_of_reach() -> None:
+    with pytest.raises(InputError, match=r"epsilon 0\.1 cannot be reached"):
+        calibrate([Budget(0.1, 1e-5)], lambda sigma: Gaussian(fold(sigma, 2.0)), 1)
+    with pytest.raises(InputError, match="at least once"):
+        calibrate([Budget(0.1, 1e-5)], Gaussian, 0)
+
+
+def test_progress_reaches_the_end() -> None:
+    seen: list[tuple[int, int]] = []
+    calibrate(budgets_between(0.5, 2, 5), Gaussian, 3, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (5, 5)
+
+
+def test_ten_thousand_budgets_are_served_from_a_cached_table_at_once(tmp_path: Path) -> None:
+    budgets = budgets_between(1, 2, 10_000)
+    first = calibrate(budgets, price, 500, directory=tmp_path)
+    afford._known.clear()
+    start = time.perf_counter()
+    second = calibrate(budgets, price, 500, directory=tmp_path)
+    assert time.perf_counter() - start < 1.0
+    assert (first.scale == second.scale).all()
+
+
+def test_damaged_tables_are_rebuilt_not_believed(tmp_path: Path) -> None:
+    budgets = budgets_between(1, 2, 5)
+    right = calibrate(budgets, price, 300, directory=tmp_path)
+    (file,) = tmp_path.iterdir()
+    original = file.read_text()
+    content = json.loads(original)
+    forged = dict(content, table=[[scale, value / 2] for scale, value in content["table"]])
+    forged["checksum"] = cache._checksum(forged["subject"], forged["table"])
+    wrong_subject = dict(content, subject=dict(content["subject"], uses=1))
+    wrong_subject["checksum"] = cache._checksum(wrong_subject["subject"], wrong_subject["table"])
+    for bad in (
+        "",
+        "{",
+        original[: len(original) // 2],
+        original.replace("1", "2", 3),
+        json.dumps({"table": []}),
+        json.dumps(dict(content, table=content["table"][1:])),
+        json.dumps(forged),  # a right checksum over wrong figures
+        json.dumps(wrong_subject),
+    ):
+        file.write_text(bad)
+        afford._known.clear()
+        again = calibrate(budgets, price, 300, directory=tmp_path)
+        assert (again.scale == right.scale).all()
+        assert json.loads(file.read_text())["checksum"] == content["checksum"]
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    answer = calibrate([Budget(1.0, 1e-5)], Gaussian, 1, directory=blocked)
+    assert answer.certified[0] <= 1.0
+
+
+def test_the_cache_lies_where_the_platform_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("POLYEPS_CACHE", str(tmp_path / "mine"))
+    assert cache.default_directory() == tmp_path / "mine"
+    monkeypatch.delenv("POLYEPS_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.default_directory() == tmp_path / "polyeps"
