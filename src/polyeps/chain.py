@@ -169,7 +169,8 @@ class Chain:
             row = Row(*values)
             if row.seq != expected:
                 raise LedgerTampered(f"{self.path}: row {expected} is missing")
-            if row.previous != previous or row.hash != _hash(*row[:-1]):
+            whole = isinstance(row.seq, int) and all(isinstance(value, str) for value in row[1:])
+            if not whole or row.previous != previous or row.hash != _hash(*row[:-1]):
                 raise LedgerTampered(f"{self.path}: row {expected} is not as it was written, or not in its place")
             rows.append(row)
             previous = row.hash
@@ -270,7 +271,7 @@ def _explain(path: Path, problem: sqlite3.Error) -> LedgerError:
             return LedgerError(f"another process has held {path} for over {_PATIENCE:g} s; nothing was written")
         case sqlite3.SQLITE_NOTADB:
             return LedgerError(f"{path} is not a polyeps ledger; check the path")
-        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR:
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR | 0:  # 0: text that is no longer text
             return LedgerTampered(f"{path} is damaged and cannot be read: {problem}")
         case _:
             return LedgerError(f"{path} cannot be used: {problem}")
@@ -292,15 +293,12 @@ def _read_head(path: Path) -> Head | None:
 
 def _write_head(path: Path, head: Head) -> None:
     target = _head_path(path)
-    unfinished = target.with_name(f"{target.name}.{os.getpid()}.{threading.get_ident()}.new")
-    try:
-        with unfinished.open("w") as file:
-            json.dump(head._asdict(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    unfinished = target.with_name(f"{target.name}.new")  # one writer at a time: the caller holds the write lock
+    with unfinished.open("w") as file:
+        json.dump(head._asdict(), file)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(target)
     folder = os.open(target.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
