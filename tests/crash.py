@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 
 from polyeps.accounting.events import Gaussian
+from polyeps.accounts import Terms
 from polyeps.core import Budget
 from polyeps.errors import BudgetExceeded
-from polyeps.ledger import Ledger, Terms
+from polyeps.ledger import Ledger
 
 EVENT = Gaussian(25.0)
 

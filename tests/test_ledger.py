@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, SkellamDpEvent
+from polyeps.accounts import Charge, Terms
 from polyeps.core import Budget
 from polyeps.errors import BudgetExceeded, InputError, LedgerError, LedgerTampered, UnknownEvent
-from polyeps.ledger import Charge, Ledger, Terms
+from polyeps.ledger import Ledger
 
 STEP = Poisson(0.01, Gaussian(1.0))
 TERMS = Terms(Budget(1.0, 1e-5))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyeps.errors import LedgerError, LedgerTampered
+from polyeps.head import Head, head_path, read_head, write_head
 
 _APPLICATION = 0x706C7965  # marks the file as ours
 _SCHEMA = 1
@@ -50,18 +51,12 @@ class Row(NamedTuple):
         return json.loads(self.body)
 
 
-class Head(NamedTuple):
-    """Where a chain ends."""
-
-    seq: int
-    hash: str
-
-
 Draft = tuple[str, dict[str, Any]]  # kind and content of a row to be
 Clock = Callable[[], datetime]
 
 
-def _now() -> datetime:
+def now() -> datetime:
+    """The time rows are stamped with."""
     return datetime.now(UTC)
 
 
@@ -72,7 +67,7 @@ def _hash(seq: int, time: str, kind: str, body: str, previous: str) -> str:
 class Chain:
     """The file at `path`; `replay` is told of every row exactly once, in order, after it is known to be genuine."""
 
-    def __init__(self, path: Path, replay: Callable[[Row], None], *, clock: Clock = _now) -> None:
+    def __init__(self, path: Path, replay: Callable[[Row], None], *, clock: Clock = now) -> None:
         self.path = path
         self._replay, self._clock = replay, clock
         self._lock = threading.RLock()
@@ -84,14 +79,14 @@ class Chain:
             self._look()
 
     @staticmethod
-    def create(path: Path, drafts: Sequence[Draft], *, clock: Clock = _now) -> None:
+    def create(path: Path, drafts: Sequence[Draft], *, clock: Clock = now) -> None:
         """Start a chain; an existing one is left alone."""
         if path.exists():
             raise LedgerError(f"{path} exists already; open it instead of creating it")
-        left = _read_head(path)
+        left = read_head(path)
         if left is not None and left.seq > len(drafts):
             raise LedgerTampered(
-                f"{path} is gone, but {_head_path(path).name} remembers {left.seq} rows: put the file back, or "
+                f"{path} is gone, but {head_path(path).name} remembers {left.seq} rows: put the file back, or "
                 "delete that file too if you mean to forget what was spent"
             )
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
@@ -102,7 +97,7 @@ class Chain:
                 connection.executescript(_CREATE)
                 rows = _chained(drafts, Head(0, _START), clock)
                 connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?)", rows)
-            _write_head(path, Head(rows[-1].seq, rows[-1].hash))
+            write_head(path, Head(rows[-1].seq, rows[-1].hash))
             os.link(unfinished, path)  # unlike a rename, this fails when another process was first
         except FileExistsError:
             raise LedgerError(f"{path} exists already; open it instead of creating it") from None
@@ -145,6 +140,11 @@ class Chain:
                 self._connection.close()
                 self._connection = None
 
+    def __del__(self) -> None:
+        connection = getattr(self, "_connection", None)
+        if connection is not None and self._process == os.getpid():
+            connection.close()
+
     def _accept(self, row: Row) -> None:
         self._replay(row)
         self.head = Head(row.seq, row.hash)
@@ -176,10 +176,10 @@ class Chain:
             previous = row.hash
         if not rows:
             raise LedgerTampered(f"{self.path}: row 1 is missing")
-        kept = _read_head(self.path)
+        kept = read_head(self.path)
         if kept is None:
             raise LedgerTampered(
-                f"{_head_path(self.path)} is missing; the head belongs beside the ledger, bring it along"
+                f"{head_path(self.path)} is missing; the head belongs beside the ledger, bring it along"
             )
         if kept.seq > len(rows):
             raise LedgerTampered(
@@ -220,7 +220,7 @@ class Chain:
         with self._writing() as connection:
             seq, digest = connection.execute("SELECT seq, hash FROM rows ORDER BY seq DESC LIMIT 1").fetchone()
             try:
-                _write_head(self.path, Head(seq, digest))
+                write_head(self.path, Head(seq, digest))
             except OSError as problem:
                 raise LedgerError(
                     f"row {seq} of {self.path} is written but its head could not be: {problem}; free some space"
@@ -275,32 +275,3 @@ def _explain(path: Path, problem: sqlite3.Error) -> LedgerError:
             return LedgerTampered(f"{path} is damaged and cannot be read: {problem}")
         case _:
             return LedgerError(f"{path} cannot be used: {problem}")
-
-
-def _head_path(path: Path) -> Path:
-    return path.with_name(path.name + ".head")
-
-
-def _read_head(path: Path) -> Head | None:
-    try:
-        stored = json.loads(_head_path(path).read_text())
-        return Head(int(stored["seq"]), str(stored["hash"]))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise LedgerTampered(f"{_head_path(path)} is not as it was written") from None
-
-
-def _write_head(path: Path, head: Head) -> None:
-    target = _head_path(path)
-    unfinished = target.with_name(f"{target.name}.new")  # one writer at a time: the caller holds the write lock
-    with unfinished.open("w") as file:
-        json.dump(head._asdict(), file)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(target)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

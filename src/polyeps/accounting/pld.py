@@ -173,7 +173,8 @@ def _window(tables: Sequence[tuple[int, Array, float, int]], spread: float) -> t
 def _log_sum(weight: Array, exponent: Array) -> float:
     """log Σ weight·e^exponent without overflow."""
     shift = max(exponent[0], exponent[-1])  # exponents are monotone
-    return float(shift + math.log(np.dot(weight, np.exp(exponent - shift)) + 1e-300))
+    # not a dot product: BLAS would start threads for it, and wait for them on a busy machine
+    return float(shift + math.log(np.sum(weight * np.exp(exponent - shift)) + 1e-300))
 
 
 def _invert(loss: Array, mass: Array, scaled: Array, infinite: float, delta: float) -> float:

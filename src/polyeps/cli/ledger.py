@@ -107,8 +107,9 @@ def set_budget(
     as_json: Json = False,
 ) -> None:
     """Set a client's budget, once; change it only with --raise and a reason."""
+    from polyeps.accounts import Terms
     from polyeps.core import Budget
-    from polyeps.ledger import Ledger, Terms
+    from polyeps.ledger import Ledger
 
     terms = Terms(Budget(epsilon, delta), unit, adjacency, schedule)
     if raise_:

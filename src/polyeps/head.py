@@ -1,0 +1,47 @@
+"""The small file beside a chain that remembers where the chain ended."""
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from polyeps.errors import LedgerTampered
+
+
+class Head(NamedTuple):
+    """Where a chain ends."""
+
+    seq: int
+    hash: str
+
+
+def head_path(path: Path) -> Path:
+    """Where the head of the chain at `path` is kept."""
+    return path.with_name(path.name + ".head")
+
+
+def read_head(path: Path) -> Head | None:
+    """The head kept for the chain at `path`, if there is one."""
+    try:
+        stored = json.loads(head_path(path).read_text())
+        return Head(int(stored["seq"]), str(stored["hash"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise LedgerTampered(f"{head_path(path)} is not as it was written") from None
+
+
+def write_head(path: Path, head: Head) -> None:
+    """Replace the head kept for the chain at `path`; on the disk when this returns."""
+    target = head_path(path)
+    unfinished = target.with_name(f"{target.name}.new")  # one writer at a time: the caller holds the write lock
+    with unfinished.open("w") as file:
+        json.dump(head._asdict(), file)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

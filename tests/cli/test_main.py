@@ -1,0 +1,50 @@
+import subprocess
+import sys
+import time
+
+import typer
+from commands import run
+
+import polyeps
+from polyeps import cli
+
+
+def test_version_and_help() -> None:
+    assert run("--version").stdout.strip() == polyeps.__version__
+    assert "ledger" in run("--help").stdout
+    assert "certify" in run(status=2).stdout
+
+
+def test_every_command_has_help_and_json() -> None:
+    group = typer.main.get_command(cli.app)
+    leaves = []
+
+    def walk(command: object, path: list[str]) -> None:
+        for name, child in getattr(command, "commands", {}).items():
+            walk(child, [*path, name])
+        if not hasattr(command, "commands"):
+            leaves.append((path, command))
+
+    walk(group, [])
+    assert len(leaves) >= 18
+    for path, command in leaves:
+        assert command.help, path  # type: ignore[attr-defined]
+        options = {name for parameter in command.params for name in parameter.opts}  # type: ignore[attr-defined]
+        assert "--json" in options, path
+
+
+def test_help_comes_at_once_and_without_heavy_imports() -> None:
+    heavy = "sorted({'torch', 'numpy', 'scipy'} & set(sys.modules))"
+    script = f"import sys; from polyeps.cli import run; run(['--help']); print({heavy})"
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        best = min(best, time.perf_counter() - start)
+    assert ran.stdout.endswith("[]\n")
+    assert best < 0.4
+
+
+def test_python_dash_m() -> None:
+    ran = subprocess.run([sys.executable, "-m", "polyeps", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == polyeps.__version__

@@ -1,0 +1,56 @@
+"""The built wheel works outside the source tree, and every command the documents show does what they say."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import run
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_wheel_installs_and_runs_elsewhere(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    target = tmp_path / "installed"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
+    subprocess.run([*install, str(wheel)], check=True, capture_output=True)
+    script = "import polyeps, sys; print(polyeps.__file__); from polyeps.cli import run; sys.exit(run(sys.argv[1:]))"
+    arguments = ["certify", "dp-sgd", "--records", "1200", "--batch", "8", "--steps", "100", "--sigma", "2", "--json"]
+    ran = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(target)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.startswith(str(target))
+    assert '"certified"' in ran.stdout
+    assert (target / "polyeps" / "py.typed").exists()
+
+
+def shown_commands() -> list[str]:
+    found = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
+            found += [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ polyeps ")]
+    return found
+
+
+def test_the_documents_show_commands() -> None:
+    assert len(shown_commands()) >= 5
+
+
+@pytest.mark.parametrize("command", shown_commands())
+def test_shown_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POLYEPS_CACHE", str(tmp_path / "cache"))
+    if "ledger" in command and "set-budget" not in command:
+        run("ledger", "set-budget", "--file", "ward.ledger", "--client", "ward", "--epsilon", "2")
+    run(*shlex.split(command)[1:])
