@@ -198,7 +198,7 @@ def test_more_exposure_never_costs_less(rate: float, sigma: float, steps: int, a
     def cost(rate: float, sigma: float, steps: int) -> float:
         return epsilon(repeated(Poisson(rate, Gaussian(sigma)), steps), 1e-5, adjacency=adjacency)
 
-    base = cost(rate, sigma, steps) * (1 - 5e-4)  # the grid's own pessimism differs from one to the other
+    base = cost(rate, sigma, steps)
     assert cost(rate, sigma, steps + max(1, steps // 20)) >= base
     assert cost(rate * 1.05, sigma, steps) >= base
     assert cost(rate, sigma / 1.05, steps) >= base
@@ -208,7 +208,7 @@ def test_more_exposure_never_costs_less(rate: float, sigma: float, steps: int, a
 @given(rate=st.floats(0.001, 0.5), sigma=st.floats(0.7, 30), steps=st.integers(1, 3000))
 def test_pld_is_never_above_renyi(rate: float, sigma: float, steps: int) -> None:
     event = repeated(Poisson(rate, Gaussian(sigma)), steps)
-    assert epsilon(event, 1e-5) <= epsilon(event, 1e-5, accountant="rdp") * (1 + 1e-3)
+    assert epsilon(event, 1e-5) <= epsilon(event, 1e-5, accountant="rdp")
 
 
 def test_guard_x1_repeated_randomized_response_is_counted() -> None:
