@@ -14,7 +14,6 @@ app = typer.Typer(
     help="Federated learning in which every client sets its own privacy budget.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.add_typer(certify.app, name="certify")
