@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, cast
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from polyeps.engine.network import Loss, Network, lower
+from polyeps.engine.network import Loss, Network, floats_per_row, lower
 from polyeps.engine.recurrent import LastState
 from polyeps.errors import InputError
 
@@ -29,7 +30,7 @@ class Slice(NamedTuple):
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a model is itself: modules do not compare
 class Model:
     """An architecture and its loss; its parameters are one vector.
 
@@ -40,6 +41,7 @@ class Model:
     module: nn.Module
     loss: Loss
     input_shape: tuple[int, ...]
+    input_type: torch.dtype = torch.float32
     start_at_zero: bool = False
     network: Network = field(init=False, repr=False)
     slices: dict[str, Slice] = field(init=False, repr=False)
@@ -61,6 +63,11 @@ class Model:
     def size(self) -> int:
         """d, the number of parameters."""
         return max(part.stop for part in self.slices.values())
+
+    @cached_property
+    def floats_per_row(self) -> int:
+        """About how many floats one row of a batch needs during a step, to choose chunks by."""
+        return floats_per_row(self.network, torch.zeros(1, *self.input_shape, dtype=self.input_type))
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
         """The vector (d,), or matrix (n, d), of named tensors."""
@@ -172,7 +179,7 @@ def lstm(
         LastState(nn.LSTM(embedding, hidden, num_layers=2, batch_first=True, device="meta")),
         nn.Linear(hidden, classes, device="meta"),
     ]
-    return _build(layers, cross_entropy, (length,))
+    return Model(nn.Sequential(*layers), cross_entropy, (length,), torch.int64)
 
 
 MODELS = {
@@ -202,7 +209,7 @@ def from_module(module: nn.Module, loss: Loss, example: Tensor) -> Model:
     """A model of any module, checked on a batch of at least two example rows to treat rows apart."""
     if len(example) < 2:
         raise InputError("the example must hold at least two rows, to see that the model treats them apart")
-    model = Model(module, loss, tuple(example.shape[1:]))
+    model = Model(module, loss, tuple(example.shape[1:]), example.dtype)
     _check_rows_apart(module, example[:2])
     return model
 

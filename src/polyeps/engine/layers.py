@@ -107,7 +107,7 @@ class Norm:
             leaf = rows.detach().requires_grad_()
             normal = self._normalise(leaf)
         plain = normal.detach()
-        per_row = weights[layout.owner]
+        per_row = weights.index_select(0, layout.owner)
         scale = self._spread(per_row[:, : self.channels], plain)
         outputs = plain * scale
         if self.bias:

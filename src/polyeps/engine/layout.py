@@ -109,8 +109,8 @@ class SortedPlan:
     records: NDArray[np.int64]  # (events,)
 
 
-def sorted_plan(batches: Batches, cuts: list[int], common: bool) -> SortedPlan:
-    """Lay out every step; with `common`, all steps share the widest width of each group (captured graphs)."""
+def sorted_plan(batches: Batches, cuts: list[int], common: NDArray[np.int64] | None) -> SortedPlan:
+    """Lay out every step: as narrow as it can be, or all alike with at least the widths `common`."""
     sizes = batches.sizes
     steps, clients = sizes.shape
     order = np.argsort(-sizes, axis=1, kind="stable")
@@ -118,8 +118,8 @@ def sorted_plan(batches: Batches, cuts: list[int], common: bool) -> SortedPlan:
     np.put_along_axis(rank, order, np.broadcast_to(np.arange(clients), order.shape), axis=1)
     ranked = np.take_along_axis(sizes, order, axis=1)
     widths = ranked[:, cuts[:-1]]  # sorted downwards: the first of a group is its largest
-    if common:
-        widths = np.broadcast_to(widths.max(0), widths.shape)
+    if common is not None:
+        widths = np.broadcast_to(np.maximum(widths.max(0), common), widths.shape)
     per_client = np.repeat(widths, np.diff(cuts), axis=1)  # (S, n) in frame order
     starts = np.cumsum(per_client, axis=1) - per_client
     flat = sizes.ravel()
@@ -133,7 +133,7 @@ def sorted_plan(batches: Batches, cuts: list[int], common: bool) -> SortedPlan:
 def sorted_steps(batches: Batches, groups: int) -> list[Step]:
     """Every step in a few groups of like batch sizes; each step as narrow as its own batches allow."""
     clients = batches.sizes.shape[1]
-    plan = sorted_plan(batches, sorted_cuts(clients, groups), common=False)
+    plan = sorted_plan(batches, sorted_cuts(clients, groups), common=None)
     ends = np.searchsorted(plan.step, np.arange(len(plan.widths)), side="right")
     rows = plan.widths @ np.diff(plan.cuts)
     cpu = torch.device("cpu")

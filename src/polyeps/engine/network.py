@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polyeps.engine.convolution import Convolution
 from polyeps.engine.layers import Embedding, Free, Layer, Linear, Mapped, Norm
-from polyeps.engine.layout import Layout
+from polyeps.engine.layout import Group, Layout
 from polyeps.engine.recurrent import LastState, Lstm
 from polyeps.engine.sums import Contribution
 
@@ -77,7 +77,7 @@ def add_gradients(
         total = losses.sum() if valid is None else (losses * valid).sum()
     (gradients,) = torch.autograd.grad(total, leaf)
     found = network.contributions(models, saved, gradients, layout)
-    factors = None if clip is None else clipping_factors(found, clip[layout.owner])
+    factors = None if clip is None else clipping_factors(found, clip.index_select(0, layout.owner))
     for contribution, columns in zip(found, network.columns(into), strict=True):
         if contribution is not None:
             contribution.add_to(columns, factors)
@@ -89,6 +89,22 @@ def clipping_factors(found: list[Contribution | None], clip: Tensor) -> Tensor:
     assert isinstance(squares, Tensor)
     # Rounding must not let a norm pass the clip: the smallest norm divided by is a tiny positive number.
     return (clip / squares.sqrt_().clamp_(min=1e-30)).clamp_(max=1.0)
+
+
+def floats_per_row(network: Network, row: Tensor) -> int:
+    """About how many floats a row needs in a step: what its forward pass keeps, gradients, its own gradient."""
+    layout = Layout(1, (Group(0, 1, 1, 0),), torch.zeros(1, dtype=torch.int64))
+    _, saved = network.forward(torch.zeros(1, network.size), row, layout)
+    kept = sum(_floats(of_layer) for of_layer in saved)
+    formed = sum(layer.size for layer in network.layers if not isinstance(layer, Linear | Embedding))
+    return 2 * kept + formed
+
+
+def _floats(saved: Any) -> int:
+    if isinstance(saved, Tensor):
+        return saved.numel()
+    parts = saved if isinstance(saved, list | tuple) else saved.__dict__.values()
+    return sum(_floats(part) for part in parts)
 
 
 def lower(module: nn.Module) -> Network:

@@ -130,6 +130,7 @@ def _add_products(layout: Layout, gradient: Tensor, left: Tensor, right: Tensor,
     for group in layout.groups:
         a = group.rows(left).flatten(1, -2)  # (c, w * L, out)
         b = group.rows(right).flatten(1, -2)
-        weights[group.first : group.last].baddbmm_(a.transpose(1, 2), b)
+        # Not baddbmm_: on columns of a wider matrix torch falls back to a product per client.
+        weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)
         if bias:
             gradient[group.first : group.last, size:] += a.sum(1)
