@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -25,6 +25,15 @@ SIZES = np.array([4, 2, 0, 1])  # rows of four clients; one has none
 @pytest.fixture(autouse=True)
 def _same_weights_every_time() -> None:
     torch.manual_seed(0)  # torch's layers start from the global generator; only tests may touch it
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Small operations on two threads wait for whoever else uses the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class Mean(nn.Module):
@@ -60,7 +69,10 @@ def frozen() -> nn.Module:
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4, bias=False)), (6,)),
-    "linear on sequences": (lambda: nn.Sequential(nn.Linear(6, 5), nn.GELU(), Mean(), nn.Linear(5, 4)), (3, 6)),
+    "linear on sequences": (
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.GELU(), Mean(), nn.Linear(5, 4)),
+        (3, 6),
+    ),
     "convolution": (
         lambda: nn.Sequential(
             nn.Conv2d(2, 3, (3, 2), stride=(1, 2), padding=(1, 0)),
@@ -81,11 +93,15 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (1, 8, 8),
     ),
     "layer norm": (
-        lambda: nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), Mean(), nn.LayerNorm(5, bias=False), nn.Linear(5, 4)),
+        lambda: nn.Sequential(
+            nn.Linear(6, 5), nn.LayerNorm(5), Mean(), nn.LayerNorm(5, bias=False), nn.Linear(5, 4)
+        ),
         (3, 6),
     ),
     "group norm": (
-        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)),
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)
+        ),
         (2, 6, 6),
     ),
     "reshape": (
@@ -134,13 +150,23 @@ def packed(rows: Tensor, layout: str) -> tuple[Tensor, Tensor | None]:
     return rows[place], torch.tensor([1.0, 1, 1, 1, 1, 1, 0, 0, 0, 1])
 
 
-def batched(model: Model, network: Network, models: Tensor, features: Tensor, labels: Tensor, layout: str, clip: float) -> Tensor:
+def batched(
+    model: Model, network: Network, models: Tensor, features: Tensor, labels: Tensor, layout: str, clip: float
+) -> Tensor:
     into = torch.zeros_like(models)
     rows, valid = packed(features, layout)
     limit = None if clip == float("inf") else torch.full((4,), clip)
     with torch.no_grad():
         add_gradients(
-            network, model.loss, models, rows, packed(labels, layout)[0], layouts()[layout], valid, limit, into
+            network,
+            model.loss,
+            models,
+            rows,
+            packed(labels, layout)[0],
+            layouts()[layout],
+            valid,
+            limit,
+            into,
         )
     return into
 
@@ -226,9 +252,10 @@ def opacus_sum(model: Model, module: nn.Module, vector: Tensor, features: Tensor
             for name, value in model.unflatten(vector).items():
                 named[name].copy_(value)
         sampler = GradSampleModule(module, loss_reduction="sum")
-        model.loss(sampler(features), labels).sum().backward()
+        model.loss(sampler(features), labels).sum().backward()  # type: ignore[no-untyped-call,unused-ignore]
     each = torch.cat([getattr(named[name], "grad_sample").flatten(1) for name in model.slices], dim=1)  # noqa: B009
-    return (each * (0.5 / each.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
+    total: Tensor = (each * (0.5 / each.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
+    return total
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "lstm"])

@@ -8,8 +8,10 @@ layers do, uniform within 1/√fan-in, from the generator the caller gives.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple, cast
 
 import torch
@@ -34,8 +36,8 @@ class Slice(NamedTuple):
 class Model:
     """An architecture and its loss; its parameters are one vector.
 
-    >>> logistic().slices
-    {'0.weight': Slice(start=0, stop=7840, shape=(10, 784)), '0.bias': Slice(start=7840, stop=7850, shape=(10,))}
+    >>> logistic().slices["0.bias"]
+    Slice(start=7840, stop=7850, shape=(10,))
     """
 
     module: nn.Module
@@ -77,7 +79,7 @@ class Model:
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """The named tensors of a vector (d,) or matrix (n, d), as views of it."""
         return {
-            name: vector[..., part.start : part.stop].unflatten(-1, part.shape)
+            name: torch.unflatten(vector[..., part.start : part.stop], -1, part.shape)
             for name, part in self.slices.items()
         }
 
@@ -91,7 +93,7 @@ class Model:
             for name, parameter in module.named_parameters(recurse=False):
                 target = named.get(f"{path}.{name}" if path else name)
                 if target is not None:
-                    _initialise(module, name, parameter, target, generator)
+                    _initialise(module, parameter, target, generator)
         return vector
 
     def outputs(self, vector: Tensor, features: Tensor) -> Tensor:
@@ -114,7 +116,7 @@ def mlp(features: int = 784, hidden: tuple[int, ...] = (50,), classes: int = 10)
     """Dense layers with ReLU between them."""
     widths = (features, *hidden, classes)
     layers: list[nn.Module] = []
-    for fan_in, fan_out in zip(widths[:-1], widths[1:], strict=True):
+    for fan_in, fan_out in pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out, device="meta"), nn.ReLU()]
     return _build(layers[:-1], cross_entropy, (features,))
 
@@ -157,7 +159,11 @@ def cifar_cnn(classes: int = 10) -> Model:
     """PFA's CIFAR-10 network: 2 201 674 parameters."""
     layers: list[nn.Module] = []
     for channels_in, channels_out in ((3, 32), (32, 64), (64, 128)):
-        layers += [nn.Conv2d(channels_in, channels_out, 3, padding=1, device="meta"), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [
+            nn.Conv2d(channels_in, channels_out, 3, padding=1, device="meta"),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
     layers += [
         nn.Flatten(),
         nn.Linear(2048, 1024, device="meta"),
@@ -182,7 +188,7 @@ def lstm(
     return Model(nn.Sequential(*layers), cross_entropy, (length,), torch.int64)
 
 
-MODELS = {
+MODELS: dict[str, Callable[..., Model]] = {
     "cifar_cnn": cifar_cnn,
     "cnn": cnn,
     "linear_svm": linear_svm,
@@ -248,7 +254,7 @@ def _check_rows_apart(module: nn.Module, pair: Tensor) -> None:
     for name, buffer in module.named_buffers():
         if not torch.equal(buffer, before[name]):
             raise InputError(
-                f"the model changes its buffer '{name}' when it sees examples; make its forward pass free of state"
+                f"the model changes its buffer '{name}' when it sees examples; it must keep nothing"
             )
 
 
@@ -258,7 +264,7 @@ def _build(layers: list[nn.Module], loss: Loss, input_shape: tuple[int, ...], ze
 
 
 def _initialise(
-    module: nn.Module, name: str, parameter: nn.Parameter, target: Tensor, generator: torch.Generator
+    module: nn.Module, parameter: nn.Parameter, target: Tensor, generator: torch.Generator
 ) -> None:
     if not parameter.is_meta:  # the user's module brings its own values
         target.copy_(parameter.detach())

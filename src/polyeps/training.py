@@ -1,7 +1,8 @@
 """Local optimisation as values: `sgd`, `dp_sgd` and `proximal`, a model per row in, an update per row out.
 
-Numbers that may differ between clients (`PerClient`) are given as one number for all or as one per row. A cohort
-is trained in chunks that fit into memory; the answer does not depend on the chunks beyond float rounding.
+Numbers that may differ between clients (`PerClient`) are given as one number for all or as one per row. A
+cohort is trained in chunks that fit into memory; the answer does not depend on the chunks beyond float
+rounding.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,8 +65,9 @@ def dp_sgd(
 ) -> Training:
     """DP-SGD with true Poisson batches; the divisor is the public expected batch size, rate · records.
 
-    Guarantee: record, add-remove. Each step releases the sum of gradients clipped to `clip`, with Gaussian noise
-    of standard deviation scale · clip in every coordinate. Momentum and decay only process what was released.
+    Guarantee: record, add-remove. Each step releases the sum of gradients clipped to `clip`, with Gaussian
+    noise of standard deviation scale · clip in every coordinate. Momentum and decay only process what was
+    released.
     A client's number of records is taken to be public, as is the rate: their product divides.
     """
     graphs = Graphs()
@@ -118,14 +121,13 @@ def sgd(
     decay: PerClient = 0.0,
     memory: int | None = None,
 ) -> Training:
-    """Plain SGD on the mean loss of Poisson batches, as torch.optim.SGD takes its steps; rate 1 is full batch."""
-    pull = 0.0
+    """Plain SGD on the mean loss of Poisson batches, stepping as torch.optim.SGD; rate 1 is full batch."""
     return proximal(
         model,
         rate=rate,
         steps=steps,
         learning_rate=learning_rate,
-        pull=pull,
+        pull=0.0,
         momentum=momentum,
         decay=decay,
         memory=memory,
@@ -145,8 +147,8 @@ def proximal(
 ) -> Training:
     """SGD on the loss plus pull/2 · ‖model - anchor‖²: Ditto's personal step.
 
-    Ditto starts at the client's personal model, with the received one as anchor. FedProx starts at the received
-    model, which is then the anchor too (the default).
+    Ditto starts at the client's personal model, with the received one as anchor. FedProx starts at the
+    received model, which is then the anchor too (the default).
     """
     graphs = Graphs()
 
@@ -216,7 +218,7 @@ def _chunks(model: Model, records: Records, settings: Settings, memory: int | No
     most = max(1, memory // per_client)
     pieces = max(1, math.ceil(records.clients / most))
     edges = np.linspace(0, records.clients, pieces + 1).round().astype(int).tolist()
-    return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True) if b > a]
+    return [slice(a, b) for a, b in pairwise(edges) if b > a]
 
 
 def _check(model: Model, starts: Tensor, records: Records, streams: Streams) -> None:
@@ -225,7 +227,9 @@ def _check(model: Model, starts: Tensor, records: Records, streams: Streams) -> 
             f"starts must be ({model.size},) or ({records.clients}, {model.size}), not {tuple(starts.shape)}"
         )
     if streams.clients != records.clients:
-        raise InputError(f"{records.clients} clients have records, but {streams.clients} have a random stream")
+        raise InputError(
+            f"{records.clients} clients have records, but {streams.clients} have a random stream"
+        )
     empty = torch.nonzero(records.offsets.diff() <= 0)
     if len(empty):
         raise InputError(f"client in row {int(empty[0])} has no records; leave it out of the cohort")

@@ -1,7 +1,8 @@
-"""Local training as a slow plain loop: one client, one step, one example at a time, by torch's autograd alone."""
+"""Local training as a slow plain loop: one client, one step, one example at a time, by plain autograd."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -41,8 +42,6 @@ def dp_sgd_client(
     learning_rate: float,
 ) -> Tensor:
     """One client's update by DP-SGD, from the cohort of one that `records` and `streams` are."""
-    import numpy as np
-
     batches = poisson_batches(streams, records.offsets.numpy(), np.array([rate]), np.array([steps]))
     vector, used = start.clone(), 0
     for size in batches.sizes[:, 0].tolist():

@@ -1,8 +1,8 @@
 """Training on a CUDA device: one step captured as a graph, replayed for every step of the run.
 
-The step is the CPU's own `advance`, on static buffers: the plan of all steps lies on the device, a counter says
-which one is next, and noise is drawn inside the graph. A graph is kept and replayed in later rounds as long as
-shapes and records stay the same.
+The step is the CPU's own `advance`, on static buffers: the plan of all steps lies on the device, a counter
+says which one is next, and noise is drawn inside the graph. A graph is kept and replayed in later rounds as
+long as shapes and records stay the same.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def train_on_device(
     settings: Settings,
     graphs: Graphs,
 ) -> Tensor:
-    """What `train_on_cpu` does, on the device that holds `records`; noise comes from the device's own streams."""
+    """What `train_on_cpu` does, on the device that holds `records`, with noise drawn there."""
     if settings.deviation is not None and not isinstance(streams, SeededStreams):
         raise InputError("noise for deployment is drawn on the CPU; move the records there")
     batches = poisson_batches(streams, records.offsets.cpu().numpy(), settings.rate, settings.steps)
@@ -141,7 +141,9 @@ def _prepare(
     records[plan.step, plan.slots] = plan.records
     valid[plan.step, plan.slots] = 1
     models = starts.clone()
-    keys = [key & (2**63 - 1) for key in streams.keys] if isinstance(streams, SeededStreams) else [0] * clients
+    keys = (
+        [key & (2**63 - 1) for key in streams.keys] if isinstance(streams, SeededStreams) else [0] * clients
+    )
     buffers = Buffers(
         models=models,
         anchor=anchor.clone() if fixed.pull is not None else models,
@@ -159,7 +161,7 @@ def _prepare(
 
 def _capture(step: Callable[[], None], buffers: Buffers, starts: Tensor) -> torch.cuda.CUDAGraph:
     """Capture a step after a few trial runs on a side stream, as torch asks; then undo what they did."""
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):

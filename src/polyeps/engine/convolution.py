@@ -46,7 +46,9 @@ class Convolution:
         self, weights: Tensor, saved: tuple[Tensor, Tensor], gradients: Tensor, layout: Layout, inputs: bool
     ) -> tuple[Tensor | None, Contribution]:
         patches, padded = saved
-        flat = gradients.permute(0, 2, 3, 1).reshape(len(gradients), -1, self.channels_out)  # (T, positions, out)
+        flat = gradients.permute(0, 2, 3, 1).reshape(
+            len(gradients), -1, self.channels_out
+        )  # (T, positions, out)
         contribution = _Reordered(self, Positions(layout, patches, flat, self.bias))
         if not inputs:
             return None, contribution
@@ -56,7 +58,7 @@ class Convolution:
     def _kernels(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights (n, out, kh * kw * in), in the order of the patches, and biases (n, out)."""
         taps = weights[:, : -self.channels_out] if self.bias else weights
-        shaped = taps.unflatten(1, (self.channels_out, self.channels_in, *self.kernel))
+        shaped = torch.unflatten(taps, 1, (self.channels_out, self.channels_in, *self.kernel))
         kernels = shaped.permute(0, 1, 3, 4, 2).flatten(2)
         return kernels, weights[:, -self.channels_out :] if self.bias else None
 
@@ -77,7 +79,7 @@ class Convolution:
         images = torch.zeros_like(padded)
         (kh, kw), (sh, sw) = self.kernel, self.stride
         _, high, wide, _ = patches.shape
-        taps = patches.unflatten(3, (kh, kw, self.channels_in))
+        taps = torch.unflatten(patches, 3, (kh, kw, self.channels_in))
         for i in range(kh):
             for j in range(kw):
                 place = images[:, i : i + sh * (high - 1) + 1 : sh, j : j + sw * (wide - 1) + 1 : sw]
@@ -102,6 +104,6 @@ class _Reordered:
         self.patches.add_to(summed, factors)
         taps = gradient.shape[1] - layer.channels_out * layer.bias
         shape = (layer.channels_out, *layer.kernel, layer.channels_in)
-        ordered = summed[:, :taps].unflatten(1, shape).permute(0, 1, 4, 2, 3)
-        gradient[:, :taps].unflatten(1, ordered.shape[1:]).add_(ordered)
+        ordered = torch.unflatten(summed[:, :taps], 1, shape).permute(0, 1, 4, 2, 3)
+        torch.unflatten(gradient[:, :taps], 1, ordered.shape[1:]).add_(ordered)
         gradient[:, taps:] += summed[:, taps:]

@@ -1,8 +1,9 @@
 """Layers on the rows of a cohort: forward, backward and gradient contributions, batched over clients.
 
-A network is a list of layers; `lower` makes it from a module. A layer with parameters reads its own columns of
-the cohort's models, weights (n, p). Modules without trainable parameters run as they are, on all rows at once:
-they treat rows apart, which is checked when a model is made. Everything without a rule goes through `vmap`.
+A network is a list of layers; `lower` makes it from a module. A layer with parameters reads its own columns
+of the cohort's models, weights (n, p). Modules without trainable parameters run as they are, on all rows at
+once: they treat rows apart, which is checked when a model is made. Everything without a rule goes through
+`vmap`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class Layer(Protocol):
     def size(self) -> int:
         """How many parameters it has."""
 
-    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Any]:
+    def forward(self, weights: Tensor, rows: Tensor, layout: Layout, /) -> tuple[Tensor, Any]:
         """The outputs (T, ...) of input rows (T, ...)."""
 
     def backward(
-        self, weights: Tensor, saved: Any, gradients: Tensor, layout: Layout, inputs: bool
+        self, weights: Tensor, saved: Any, gradients: Tensor, layout: Layout, inputs: bool, /
     ) -> tuple[Tensor | None, Contribution | None]:
         """The gradients of the input rows, when `inputs` are wanted, and of the parameters."""
 
@@ -73,12 +74,12 @@ class Embedding:
 
     def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         rows = rows.long()
-        tables = weights.unflatten(1, (self.tokens, self.width))
+        tables = torch.unflatten(weights, 1, (self.tokens, self.width))
         flat = rows.flatten(1)
-        return tables[layout.owner[:, None], flat].unflatten(1, rows.shape[1:]), rows
+        return torch.unflatten(tables[layout.owner[:, None], flat], 1, rows.shape[1:]), rows
 
     def backward(
-        self, weights: Tensor, saved: Tensor, gradients: Tensor, layout: Layout, inputs: bool
+        self, _weights: Tensor, saved: Tensor, gradients: Tensor, layout: Layout, _inputs: bool
     ) -> tuple[None, Contribution]:
         if self.padding is not None:
             gradients = gradients * (saved != self.padding).unsqueeze(-1)
@@ -116,7 +117,7 @@ class Norm:
 
     def backward(
         self,
-        weights: Tensor,
+        _weights: Tensor,
         saved: tuple[Tensor, Tensor, Tensor],
         gradients: Tensor,
         layout: Layout,
@@ -158,7 +159,9 @@ class Free:
     def size(self) -> int:
         return 0
 
-    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, _weights: Tensor, rows: Tensor, _layout: Layout
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         if not rows.is_floating_point():
             outputs = cast(Tensor, self.module(rows))
             return outputs, (rows, outputs)
@@ -170,7 +173,12 @@ class Free:
         return outputs.detach(), (leaf, outputs)
 
     def backward(
-        self, weights: Tensor, saved: tuple[Tensor, Tensor], gradients: Tensor, layout: Layout, inputs: bool
+        self,
+        _weights: Tensor,
+        saved: tuple[Tensor, Tensor],
+        gradients: Tensor,
+        _layout: Layout,
+        inputs: bool,
     ) -> tuple[Tensor | None, None]:
         leaf, outputs = saved
         if not inputs or not leaf.requires_grad:
@@ -190,9 +198,7 @@ class Mapped:
 
     def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         over_clients = vmap(vmap(self._one, in_dims=(None, 0)))
-        outputs = [
-            over_clients(weights[g.first : g.last], g.rows(rows)).flatten(0, 1) for g in layout.groups
-        ]
+        outputs = [over_clients(weights[g.first : g.last], g.rows(rows)).flatten(0, 1) for g in layout.groups]
         return torch.cat(outputs), rows
 
     def backward(
@@ -215,7 +221,7 @@ class Mapped:
 
     def _one(self, weights: Tensor, row: Tensor) -> Tensor:
         named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        parts = weights.split([p.numel() for p in named.values()])
+        parts = torch.split(weights, [p.numel() for p in named.values()])
         values = {name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=True)}
         return cast(Tensor, functional_call(self.module, values, (row[None],)))[0]
 
@@ -244,5 +250,5 @@ def products(layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool) -> C
 def split_linear(weights: Tensor, fan_out: int, bias: bool) -> tuple[Tensor, Tensor | None]:
     """A linear layer's columns (n, p) as weights (n, out, in) and biases (n, out)."""
     if not bias:
-        return weights.unflatten(1, (fan_out, -1)), None
-    return weights[:, :-fan_out].unflatten(1, (fan_out, -1)), weights[:, -fan_out:]
+        return torch.unflatten(weights, 1, (fan_out, -1)), None
+    return torch.unflatten(weights[:, :-fan_out], 1, (fan_out, -1)), weights[:, -fan_out:]

@@ -40,7 +40,7 @@ class Group(NamedTuple):
 
     def rows(self, block: Tensor) -> Tensor:
         """The group's part of a block of rows (T, ...), as (clients, width, ...)."""
-        return block[self.start : self.stop].unflatten(0, (self.clients, self.width))
+        return torch.unflatten(block[self.start : self.stop], 0, (self.clients, self.width))
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def exact_steps(batches: Batches) -> list[Step]:
 
 
 def sorted_cuts(clients: int, groups: int) -> list[int]:
-    """Where to cut clients sorted by falling batch size: the head falls fastest, so its groups are smaller."""
+    """Where to cut clients sorted by falling batch size; sizes fall fastest at the head: it is cut finer."""
     fractions = np.linspace(0, 1, groups + 1) ** 1.5
     return sorted({*np.round(fractions * clients).astype(int).tolist()})
 

@@ -78,7 +78,7 @@ def pace(settings: Settings, batches: Batches, device: torch.device) -> Pace:
     clip = column(settings.clip)
     return Pace(
         rate=per_step(np.where(active, settings.learning_rate, 0.0)),
-        divisor=per_step(np.ascontiguousarray(divisor)),
+        divisor=per_step(np.array(divisor)),
         clip=None if clip is None else clip[:, 0],
         deviation=column(settings.deviation),
         momentum=column(settings.momentum),

@@ -53,7 +53,7 @@ class Network:
         return found
 
     def columns(self, models: Tensor) -> tuple[Tensor, ...]:
-        return models.split([layer.size for layer in self.layers], dim=1)
+        return torch.split(models, [layer.size for layer in self.layers], dim=1)
 
 
 def add_gradients(
@@ -92,7 +92,7 @@ def clipping_factors(found: list[Contribution | None], clip: Tensor) -> Tensor:
 
 
 def floats_per_row(network: Network, row: Tensor) -> int:
-    """About how many floats a row needs in a step: what its forward pass keeps, gradients, its own gradient."""
+    """About how many floats a row needs in a step: kept activations, their gradients, its own gradient."""
     layout = Layout(1, (Group(0, 1, 1, 0),), torch.zeros(1, dtype=torch.int64))
     _, saved = network.forward(torch.zeros(1, network.size), row, layout)
     kept = sum(_floats(of_layer) for of_layer in saved)

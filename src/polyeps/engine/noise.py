@@ -1,7 +1,7 @@
 """Random streams, one per client: seeded in simulation, the operating system's entropy when deployed.
 
-A client's stream knows nothing of the other clients, so what a client draws does not depend on the cohort it is
-computed in, on chunk sizes or on numbering. Batches and noise come from two separate streams of the client.
+A client's stream knows nothing of the other clients, so what a client draws does not depend on the cohort it
+is computed in, on chunk sizes or on numbering. Batches and noise come from two separate streams of a client.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from polyeps.errors import InputError, PolyepsError
 
-# Words turned into normals at a time: the intermediate values stay in the cache. It is part of what a seed means,
-# since the words of a tile are split into radii and angles.
+# Words turned into normals at a time: the intermediate values stay in the cache. It is part of what a seed
+# means, since the words of a tile are split into radii and angles.
 TILE = 1 << 17
 
 
@@ -43,8 +43,8 @@ class Streams(Protocol):
 class SeededStreams:
     """Streams for simulation: a function of (seed, client, round) alone, and as fast as we can make them.
 
-    The bits are SFC64's: a statistical generator, never to protect anybody. The normals are Box and Muller's in
-    float32 from 32-bit uniforms, so they end at 6.7 standard deviations.
+    The bits are SFC64's: a statistical generator, never to protect anybody. The normals are Box and Muller's
+    in float32 from 32-bit uniforms, so they end at 6.7 standard deviations.
 
     >>> SeededStreams(7, ["a", "b"], 0).uniforms(2)[1] == SeededStreams(7, ["b"], 0).uniforms(2)[0]
     array([ True,  True])
@@ -85,14 +85,18 @@ class SeededStreams:
                     for first in range(0, half, TILE):
                         last = min(first + TILE, half)
                         words = generator.random_raw(last - first)
-                        box_muller(words, out[row, step, first:last], out[row, step, half + first : half + last])
+                        box_muller(
+                            words, out[row, step, first:last], out[row, step, half + first : half + last]
+                        )
             return
         together = max(1, TILE // (steps * half))
         for place in range(0, len(rows), together):
             some = list(rows[place : place + together])
             words = np.empty((len(some), steps, half), np.uint64)
             for mine, row in zip(words, some, strict=True):
-                mine[:] = _generator(self._noise, self.keys, row, 1).random_raw(steps * half).reshape(steps, half)
+                mine[:] = (
+                    _generator(self._noise, self.keys, row, 1).random_raw(steps * half).reshape(steps, half)
+                )
             whole = some[-1] - some[0] == len(some) - 1
             block = out[some[0] : some[-1] + 1] if whole else torch.empty(len(some), steps, d)
             box_muller(words, block[:, :, :half], block[:, :, half:])
@@ -103,14 +107,15 @@ class SeededStreams:
 class SystemStreams:
     """Streams for deployment: ChaCha20 keystreams under keys from the operating system, kept nowhere.
 
-    Floating-point leakage. A Gaussian made from few bits in floating point leaves gaps and patterns in the low
-    digits of noise + value, from which an attacker may rule out neighbouring data (Mironov 2012; Jin et al.
-    2022). Two measures: each normal is the sum of four independent Gaussians computed in float64 and divided by
-    two, so that undoing it means solving for eight 53-bit uniforms (Holohan and Braghin 2021); and the sum is
-    rounded to the public grid of multiples of 2^-16, so its low digits say nothing of how it was computed. This makes the known
-    attacks infeasible. It is not a proof: the guarantee is still that of the ideal Gaussian, the tails end where
-    53-bit uniforms end, and the value the noise is added to is itself floating point. Who needs a guarantee for
-    the bits actually sent releases integers with discrete noise instead.
+    Floating-point leakage. A Gaussian made from few bits in floating point leaves gaps and patterns in the
+    low digits of noise + value, from which an attacker may rule out neighbouring data (Mironov 2012; Jin et
+    al. 2022). Two measures: each normal is the sum of four independent Gaussians computed in float64 and
+    divided by two, so that undoing it means solving for eight 53-bit uniforms (Holohan and Braghin 2021); and
+    the sum is rounded to the public grid of multiples of 2^-16, so its low digits say nothing of how it was
+    computed. This makes the known attacks much harder. It is not a proof: the guarantee remains that of the
+    ideal Gaussian, the tails end where 53-bit uniforms end, and the value the noise is added to is itself
+    floating point. Who needs a guarantee for the very bits that are sent must release integers with discrete
+    noise instead.
     """
 
     def __init__(self, clients: int) -> None:
@@ -142,7 +147,7 @@ class SystemStreams:
 
 def box_muller(words: NDArray[np.uint64], cosines: Tensor, sines: Tensor) -> None:
     """Fill cosines (..., h) and sines (..., h or h - 1) with normals, two of each 64-bit word (..., h)."""
-    bits = torch.from_numpy(words).view(torch.int32).unflatten(-1, (2, -1))
+    bits = torch.unflatten(torch.from_numpy(words).view(torch.int32), -1, (2, -1))
     # |bits| keeps full relative precision near 0, where the tails come from; in (0, 1].
     radius = bits[..., 0, :].to(torch.float32).abs_().add_(0.5).mul_(2.0**-31).clamp_(max=1.0)
     radius.log_().mul_(-2).sqrt_()
@@ -157,13 +162,15 @@ class _Keystream:
 
     def __init__(self) -> None:
         try:
-            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+            from cryptography.hazmat.primitives import ciphers  # type: ignore[import-not-found,unused-ignore]
         except ImportError as missing:
             raise PolyepsError(
                 "noise for deployment needs the package cryptography; run: pip install cryptography"
             ) from missing
         # The nonce may be anything: the key is used once.
-        self._encryptor = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
+        self._encryptor = ciphers.Cipher(
+            ciphers.algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None
+        ).encryptor()
 
     def words(self, count: int) -> NDArray[np.uint64]:
         return np.frombuffer(self._encryptor.update(bytes(8 * count)), np.uint64)
@@ -186,4 +193,4 @@ def _generator(
 
 def _unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Uniforms in (0, 1] from the upper 53 bits of each word."""
-    return ((words >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
+    return ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53

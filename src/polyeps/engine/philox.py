@@ -1,8 +1,8 @@
 """Normals on the device, a stream per client: Philox4x32-10, a function of (client's key, step, element).
 
-Counter-based, so no state and no order: any element can be computed anywhere, and a captured graph draws new noise
-on every replay. One Triton kernel where Triton is installed (torch's CUDA builds bring it); the same integers by
-torch operations elsewhere, about twenty times slower. For simulation only: Philox protects nobody.
+Counter-based, so no state and no order: any element can be computed anywhere, and a captured graph draws new
+noise on every replay. One Triton kernel where Triton is installed (torch's CUDA builds bring it); the same
+integers by torch operations elsewhere, much slower. For simulation only: Philox protects nobody.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from polyeps.engine.sums import Contribution, Each, Parts, Positions
 
 
 class LastState(nn.Module):
-    """An LSTM (batch first) that returns its top layer's state after the last token: (T, L, in) -> (T, hidden)."""
+    """An LSTM (batch first) that returns its top layer's last state: (T, L, in) -> (T, hidden)."""
 
     def __init__(self, lstm: nn.LSTM) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ class Lstm:
         self, weights: Tensor, saved: list[_Trace], gradients: Tensor, layout: Layout, inputs: bool
     ) -> tuple[Tensor | None, Contribution]:
         length = saved[-1].inputs.shape[1]
-        onwards: Tensor | None = gradients.new_zeros(length, *gradients.shape)  # (L, T, hidden)
-        assert onwards is not None
-        onwards[-1] = gradients
+        states = gradients.new_zeros(length, *gradients.shape)  # (L, T, hidden)
+        states[-1] = gradients
+        onwards: Tensor | None = None
         parts: list[tuple[int, Contribution]] = []
         for depth in reversed(range(self.layers)):
             mine, trace = self._split(weights)[depth], saved[depth]
-            gates = self._backward(mine, trace, onwards, layout).transpose(0, 1).contiguous()  # (T, L, 4h)
+            gates = self._backward(mine, trace, states, layout).transpose(0, 1).contiguous()  # (T, L, 4h)
             before = trace.states[:-1].transpose(0, 1).contiguous()
             sizes = self._sizes()[depth]
             of_layer: list[Contribution] = [
@@ -76,11 +76,8 @@ class Lstm:
             parts = [*zip(sizes, of_layer, strict=True), *parts]
             if depth or inputs:
                 onwards = times(layout, self._matrix(mine[0]).transpose(1, 2), None, gates)  # (T, L, in)
-                if depth:
-                    onwards = onwards.transpose(0, 1)
-            else:
-                onwards = None
-        return onwards, Parts(parts)
+                states = onwards.transpose(0, 1)
+        return onwards if inputs else None, Parts(parts)
 
     def _forward(self, mine: list[Tensor], rows: Tensor, layout: Layout) -> _Trace:
         count, length, _ = rows.shape
@@ -91,7 +88,7 @@ class Lstm:
         cells = torch.zeros_like(states)
         gates = rows.new_empty(length, count, 4, self.hidden)
         for t in range(length):
-            total = (drive[t] + times(layout, recur, None, states[t])).unflatten(1, (4, self.hidden))
+            total = torch.unflatten((drive[t] + times(layout, recur, None, states[t])), 1, (4, self.hidden))
             torch.sigmoid(total, out=gates[t])
             torch.tanh(total[:, 2], out=gates[t, :, 2])
             enter, forget, candidate, leave = gates[t].unbind(1)
@@ -128,8 +125,8 @@ class Lstm:
 
     def _split(self, weights: Tensor) -> list[list[Tensor]]:
         sizes = self._sizes()
-        by_layer = weights.split([sum(of) for of in sizes], dim=1)
-        return [list(mine.split(of, dim=1)) for mine, of in zip(by_layer, sizes, strict=True)]
+        by_layer = torch.split(weights, [sum(of) for of in sizes], dim=1)
+        return [list(torch.split(mine, of, dim=1)) for mine, of in zip(by_layer, sizes, strict=True)]
 
     def _matrix(self, columns: Tensor) -> Tensor:
-        return columns.unflatten(1, (4 * self.hidden, -1))
+        return torch.unflatten(columns, 1, (4 * self.hidden, -1))

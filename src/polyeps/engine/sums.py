@@ -1,8 +1,8 @@
 """What a layer contributes to the gradient: per-example norms, and sums weighted by clipping factors.
 
-Each kind keeps what one backward pass leaves (a layer's inputs and output gradients) and knows how to give the
-squared norm of every row's gradient without a second pass, and how to add the weighted sum of a client's rows
-to its gradient. No factors means plain sums.
+Each kind keeps what one backward pass leaves (a layer's inputs and output gradients) and knows how to give
+the squared norm of every row's gradient without a second pass, and how to add the weighted sum of a client's
+rows to its gradient. No factors means plain sums.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Outer:
         self.layout, self.inputs, self.gradients, self.bias = layout, inputs, gradients, bias
 
     def squared_norms(self) -> Tensor:
-        of_inputs = torch.linalg.vector_norm(self.inputs, dim=1).square_()
-        return (of_inputs + float(self.bias)) * torch.linalg.vector_norm(self.gradients, dim=1).square_()
+        of_inputs = _squares(self.inputs)
+        return (of_inputs + float(self.bias)) * _squares(self.gradients)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         scaled = self.gradients if factors is None else self.gradients * factors[:, None]  # (T, out)
@@ -62,7 +62,7 @@ class Positions:
             _add_products(self.layout, gradient, scaled, self.inputs, self.bias)
             return
         sizes = [each.gradients.shape[1] for each in self._each]
-        for each, columns in zip(self._each, gradient.split(sizes, dim=1), strict=True):
+        for each, columns in zip(self._each, torch.split(gradient, sizes, dim=1), strict=True):
             each.add_to(columns, factors)
 
 
@@ -73,7 +73,7 @@ class Each:
         self.layout, self.gradients = layout, gradients
 
     def squared_norms(self) -> Tensor:
-        return torch.linalg.vector_norm(self.gradients, dim=1).square_()
+        return _squares(self.gradients)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         for group in self.layout.groups:
@@ -99,7 +99,7 @@ class Looked:
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         rows = self.gradients if factors is None else self.gradients * factors[:, None, None]
-        table = gradient.unflatten(1, (-1, self.width))  # (n, vocabulary, width)
+        table = torch.unflatten(gradient, 1, (-1, self.width))  # (n, vocabulary, width)
         clients = self.layout.owner[:, None].expand_as(self.tokens)
         table.index_put_((clients, self.tokens), rows, accumulate=True)
 
@@ -118,15 +118,15 @@ class Parts:
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         for (_, part), columns in zip(
-            self.parts, gradient.split([size for size, _ in self.parts], dim=1), strict=True
+            self.parts, torch.split(gradient, [size for size, _ in self.parts], dim=1), strict=True
         ):
             part.add_to(columns, factors)
 
 
 def _add_products(layout: Layout, gradient: Tensor, left: Tensor, right: Tensor, bias: bool) -> None:
-    """Add leftᵀ right, summed over a client's rows (and positions), to each client's weights; left to biases."""
+    """Add leftᵀ right, summed over a client's rows and positions, to its weights, and left to its biases."""
     out, size = left.shape[-1], left.shape[-1] * right.shape[-1]
-    weights = gradient[:, :size].unflatten(1, (out, -1))
+    weights = torch.unflatten(gradient[:, :size], 1, (out, -1))
     for group in layout.groups:
         a = group.rows(left).flatten(1, -2)  # (c, w * L, out)
         b = group.rows(right).flatten(1, -2)
@@ -134,3 +134,9 @@ def _add_products(layout: Layout, gradient: Tensor, left: Tensor, right: Tensor,
         weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)
         if bias:
             gradient[group.first : group.last, size:] += a.sum(1)
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """The squared norm of each row."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms.square_()
