@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.core import Records
-from polyeps.engine.layout import Layout, SortedPlan, Step, lay_out, sorted_cuts, sorted_plan
+from polyeps.engine.layout import Layout, Plan, Step, lay_out, plan_sorted
 from polyeps.engine.loop import Pace, Settings, advance, pace
 from polyeps.engine.noise import SeededStreams, Streams
 from polyeps.engine.philox import fill_normals
@@ -76,9 +76,8 @@ def train_on_device(
     data = (records.features.data_ptr(), records.labels.data_ptr(), *records.features.shape)
     key = (model, data, batches.sizes.shape, optional)
     held = graphs.held.get(key)
-    cuts = sorted_cuts(len(starts), GROUPS)
     # At least as wide as last time, so that rounds soon agree on one shape.
-    plan = sorted_plan(batches, cuts, np.zeros(len(cuts) - 1, np.int64) if held is None else held.widths)
+    plan = plan_sorted(batches, GROUPS, np.zeros(0, np.int64) if held is None else held.widths)
     layout, buffers = _prepare(starts, anchor, plan, pace(settings, batches, starts.device), streams)
 
     def step() -> None:
@@ -130,10 +129,11 @@ def _step(model: Model, records: Records, layout: Layout, buffers: Buffers) -> N
 
 
 def _prepare(
-    starts: Tensor, anchor: Tensor, plan: SortedPlan, fixed: Pace, streams: Streams
+    starts: Tensor, anchor: Tensor, plan: Plan, fixed: Pace, streams: Streams
 ) -> tuple[Layout, Buffers]:
     """Put the plan of all steps on the device."""
     device = starts.device
+    assert plan.order is not None
     steps, clients = plan.order.shape
     layout = lay_out(clients, plan.cuts, plan.widths[0], device)
     records = np.zeros((steps, layout.rows), np.int64)

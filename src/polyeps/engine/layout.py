@@ -2,16 +2,20 @@
 
 The clients of a step are put in *frame order* and cut into groups of neighbours; within a group every client
 has the same number of rows, so a group is one batched matrix product. Everything that knows no parameters
-(activations, pooling) runs on all rows at once. Two layouts matter:
+(activations, pooling) runs on all rows at once. Three layouts matter:
 
-- sorted: frame order is by batch size, a few groups; the widths differ little inside a group;
-- exact: frame order is the client order, a group per client; no padding and no copy of the models at all,
-  right for models so large that one client's product is work enough.
+- exact: the clients' own order, a group each: no padding, but a call per client; for models so large that one
+  client's product is work enough;
+- sorted: ordered by batch size, in a few groups: little padding, but the models are copied into frame order;
+- padded: the clients' own order, one group: no copies, but all batches as wide as the widest; for models whose
+  parameters outweigh their activations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -69,7 +73,7 @@ def lay_out(clients: int, cuts: list[int], widths: NDArray[np.int64], device: to
     """The layout with groups cut at the frame positions `cuts`, given each group's width."""
     groups: list[Group] = []
     start = 0
-    for first, last, width in zip(cuts[:-1], cuts[1:], widths.tolist(), strict=True):
+    for first, last, width in zip(cuts, cuts[1:], widths.tolist(), strict=False):
         if width:
             groups.append(Group(first, last, width, start))
             start = groups[-1].stop
@@ -78,73 +82,87 @@ def lay_out(clients: int, cuts: list[int], widths: NDArray[np.int64], device: to
     return Layout(clients, tuple(groups), owner)
 
 
-def exact_steps(batches: Batches) -> list[Step]:
-    """One group per client and no padding; clients stay in their own order."""
-    clients = batches.sizes.shape[1]
-    cpu = torch.device("cpu")
-    cuts = list(range(clients + 1))
-    records = torch.from_numpy(batches.records)
-    ends = np.cumsum(batches.sizes.sum(1))
-    return [
-        Step(lay_out(clients, cuts, sizes, cpu), None, records[end - sizes.sum() : end], None)
-        for sizes, end in zip(batches.sizes, ends, strict=True)
-    ]
-
-
-def sorted_cuts(clients: int, groups: int) -> list[int]:
-    """Where to cut clients sorted by falling batch size; sizes fall fastest at the head: it is cut finer."""
-    fractions = np.linspace(0, 1, groups + 1) ** 1.5
-    return sorted({*np.round(fractions * clients).astype(int).tolist()})
-
-
 @dataclass(frozen=True)
-class SortedPlan:
-    """All steps laid out sorted by batch size: widths per step and group, and where each record goes."""
+class Plan:
+    """All steps laid out: the width of each step's groups, and where each record goes."""
 
     cuts: list[int]
     widths: NDArray[np.int64]  # (S, groups)
-    order: NDArray[np.int64]  # (S, n)
-    slots: NDArray[np.int64]  # (events,): the row of each record within its step
+    order: NDArray[np.int64] | None  # (S, n) frame position -> client; None: the clients' own order
     step: NDArray[np.int64]  # (events,)
+    slots: NDArray[np.int64]  # (events,): the row of each record within its step
     records: NDArray[np.int64]  # (events,)
 
 
-def sorted_plan(batches: Batches, cuts: list[int], common: NDArray[np.int64] | None) -> SortedPlan:
-    """Lay out every step: as narrow as it can be, or all alike with at least the widths `common`."""
-    sizes = batches.sizes
-    steps, clients = sizes.shape
-    order = np.argsort(-sizes, axis=1, kind="stable")
-    rank = np.empty_like(order)
-    np.put_along_axis(rank, order, np.broadcast_to(np.arange(clients), order.shape), axis=1)
-    ranked = np.take_along_axis(sizes, order, axis=1)
-    widths = ranked[:, cuts[:-1]]  # sorted downwards: the first of a group is its largest
+def plan_sorted(batches: Batches, groups: int, widths: NDArray[np.int64] | None = None) -> Plan:
+    """Clients sorted by batch size, in a few groups; with `widths`, all steps alike and at least that wide."""
+    falling = -np.sort(-batches.sizes, axis=1)
+    order = np.argsort(-batches.sizes, axis=1, kind="stable")
+    return _plan(batches, _cuts(falling.mean(0), groups), order, widths)
+
+
+def _cuts(sizes: NDArray[np.float64], groups: int) -> list[int]:
+    """Cut falling sizes (n,) into groups, each time where it saves most padding."""
+    cuts = [0, len(sizes)]
+    for _ in range(groups - 1):
+        # Cut at k, group a to b narrows from sizes[a] to sizes[k] for its b - k last clients.
+        saved = np.zeros(len(sizes))
+        for a, b in pairwise(cuts):
+            saved[a:b] = (b - np.arange(a, b)) * (sizes[a] - sizes[a:b])
+        best = int(saved.argmax())
+        if not saved[best] > 0:
+            break
+        cuts = sorted([*cuts, best])
+    return cuts
+
+
+def plan_padded(batches: Batches) -> Plan:
+    """All clients in one group as wide as the largest batch."""
+    return _plan(batches, [0, batches.sizes.shape[1]], None, None)
+
+
+def plan_exact(batches: Batches) -> Plan:
+    """A group per client, and no padding."""
+    return _plan(batches, list(range(batches.sizes.shape[1] + 1)), None, None)
+
+
+def _plan(
+    batches: Batches, cuts: list[int], order: NDArray[np.int64] | None, common: NDArray[np.int64] | None
+) -> Plan:
+    steps, clients = batches.sizes.shape
+    own = np.broadcast_to(np.arange(clients), (steps, clients))
+    rank = own if order is None else np.argsort(order, axis=1)  # client -> frame position
+    framed = batches.sizes if order is None else np.take_along_axis(batches.sizes, order, axis=1)
+    widths = np.maximum.reduceat(framed, cuts[:-1], axis=1)
     if common is not None:
-        widths = np.broadcast_to(np.maximum(widths.max(0), common), widths.shape)
+        at_least = common if len(common) else np.zeros(len(cuts) - 1, np.int64)
+        widths = np.broadcast_to(np.maximum(widths.max(0, initial=0), at_least), widths.shape)
     per_client = np.repeat(widths, np.diff(cuts), axis=1)  # (S, n) in frame order
     starts = np.cumsum(per_client, axis=1) - per_client
-    flat = sizes.ravel()
-    step = np.repeat(np.repeat(np.arange(steps), clients), flat)
-    client = np.repeat(np.tile(np.arange(clients), steps), flat)
-    within = np.arange(len(batches.records)) - np.repeat(np.cumsum(flat) - flat, flat)
+    sizes = batches.sizes.ravel()
+    step = np.repeat(np.repeat(np.arange(steps), clients), sizes)
+    client = np.repeat(np.tile(np.arange(clients), steps), sizes)
+    within = np.arange(len(batches.records)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     slots = starts[step, rank[step, client]] + within
-    return SortedPlan(cuts, widths, order, slots, step, batches.records)
+    return Plan(cuts, widths, order, step, slots, batches.records)
 
 
-def sorted_steps(batches: Batches, groups: int) -> list[Step]:
-    """Every step in a few groups of like batch sizes; each step as narrow as its own batches allow."""
-    clients = batches.sizes.shape[1]
-    plan = sorted_plan(batches, sorted_cuts(clients, groups), common=None)
+def steps_of(plan: Plan) -> Iterator[Step]:
+    """The steps of a plan, each as narrow as its own batches allow."""
+    clients = plan.cuts[-1]
+    cpu = torch.device("cpu")
     ends = np.searchsorted(plan.step, np.arange(len(plan.widths)), side="right")
     rows = plan.widths @ np.diff(plan.cuts)
-    cpu = torch.device("cpu")
-    result = []
     for step, (end, total) in enumerate(zip(ends.tolist(), rows.tolist(), strict=True)):
         events = slice(ends[step - 1] if step else 0, end)
-        records = np.zeros(total, np.int64)
-        valid = np.zeros(total, np.float32)
-        records[plan.slots[events]] = plan.records[events]
-        valid[plan.slots[events]] = 1
+        slots, found = plan.slots[events], plan.records[events]
+        order = None if plan.order is None else torch.from_numpy(plan.order[step])
         layout = lay_out(clients, plan.cuts, plan.widths[step], cpu)
-        order = torch.from_numpy(plan.order[step])
-        result.append(Step(layout, order, torch.from_numpy(records), torch.from_numpy(valid)))
-    return result
+        if len(found) == total:  # no padding
+            records = np.empty(total, np.int64)
+            records[slots] = found
+            yield Step(layout, order, torch.from_numpy(records), None)
+            continue
+        records, valid = np.zeros(total, np.int64), np.zeros(total, np.float32)
+        records[slots], valid[slots] = found, 1
+        yield Step(layout, order, torch.from_numpy(records), torch.from_numpy(valid))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.core import Records
-from polyeps.engine.layout import Step, exact_steps, sorted_steps
+from polyeps.engine.layout import Plan, Step, plan_exact, plan_padded, plan_sorted, steps_of
 from polyeps.engine.network import add_gradients
 from polyeps.engine.noise import Streams
 from polyeps.engine.sampling import Batches, poisson_batches
@@ -24,7 +24,7 @@ from polyeps.models import Model
 # From this many parameters on, one client's matrix products are work enough for a call of their own, and
 # copying models into frame order would cost more than calls.
 LARGE = 200_000
-GROUPS = 6
+GROUPS = 4
 NOISE_BLOCK = 1 << 20  # normals drawn at once: enough to hide the calls, small enough for the cache
 
 Floats = NDArray[np.float64]
@@ -92,8 +92,7 @@ def train_on_cpu(
 ) -> Tensor:
     """The models (n, d) after local training from starts (n, d), the clients of `records` all at once."""
     batches = poisson_batches(streams, records.offsets.numpy(), settings.rate, settings.steps)
-    one_by_one = model.size >= LARGE or len(starts) == 1
-    steps = exact_steps(batches) if one_by_one else sorted_steps(batches, GROUPS)
+    steps = steps_of(choose_plan(model, batches))
     fixed = pace(settings, batches, starts.device)
     models = starts.clone()
     velocity = None if fixed.momentum is None else torch.zeros_like(models)
@@ -102,6 +101,19 @@ def train_on_cpu(
         rate, divisor = fixed.rate[number], fixed.divisor[number]
         advance(model, models, velocity, anchor, records, step, fixed, rate, divisor, gradient)
     return models
+
+
+def choose_plan(model: Model, batches: Batches) -> Plan:
+    """The layout that should move the fewest floats for this model and these batches."""
+    sizes = batches.sizes
+    clients = sizes.shape[1]
+    if model.size >= LARGE or clients == 1:
+        return plan_exact(batches)
+    padding = clients * sizes.max(1, initial=0) - sizes.sum(1)
+    # Sorting costs about four passes over all models: two copies, zeros and an addition.
+    if padding.sum() * model.floats_per_row < 4 * clients * model.size * len(sizes):
+        return plan_padded(batches)
+    return plan_sorted(batches, GROUPS)
 
 
 def advance(
