@@ -4,7 +4,7 @@
     python benchmarks/engine.py --json --device cuda --cohorts 40,400,2000
     python benchmarks/engine.py --json --models logistic --flower
 
-Every client holds 1200 examples of MNIST's shape (random ones: speed does not depend on them) and takes DP-SGD
+Every client holds 1200 examples of MNIST's shape (random: speed does not depend on them) and takes DP-SGD
 steps on Poisson batches of 8 on average. Peers and ours take turns, and the best of the repeats counts, since
 whatever else the machine does only ever makes a run slower.
 """
@@ -125,7 +125,7 @@ def opacus_loop(name: str, steps: int, device: torch.device) -> Callable[[], Non
                 if taken == steps:
                     break
                 dp_optimiser.zero_grad()
-                torch.nn.functional.cross_entropy(private(features), labels).backward()
+                torch.nn.functional.cross_entropy(private(features), labels).backward()  # type: ignore[no-untyped-call,unused-ignore]
                 dp_optimiser.step()
                 taken += 1
 
@@ -161,7 +161,7 @@ def flower(name: str) -> dict[str, object]:
     """Flower's simulation with Ray and Opacus: 16 clients a round, 100 steps each, first round left out."""
     try:
         import flwr  # noqa: F401
-        import ray  # noqa: F401
+        import ray  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
     except ImportError:
         return {"missing": "pip install 'flwr[simulation]' opacus"}
     from flwr.client import ClientApp, NumPyClient
@@ -175,19 +175,19 @@ def flower(name: str) -> dict[str, object]:
 
     class Client(NumPyClient):  # type: ignore[misc,unused-ignore]
         def fit(
-            self, parameters: list[object], config: dict[str, object]
+            self, parameters: list[object], _config: dict[str, object]
         ) -> tuple[object, int, dict[str, object]]:
             torch.set_num_threads(1)
             opacus_loop(name, LOOP_STEPS[name], torch.device("cpu"))()
             return parameters, EXAMPLES, {}
 
-    def make_client(context: Context) -> object:
+    def make_client(_context: Context) -> object:
         return Client().to_client()
 
-    def note_time(round: int, parameters: object, config: object) -> None:
+    def note_time(*_: object) -> None:
         ended.append(time.perf_counter())
 
-    def make_server(context: Context) -> ServerAppComponents:
+    def make_server(_context: Context) -> ServerAppComponents:
         strategy = FedAvg(
             fraction_fit=0.8,
             fraction_evaluate=0.0,

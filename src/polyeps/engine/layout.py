@@ -7,8 +7,8 @@ has the same number of rows, so a group is one batched matrix product. Everythin
 - exact: the clients' own order, a group each: no padding, but a call per client; for models so large that one
   client's product is work enough;
 - sorted: ordered by batch size, in a few groups: little padding, but the models are copied into frame order;
-- padded: the clients' own order, one group: no copies, but all batches as wide as the widest; for models whose
-  parameters outweigh their activations.
+- padded: the clients' own order, one group: no copies, but all batches as wide as the widest; for models
+  whose parameters outweigh their activations.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Plan:
 
 
 def plan_sorted(batches: Batches, groups: int, widths: NDArray[np.int64] | None = None) -> Plan:
-    """Clients sorted by batch size, in a few groups; with `widths`, all steps alike and at least that wide."""
+    """Sorted by batch size, in a few groups; given `widths`, all steps are alike and at least that wide."""
     falling = -np.sort(-batches.sizes, axis=1)
     order = np.argsort(-batches.sizes, axis=1, kind="stable")
     return _plan(batches, _cuts(falling.mean(0), groups), order, widths)
