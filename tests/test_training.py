@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -20,7 +21,8 @@ from polyeps.engine import loop
 from polyeps.engine.captured import Graphs, train_on_device
 from polyeps.engine.layout import Plan, plan_exact, plan_padded, plan_sorted
 from polyeps.engine.loop import Settings, choose_plan, train_on_cpu
-from polyeps.engine.noise import SeededStreams
+from polyeps.engine.memory import keep_freed_memory
+from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.engine.philox import normals
 from polyeps.engine.sampling import Batches, poisson_batches
 from polyeps.errors import InputError
@@ -404,6 +406,22 @@ def test_the_kernel_draws_what_the_torch_operations_draw() -> None:
         torch.testing.assert_close(
             out, normals(keys, torch.tensor([41], device="cuda"), d), rtol=1e-3, atol=1e-4
         )
+
+
+def test_a_deployed_client_is_a_cohort_of_one() -> None:
+    pytest.importorskip("cryptography")
+    records = rows_of(cohort(), [0])
+    way = dp_sgd(SMALL, rate=1.0, steps=2, clip=1.0, learning_rate=0.1)
+    noisy = [way.run(start(), records, SystemStreams(1), 1.0) for _ in range(2)]
+    assert not torch.equal(noisy[0], noisy[1])
+    silent = way.run(start(), records, SystemStreams(1), 0.0)  # rate 1: the batches are everything, always
+    torch.testing.assert_close(silent, way.run(start(), records, streams([0]), 0.0))
+
+
+def test_freed_memory_is_kept_where_the_library_can() -> None:
+    assert keep_freed_memory() is keep_freed_memory()
+    if platform.libc_ver()[0] == "glibc":
+        assert keep_freed_memory()
 
 
 def test_linear_svm_moves_only_on_violated_margins() -> None:

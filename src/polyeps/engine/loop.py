@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polyeps.core import Records
 from polyeps.engine.layout import Plan, Step, plan_exact, plan_padded, plan_sorted, steps_of
+from polyeps.engine.memory import keep_freed_memory
 from polyeps.engine.network import add_gradients
 from polyeps.engine.noise import Streams
 from polyeps.engine.sampling import Batches, poisson_batches
@@ -91,6 +92,7 @@ def train_on_cpu(
     model: Model, starts: Tensor, anchor: Tensor, records: Records, streams: Streams, settings: Settings
 ) -> Tensor:
     """The models (n, d) after local training from starts (n, d), the clients of `records` all at once."""
+    keep_freed_memory()
     batches = poisson_batches(streams, records.offsets.numpy(), settings.rate, settings.steps)
     steps = steps_of(choose_plan(model, batches))
     fixed = pace(settings, batches, starts.device)

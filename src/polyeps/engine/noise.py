@@ -149,7 +149,7 @@ def box_muller(words: NDArray[np.uint64], cosines: Tensor, sines: Tensor) -> Non
     """Fill cosines (..., h) and sines (..., h or h - 1) with normals, two of each 64-bit word (..., h)."""
     bits = torch.unflatten(torch.from_numpy(words).view(torch.int32), -1, (2, -1))
     # |bits| keeps full relative precision near 0, where the tails come from; in (0, 1].
-    radius = bits[..., 0, :].to(torch.float32).abs_().add_(0.5).mul_(2.0**-31).clamp_(max=1.0)
+    radius = (bits[..., 0, :] * 2.0**-31).abs_().clamp_(min=2.0**-32)
     radius.log_().mul_(-2).sqrt_()
     angle = bits[..., 1, :] * (math.pi * 2.0**-31)
     torch.mul(torch.cos(angle), radius, out=cosines)
