@@ -214,7 +214,8 @@ def _chunks(model: Model, records: Records, settings: Settings, memory: int | No
     per_client = 4 * (6 * model.size + math.ceil(rows * model.floats_per_row * 1.2))
     if memory is None:
         on_device = records.features.is_cuda
-        memory = torch.cuda.mem_get_info()[0] // 2 if on_device else CPU_MEMORY
+        # Of all the device's memory, not of what is free: chunks must stay the same from round to round.
+        memory = torch.cuda.mem_get_info()[1] // 3 if on_device else CPU_MEMORY
     most = max(1, memory // per_client)
     pieces = max(1, math.ceil(records.clients / most))
     edges = np.linspace(0, records.clients, pieces + 1).round().astype(int).tolist()

@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.core import Records
-from polyeps.engine.layout import Layout, Plan, Step, lay_out, plan_sorted
+from polyeps.engine.layout import Layout, Plan, Step, lay_out, plan_alike
 from polyeps.engine.loop import Pace, Settings, advance, pace
 from polyeps.engine.noise import SeededStreams, Streams
 from polyeps.engine.philox import fill_normals
@@ -45,11 +44,12 @@ class Buffers(NamedTuple):
 
 
 class Captured(NamedTuple):
-    """A graph, the buffers it works on, and the widths of its groups."""
+    """A graph, and all it works on: a replay reads the very memory that was there at capture."""
 
     graph: torch.cuda.CUDAGraph
     buffers: Buffers
-    widths: NDArray[np.int64]
+    layout: Layout
+    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def train_on_device(
     key = (model, data, batches.sizes.shape, optional)
     held = graphs.held.get(key)
     # At least as wide as last time, so that rounds soon agree on one shape.
-    plan = plan_sorted(batches, GROUPS, np.zeros(0, np.int64) if held is None else held.widths)
+    plan = plan_alike(batches, GROUPS, None if held is None else held.plan)
     layout, buffers = _prepare(starts, anchor, plan, pace(settings, batches, starts.device), streams)
 
     def step() -> None:
@@ -87,12 +87,12 @@ def train_on_device(
         for _ in batches.sizes:
             step()
         return buffers.models
-    if held is not None and np.array_equal(held.widths, plan.widths[0]):
+    if held is not None and np.array_equal(held.plan.widths[0], plan.widths[0]):
         _refill(held.buffers, buffers)
     else:
         while len(graphs.held) >= KEPT:
             graphs.held.pop(next(iter(graphs.held)))
-        held = graphs.held[key] = Captured(_capture(step, buffers, starts), buffers, plan.widths[0].copy())
+        held = graphs.held[key] = Captured(_capture(step, buffers, starts), buffers, layout, plan)
     for _ in batches.sizes:
         held.graph.replay()
     return held.buffers.models.clone()

@@ -94,15 +94,25 @@ class Plan:
     records: NDArray[np.int64]  # (events,)
 
 
-def plan_sorted(batches: Batches, groups: int, widths: NDArray[np.int64] | None = None) -> Plan:
-    """Sorted by batch size, in a few groups; given `widths`, all steps are alike and at least that wide."""
-    falling = -np.sort(-batches.sizes, axis=1)
-    order = np.argsort(-batches.sizes, axis=1, kind="stable")
-    return _plan(batches, _cuts(falling.mean(0), groups), order, widths)
+def plan_sorted(batches: Batches, groups: int) -> Plan:
+    """Sorted by batch size, in a few groups."""
+    return _plan(batches, _cuts(batches, groups), _by_size(batches), None)
 
 
-def _cuts(sizes: NDArray[np.float64], groups: int) -> list[int]:
-    """Cut falling sizes (n,) into groups, each time where it saves most padding."""
+def plan_alike(batches: Batches, groups: int, last: Plan | None) -> Plan:
+    """Sorted, and all steps of one shape: the last plan's, widened where that is too narrow."""
+    cuts = _cuts(batches, groups) if last is None else last.cuts
+    widths = np.zeros(len(cuts) - 1, np.int64) if last is None else last.widths[0]
+    return _plan(batches, cuts, _by_size(batches), widths)
+
+
+def _by_size(batches: Batches) -> NDArray[np.int64]:
+    return np.argsort(-batches.sizes, axis=1, kind="stable")
+
+
+def _cuts(batches: Batches, groups: int) -> list[int]:
+    """Cut clients sorted by batch size into groups, each time where it saves most padding."""
+    sizes = -np.sort(-batches.sizes, axis=1).mean(0)  # (n,), falling
     cuts = [0, len(sizes)]
     for _ in range(groups - 1):
         # Cut at k, group a to b narrows from sizes[a] to sizes[k] for its b - k last clients.
@@ -135,8 +145,7 @@ def _plan(
     framed = batches.sizes if order is None else np.take_along_axis(batches.sizes, order, axis=1)
     widths = np.maximum.reduceat(framed, cuts[:-1], axis=1)
     if common is not None:
-        at_least = common if len(common) else np.zeros(len(cuts) - 1, np.int64)
-        widths = np.broadcast_to(np.maximum(widths.max(0, initial=0), at_least), widths.shape)
+        widths = np.broadcast_to(np.maximum(widths.max(0, initial=0), common), widths.shape)
     per_client = np.repeat(widths, np.diff(cuts), axis=1)  # (S, n) in frame order
     starts = np.cumsum(per_client, axis=1) - per_client
     sizes = batches.sizes.ravel()

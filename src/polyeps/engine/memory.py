@@ -1,8 +1,8 @@
 """Keeping freed memory in the process between steps.
 
 A training step frees all it allocated, and the next one asks for the same again. The C library of Linux gives
-large blocks back to the system at once, so every step would pay for fresh pages: a third to a half of the time of
-a step of the large models, measured. So the library is told to keep up to `KEPT` bytes.
+large blocks back to the system at once, so every step would pay for fresh pages: a quarter to a half of the
+time of a step of the large models, measured. So the library is told to keep up to `KEPT` bytes.
 """
 
 from __future__ import annotations
