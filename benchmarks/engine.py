@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument(
         "--cohorts", default="40", help="clients per cohort; the best is reported, all are kept"
     )
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--no-peers", action="store_true", help="measure only ours")
     parser.add_argument("--flower", action="store_true", help="also Flower with Ray and Opacus")
     options = parser.parse_args()

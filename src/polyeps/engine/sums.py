@@ -130,8 +130,10 @@ def _add_products(layout: Layout, gradient: Tensor, left: Tensor, right: Tensor,
     for group in layout.groups:
         a = group.rows(left).flatten(1, -2)  # (c, w * L, out)
         b = group.rows(right).flatten(1, -2)
-        # Not baddbmm_: on columns of a wider matrix torch falls back to a product per client.
-        weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)
+        if group.clients == 1:
+            weights[group.first].addmm_(a[0].T, b[0])
+        else:  # not baddbmm_: on columns of a wider matrix torch falls back to a product per client
+            weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)
         if bias:
             gradient[group.first : group.last, size:] += a.sum(1)
 
