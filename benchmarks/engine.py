@@ -12,6 +12,7 @@ whatever else the machine does only ever makes a run slower.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import math
@@ -21,6 +22,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import numpy as np
 import torch
@@ -132,6 +135,17 @@ def opacus_loop(name: str, steps: int, device: torch.device) -> Callable[[], Non
     return one_client
 
 
+@functools.cache
+def _prepared_loop(name: str, device: str) -> Callable[[], None]:
+    return opacus_loop(name, LOOP_STEPS[name], torch.device(device))
+
+
+def opacus_seconds(name: str, device: str) -> float:
+    """Time the loop in this process, which is made for it: our engine changes how its own keeps memory."""
+    warnings.simplefilter("ignore")
+    return seconds(_prepared_loop(name, device), torch.device(device))
+
+
 def measure(name: str, clients: int, device: torch.device, repeats: int, peers: bool) -> dict[str, float]:
     """One model, one cohort size: client-steps per second of each, ours and Opacus' taking turns."""
     ours = Ours(name, clients, OUR_STEPS[name], device)
@@ -141,14 +155,18 @@ def measure(name: str, clients: int, device: torch.device, repeats: int, peers: 
         "noise": (ours.draw_noise, clients * ours.steps),
     }
     if peers:
-        runs["opacus_loop"] = (opacus_loop(name, LOOP_STEPS[name], device), LOOP_STEPS[name])
+        # In our process the loop profits from the memory we keep (engine/memory.py): reported apart.
+        runs["opacus_loop_kept"] = (opacus_loop(name, LOOP_STEPS[name], device), LOOP_STEPS[name])
     best = dict.fromkeys(runs, math.inf)
-    for repeat in range(repeats + 1):
-        for label, (run, _) in runs.items():
-            taken = seconds(run, device)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
+        for repeat in range(repeats + 1):
+            found = {label: seconds(run, device) for label, (run, _) in runs.items()}
+            if peers:
+                found["opacus_loop"] = apart.submit(opacus_seconds, name, str(device)).result()
             if repeat:  # the first round warms up
-                best[label] = min(best[label], taken)
-    speed = {label: runs[label][1] / taken for label, taken in best.items()}
+                best = {label: min(best.get(label, math.inf), taken) for label, taken in found.items()}
+    counts = {label: count for label, (_, count) in runs.items()} | {"opacus_loop": LOOP_STEPS[name]}
+    speed = {label: counts[label] / taken for label, taken in best.items()}
     result = {label: value for label, value in speed.items() if label != "noise"}
     result["noise_share"] = best["noise"] / best["polyeps"]
     result["dp_over_nonprivate"] = (best["polyeps"] - best["noise"]) / best["nonprivate"]
@@ -248,7 +266,12 @@ def main() -> None:
                 print(name, clients, row, file=sys.stderr)
         assert isinstance(cohorts, dict)
         fastest = max(cohorts.values(), key=lambda row: float(row["polyeps"]))
-        loop = {key: row[key] for row in cohorts.values() for key in ("opacus_loop",) if key in row}
+        loop = {
+            key: row[key]
+            for row in cohorts.values()
+            for key in ("opacus_loop", "opacus_loop_kept")
+            if key in row
+        }
         found = {**fastest, **loop, **found}
         if "opacus_loop" in loop:
             found["ratio"] = float(f"{fastest['polyeps'] / loop['opacus_loop']:.4g}")
