@@ -1,7 +1,7 @@
 """Client-steps per second of our engine and of its peers, in one run on one machine.
 
     python benchmarks/engine.py --json
-    python benchmarks/engine.py --json --device cuda --cohorts 40,400,2000
+    python benchmarks/engine.py --json --device cuda --cohorts 40,400,2000 --steps 100 --no-peers
     python benchmarks/engine.py --json --models logistic --flower
 
 Every client holds 1200 examples of MNIST's shape (random: speed does not depend on them) and takes DP-SGD
@@ -43,7 +43,7 @@ LOOP_STEPS = {"logistic": 100, "cnn": 50, "mcmahan_cnn": 10}
 
 
 def make_cohort(model: Model, clients: int, device: torch.device) -> Records:
-    """Random examples for every client; on a device all clients share one block, to spare its memory."""
+    """Random examples for every client."""
     generator = torch.Generator().manual_seed(1)
     rows = clients * EXAMPLES
     features = torch.rand(rows, *model.input_shape, generator=generator)
@@ -146,9 +146,11 @@ def opacus_seconds(name: str, device: str) -> float:
     return seconds(_prepared_loop(name, device), torch.device(device))
 
 
-def measure(name: str, clients: int, device: torch.device, repeats: int, peers: bool) -> dict[str, float]:
+def measure(
+    name: str, clients: int, steps: int, device: torch.device, repeats: int, peers: bool
+) -> dict[str, float]:
     """One model, one cohort size: client-steps per second of each, ours and Opacus' taking turns."""
-    ours = Ours(name, clients, OUR_STEPS[name], device)
+    ours = Ours(name, clients, steps, device)
     runs: dict[str, tuple[Callable[[], object], int]] = {
         "polyeps": (ours.run_private, clients * ours.steps),
         "nonprivate": (ours.run_plain, clients * ours.steps),
@@ -248,6 +250,7 @@ def main() -> None:
         "--cohorts", default="40", help="clients per cohort; the best is reported, all are kept"
     )
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, help="steps per client and run of ours; by default by model")
     parser.add_argument("--no-peers", action="store_true", help="measure only ours")
     parser.add_argument("--flower", action="store_true", help="also Flower with Ray and Opacus")
     options = parser.parse_args()
@@ -258,7 +261,7 @@ def main() -> None:
         found: dict[str, object] = {}
         for number, clients in enumerate(int(text) for text in options.cohorts.split(",")):
             peers = not options.no_peers and number == 0
-            row = measure(name, clients, device, options.repeats, peers)
+            row = measure(name, clients, options.steps or OUR_STEPS[name], device, options.repeats, peers)
             cohorts = found.setdefault("cohorts", {})
             assert isinstance(cohorts, dict)
             cohorts[clients] = row
