@@ -1,0 +1,1 @@
+"""Training a whole cohort as one batched computation: layers, layouts, batches and noise."""

@@ -1,0 +1,187 @@
+"""Training on a CUDA device: one step captured as a graph, replayed for every step of the run.
+
+The step is the CPU's own `advance`, on static buffers: the plan of all steps lies on the device, a counter
+says which one is next, and noise is drawn inside the graph. A graph is kept and replayed in later rounds as
+long as shapes and records stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyeps.core import Records
+from polyeps.engine.layout import Layout, Plan, Step, lay_out, plan_alike
+from polyeps.engine.loop import Pace, Settings, advance, pace
+from polyeps.engine.noise import SeededStreams, Streams
+from polyeps.engine.philox import fill_normals
+from polyeps.engine.sampling import poisson_batches
+from polyeps.errors import InputError
+from polyeps.models import Model
+
+GROUPS = 8
+KEPT = 4  # graphs; each holds the memory of its buffers
+
+
+class Buffers(NamedTuple):
+    """Everything a step reads or writes, at fixed addresses."""
+
+    models: Tensor  # (n, d)
+    anchor: Tensor  # (n, d)
+    velocity: Tensor | None
+    gradient: Tensor  # (n, d)
+    keys: Tensor  # (n,)
+    counter: Tensor  # (1,): the step to take next
+    order: Tensor  # (S, n)
+    records: Tensor  # (S, T)
+    valid: Tensor  # (S, T)
+    pace: Pace
+
+
+class Captured(NamedTuple):
+    """A graph, and all it works on: a replay reads the very memory that was there at capture."""
+
+    graph: torch.cuda.CUDAGraph
+    buffers: Buffers
+    layout: Layout
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Captured steps by shape: the one thing that outlives a call, held by whoever trains."""
+
+    held: dict[tuple[object, ...], Captured] = field(default_factory=dict)
+
+
+def train_on_device(
+    model: Model,
+    starts: Tensor,
+    anchor: Tensor,
+    records: Records,
+    streams: Streams,
+    settings: Settings,
+    graphs: Graphs,
+) -> Tensor:
+    """What `train_on_cpu` does, on the device that holds `records`, with noise drawn there."""
+    if settings.deviation is not None and not isinstance(streams, SeededStreams):
+        raise InputError("noise for deployment is drawn on the CPU; move the records there")
+    batches = poisson_batches(streams, records.offsets.cpu().numpy(), settings.rate, settings.steps)
+    optional = tuple(values is None for values in settings.__dict__.values())
+    data = (records.features.data_ptr(), records.labels.data_ptr(), *records.features.shape)
+    key = (model, data, batches.sizes.shape, optional)
+    held = graphs.held.get(key)
+    # At least as wide as last time, so that rounds soon agree on one shape.
+    plan = plan_alike(batches, GROUPS, None if held is None else held.plan)
+    layout, buffers = _prepare(starts, anchor, plan, pace(settings, batches, starts.device), streams)
+
+    def step() -> None:
+        _step(model, records, layout, buffers)
+
+    if not starts.is_cuda:  # the same code without a graph: how it is tested where there is no device
+        for _ in batches.sizes:
+            step()
+        return buffers.models
+    if held is not None and np.array_equal(held.plan.widths[0], plan.widths[0]):
+        _refill(held.buffers, buffers)
+    else:
+        while len(graphs.held) >= KEPT:
+            graphs.held.pop(next(iter(graphs.held)))
+        held = graphs.held[key] = Captured(_capture(step, buffers, starts), buffers, layout, plan)
+    for _ in batches.sizes:
+        held.graph.replay()
+    return held.buffers.models.clone()
+
+
+def _step(model: Model, records: Records, layout: Layout, buffers: Buffers) -> None:
+    now = buffers.counter
+    fixed = buffers.pace
+    if fixed.deviation is None:
+        buffers.gradient.zero_()
+    else:
+        fill_normals(buffers.gradient, buffers.keys, now)
+        buffers.gradient.mul_(fixed.deviation)
+    step = Step(
+        layout,
+        buffers.order.index_select(0, now)[0],
+        buffers.records.index_select(0, now)[0],
+        buffers.valid.index_select(0, now)[0],
+    )
+    rate, divisor = fixed.rate.index_select(0, now)[0], fixed.divisor.index_select(0, now)[0]
+    advance(
+        model,
+        buffers.models,
+        buffers.velocity,
+        buffers.anchor,
+        records,
+        step,
+        fixed,
+        rate,
+        divisor,
+        buffers.gradient,
+    )
+    now.add_(1)
+
+
+def _prepare(
+    starts: Tensor, anchor: Tensor, plan: Plan, fixed: Pace, streams: Streams
+) -> tuple[Layout, Buffers]:
+    """Put the plan of all steps on the device."""
+    device = starts.device
+    assert plan.order is not None
+    steps, clients = plan.order.shape
+    layout = lay_out(clients, plan.cuts, plan.widths[0], device)
+    records = np.zeros((steps, layout.rows), np.int64)
+    valid = np.zeros((steps, layout.rows), np.float32)
+    records[plan.step, plan.slots] = plan.records
+    valid[plan.step, plan.slots] = 1
+    models = starts.clone()
+    keys = (
+        [key & (2**63 - 1) for key in streams.keys] if isinstance(streams, SeededStreams) else [0] * clients
+    )
+    buffers = Buffers(
+        models=models,
+        anchor=anchor.clone() if fixed.pull is not None else models,
+        velocity=None if fixed.momentum is None else torch.zeros_like(models),
+        gradient=torch.zeros_like(models),
+        keys=torch.tensor(keys, dtype=torch.int64, device=device),
+        counter=torch.zeros(1, dtype=torch.int64, device=device),
+        order=torch.from_numpy(plan.order).to(device),
+        records=torch.from_numpy(records).to(device),
+        valid=torch.from_numpy(valid).to(device),
+        pace=fixed,
+    )
+    return layout, buffers
+
+
+def _capture(step: Callable[[], None], buffers: Buffers, starts: Tensor) -> torch.cuda.CUDAGraph:
+    """Capture a step after a few trial runs on a side stream, as torch asks; then undo what they did."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+            buffers.counter.zero_()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    buffers.models.copy_(starts)
+    if buffers.velocity is not None:
+        buffers.velocity.zero_()
+    buffers.counter.zero_()
+    return graph
+
+
+def _refill(held: Buffers, fresh: Buffers) -> None:
+    """Write a new run's values over an old run's, address by address."""
+    pairs = [*zip(held[:-1], fresh[:-1], strict=True)]
+    pairs += [*zip(held.pace.__dict__.values(), fresh.pace.__dict__.values(), strict=True)]
+    for old, new in pairs:
+        if isinstance(old, Tensor) and isinstance(new, Tensor):
+            old.copy_(new)

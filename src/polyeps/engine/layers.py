@@ -1,0 +1,254 @@
+"""Layers on the rows of a cohort: forward, backward and gradient contributions, batched over clients.
+
+A network is a list of layers; `lower` makes it from a module. A layer with parameters reads its own columns
+of the cohort's models, weights (n, p). Modules without trainable parameters run as they are, on all rows at
+once: they treat rows apart, which is checked when a model is made. Everything without a rule goes through
+`vmap`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from polyeps.engine.layout import Layout
+from polyeps.engine.sums import Contribution, Each, Looked, Outer, Positions
+
+
+class Layer(Protocol):
+    """One step of a network; `saved` is whatever its backward pass needs."""
+
+    @property
+    def size(self) -> int:
+        """How many parameters it has."""
+
+    def forward(self, weights: Tensor, rows: Tensor, layout: Layout, /) -> tuple[Tensor, Any]:
+        """The outputs (T, ...) of input rows (T, ...)."""
+
+    def backward(
+        self, weights: Tensor, saved: Any, gradients: Tensor, layout: Layout, inputs: bool, /
+    ) -> tuple[Tensor | None, Contribution | None]:
+        """The gradients of the input rows, when `inputs` are wanted, and of the parameters."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = W x + b, on rows (T, in) or on rows of positions (T, ..., in)."""
+
+    fan_in: int
+    fan_out: int
+    bias: bool
+
+    @property
+    def size(self) -> int:
+        return self.fan_out * (self.fan_in + self.bias)
+
+    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        return times(layout, *self._parts(weights), rows), rows
+
+    def backward(
+        self, weights: Tensor, saved: Tensor, gradients: Tensor, layout: Layout, inputs: bool
+    ) -> tuple[Tensor | None, Contribution]:
+        onwards = times(layout, self._parts(weights)[0].transpose(1, 2), None, gradients) if inputs else None
+        return onwards, products(layout, saved, gradients, self.bias)
+
+    def _parts(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+        return split_linear(weights, self.fan_out, self.bias)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Rows of tokens (T, L) looked up in each client's own table."""
+
+    tokens: int
+    width: int
+    padding: int | None
+
+    @property
+    def size(self) -> int:
+        return self.tokens * self.width
+
+    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        rows = rows.long()
+        tables = torch.unflatten(weights, 1, (self.tokens, self.width))
+        flat = rows.flatten(1)
+        return torch.unflatten(tables[layout.owner[:, None], flat], 1, rows.shape[1:]), rows
+
+    def backward(
+        self, _weights: Tensor, saved: Tensor, gradients: Tensor, layout: Layout, _inputs: bool
+    ) -> tuple[None, Contribution]:
+        if self.padding is not None:
+            gradients = gradients * (saved != self.padding).unsqueeze(-1)
+        return None, Looked(layout, saved.flatten(1), gradients.flatten(1, -2), self.width)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Layer or group normalisation: normalise each row, then scale and shift by channel.
+
+    The rows of a group normalisation are (T, channels, ...); those of a layer normalisation end in its shape.
+    """
+
+    module: nn.LayerNorm | nn.GroupNorm
+    channels: int  # how many scales; as many shifts, when there are any
+    bias: bool
+
+    @property
+    def size(self) -> int:
+        return self.channels * (1 + self.bias)
+
+    def forward(
+        self, weights: Tensor, rows: Tensor, layout: Layout
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        with torch.enable_grad():
+            leaf = rows.detach().requires_grad_()
+            normal = self._normalise(leaf)
+        plain = normal.detach()
+        per_row = weights.index_select(0, layout.owner)
+        scale = self._spread(per_row[:, : self.channels], plain)
+        outputs = plain * scale
+        if self.bias:
+            outputs = outputs + self._spread(per_row[:, self.channels :], plain)
+        return outputs, (leaf, normal, scale)
+
+    def backward(
+        self,
+        _weights: Tensor,
+        saved: tuple[Tensor, Tensor, Tensor],
+        gradients: Tensor,
+        layout: Layout,
+        inputs: bool,
+    ) -> tuple[Tensor | None, Contribution]:
+        leaf, normal, scale = saved
+        each = [self._gather(gradients * normal.detach())]
+        if self.bias:
+            each.append(self._gather(gradients))
+        onwards = torch.autograd.grad(normal, leaf, gradients * scale)[0] if inputs else None
+        return onwards, Each(layout, torch.cat(each, dim=1))
+
+    def _normalise(self, rows: Tensor) -> Tensor:
+        if isinstance(self.module, nn.GroupNorm):
+            return nn.functional.group_norm(rows, self.module.num_groups, eps=self.module.eps)
+        return nn.functional.layer_norm(rows, self.module.normalized_shape, eps=self.module.eps)
+
+    def _spread(self, values: Tensor, rows: Tensor) -> Tensor:
+        """Per-row values (T, channels), shaped to multiply rows."""
+        if isinstance(self.module, nn.GroupNorm):
+            return values.reshape(values.shape + (1,) * (rows.dim() - 2))
+        shape = self.module.normalized_shape
+        return values.reshape(len(values), *(1,) * (rows.dim() - 1 - len(shape)), *shape)
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        """Sum rows over all positions of a channel: (T, channels)."""
+        if isinstance(self.module, nn.GroupNorm):
+            return rows.flatten(2).sum(2) if rows.dim() > 2 else rows
+        return rows.reshape(len(rows), -1, self.channels).sum(1)
+
+
+@dataclass(frozen=True)
+class Free:
+    """A module without trainable parameters, run as it is on all rows at once."""
+
+    module: nn.Module
+
+    @property
+    def size(self) -> int:
+        return 0
+
+    def forward(
+        self, _weights: Tensor, rows: Tensor, _layout: Layout
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        if not rows.is_floating_point():
+            outputs = cast(Tensor, self.module(rows))
+            return outputs, (rows, outputs)
+        with torch.enable_grad():
+            leaf = rows.detach().requires_grad_()
+            # A module that works in place may not write on a leaf.
+            start = leaf.clone() if getattr(self.module, "inplace", False) else leaf
+            outputs = cast(Tensor, self.module(start))
+        return outputs.detach(), (leaf, outputs)
+
+    def backward(
+        self,
+        _weights: Tensor,
+        saved: tuple[Tensor, Tensor],
+        gradients: Tensor,
+        _layout: Layout,
+        inputs: bool,
+    ) -> tuple[Tensor | None, None]:
+        leaf, outputs = saved
+        if not inputs or not leaf.requires_grad:
+            return None, None
+        return torch.autograd.grad(outputs, leaf, gradients)[0], None
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """Any other module: one row at a time through `vmap`, every row's gradient formed."""
+
+    module: nn.Module
+
+    @property
+    def size(self) -> int:
+        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+
+    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        over_clients = vmap(vmap(self._one, in_dims=(None, 0)))
+        outputs = [over_clients(weights[g.first : g.last], g.rows(rows)).flatten(0, 1) for g in layout.groups]
+        return torch.cat(outputs), rows
+
+    def backward(
+        self, weights: Tensor, saved: Tensor, gradients: Tensor, layout: Layout, inputs: bool
+    ) -> tuple[Tensor | None, Contribution]:
+        wanted = inputs and saved.is_floating_point()
+
+        def one(weights: Tensor, row: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+            if wanted:
+                return cast(tuple[Tensor, ...], vjp(self._one, weights, row)[1](gradient))
+            return cast(tuple[Tensor, ...], vjp(lambda w: self._one(w, row), weights)[1](gradient))
+
+        over_clients = vmap(vmap(one, in_dims=(None, 0, 0)))
+        found = [
+            over_clients(weights[g.first : g.last], g.rows(saved), g.rows(gradients)) for g in layout.groups
+        ]
+        each = torch.cat([of[0].flatten(0, 1) for of in found])
+        onwards = torch.cat([of[1].flatten(0, 1) for of in found]) if wanted else None
+        return onwards, Each(layout, each)
+
+    def _one(self, weights: Tensor, row: Tensor) -> Tensor:
+        named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        parts = torch.split(weights, [p.numel() for p in named.values()])
+        values = {name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=True)}
+        return cast(Tensor, functional_call(self.module, values, (row[None],)))[0]
+
+
+def times(layout: Layout, weights: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
+    """Each client's weights (n, out, in) times its rows (T, ..., in), plus its bias (n, out)."""
+    outputs = rows.new_empty(*rows.shape[:-1], weights.shape[1])
+    for group in layout.groups:
+        mine = weights[group.first : group.last].transpose(1, 2)
+        block = group.rows(rows).flatten(1, -2)  # (c, w * positions, in)
+        into = group.rows(outputs).flatten(1, -2)
+        if bias is None:
+            torch.bmm(block, mine, out=into)
+        else:
+            torch.baddbmm(bias[group.first : group.last, None], block, mine, out=into)
+    return outputs
+
+
+def products(layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool) -> Contribution:
+    """What a linear map contributes, at one position or at several."""
+    if inputs.dim() == 2:
+        return Outer(layout, inputs, gradients, bias)
+    return Positions(layout, inputs.flatten(1, -2), gradients.flatten(1, -2), bias)
+
+
+def split_linear(weights: Tensor, fan_out: int, bias: bool) -> tuple[Tensor, Tensor | None]:
+    """A linear layer's columns (n, p) as weights (n, out, in) and biases (n, out)."""
+    if not bias:
+        return torch.unflatten(weights, 1, (fan_out, -1)), None
+    return torch.unflatten(weights[:, :-fan_out], 1, (fan_out, -1)), weights[:, -fan_out:]

@@ -1,0 +1,177 @@
+"""How the batches of a cohort lie in one block of rows, so that ragged batches cost little padding.
+
+The clients of a step are put in *frame order* and cut into groups of neighbours; within a group every client
+has the same number of rows, so a group is one batched matrix product. Everything that knows no parameters
+(activations, pooling) runs on all rows at once. Three layouts matter:
+
+- exact: the clients' own order, a group each: no padding, but a call per client; for models so large that one
+  client's product is work enough;
+- sorted: ordered by batch size, in a few groups: little padding, but the models are copied into frame order;
+- padded: the clients' own order, one group: no copies, but all batches as wide as the widest; for models
+  whose parameters outweigh their activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyeps.engine.sampling import Batches
+
+
+class Group(NamedTuple):
+    """Clients first up to last (in frame order), each with `width` rows, from row `start` on."""
+
+    first: int
+    last: int
+    width: int
+    start: int
+
+    @property
+    def clients(self) -> int:
+        return self.last - self.first
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.clients * self.width
+
+    def rows(self, block: Tensor) -> Tensor:
+        """The group's part of a block of rows (T, ...), as (clients, width, ...)."""
+        return torch.unflatten(block[self.start : self.stop], 0, (self.clients, self.width))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One step's rows: who owns each of them, and in which groups they lie."""
+
+    clients: int
+    groups: tuple[Group, ...]
+    owner: Tensor  # (T,) int64: the frame position of the client that owns the row
+
+    @property
+    def rows(self) -> int:
+        return len(self.owner)
+
+
+class Step(NamedTuple):
+    """What one step reads: its layout, the order of the frame, and the records in the rows."""
+
+    layout: Layout
+    order: Tensor | None  # (n,) frame position -> client; None when they are the same
+    records: Tensor  # (T,) int64: which record is in the row
+    valid: Tensor | None  # (T,) float32: 0 where the row is padding; None when no row is
+
+
+def lay_out(clients: int, cuts: list[int], widths: NDArray[np.int64], device: torch.device) -> Layout:
+    """The layout with groups cut at the frame positions `cuts`, given each group's width."""
+    groups: list[Group] = []
+    start = 0
+    for first, last, width in zip(cuts, cuts[1:], widths.tolist(), strict=False):
+        if width:
+            groups.append(Group(first, last, width, start))
+            start = groups[-1].stop
+    per_client = np.repeat(widths, np.diff(cuts))
+    owner = torch.from_numpy(np.repeat(np.arange(clients), per_client)).to(device)
+    return Layout(clients, tuple(groups), owner)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All steps laid out: the width of each step's groups, and where each record goes."""
+
+    cuts: list[int]
+    widths: NDArray[np.int64]  # (S, groups)
+    order: NDArray[np.int64] | None  # (S, n) frame position -> client; None: the clients' own order
+    step: NDArray[np.int64]  # (events,)
+    slots: NDArray[np.int64]  # (events,): the row of each record within its step
+    records: NDArray[np.int64]  # (events,)
+
+
+def plan_sorted(batches: Batches, groups: int) -> Plan:
+    """Sorted by batch size, in a few groups."""
+    return _plan(batches, _cuts(batches, groups), _by_size(batches), None)
+
+
+def plan_alike(batches: Batches, groups: int, last: Plan | None) -> Plan:
+    """Sorted, and all steps of one shape: the last plan's, widened where that is too narrow."""
+    cuts = _cuts(batches, groups) if last is None else last.cuts
+    widths = np.zeros(len(cuts) - 1, np.int64) if last is None else last.widths[0]
+    return _plan(batches, cuts, _by_size(batches), widths)
+
+
+def _by_size(batches: Batches) -> NDArray[np.int64]:
+    return np.argsort(-batches.sizes, axis=1, kind="stable")
+
+
+def _cuts(batches: Batches, groups: int) -> list[int]:
+    """Cut clients sorted by batch size into groups, each time where it saves most padding."""
+    sizes = -np.sort(-batches.sizes, axis=1).mean(0)  # (n,), falling
+    cuts = [0, len(sizes)]
+    for _ in range(groups - 1):
+        # Cut at k, group a to b narrows from sizes[a] to sizes[k] for its b - k last clients.
+        saved = np.zeros(len(sizes))
+        for a, b in pairwise(cuts):
+            saved[a:b] = (b - np.arange(a, b)) * (sizes[a] - sizes[a:b])
+        best = int(saved.argmax())
+        if not saved[best] > 0:
+            break
+        cuts = sorted([*cuts, best])
+    return cuts
+
+
+def plan_padded(batches: Batches) -> Plan:
+    """All clients in one group as wide as the largest batch."""
+    return _plan(batches, [0, batches.sizes.shape[1]], None, None)
+
+
+def plan_exact(batches: Batches) -> Plan:
+    """A group per client, and no padding."""
+    return _plan(batches, list(range(batches.sizes.shape[1] + 1)), None, None)
+
+
+def _plan(
+    batches: Batches, cuts: list[int], order: NDArray[np.int64] | None, common: NDArray[np.int64] | None
+) -> Plan:
+    steps, clients = batches.sizes.shape
+    own = np.broadcast_to(np.arange(clients), (steps, clients))
+    rank = own if order is None else np.argsort(order, axis=1)  # client -> frame position
+    framed = batches.sizes if order is None else np.take_along_axis(batches.sizes, order, axis=1)
+    widths = np.maximum.reduceat(framed, cuts[:-1], axis=1)
+    if common is not None:
+        widths = np.broadcast_to(np.maximum(widths.max(0, initial=0), common), widths.shape)
+    per_client = np.repeat(widths, np.diff(cuts), axis=1)  # (S, n) in frame order
+    starts = np.cumsum(per_client, axis=1) - per_client
+    sizes = batches.sizes.ravel()
+    step = np.repeat(np.repeat(np.arange(steps), clients), sizes)
+    client = np.repeat(np.tile(np.arange(clients), steps), sizes)
+    within = np.arange(len(batches.records)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    slots = starts[step, rank[step, client]] + within
+    return Plan(cuts, widths, order, step, slots, batches.records)
+
+
+def steps_of(plan: Plan) -> Iterator[Step]:
+    """The steps of a plan, each as narrow as its own batches allow."""
+    clients = plan.cuts[-1]
+    cpu = torch.device("cpu")
+    ends = np.searchsorted(plan.step, np.arange(len(plan.widths)), side="right")
+    rows = plan.widths @ np.diff(plan.cuts)
+    for step, (end, total) in enumerate(zip(ends.tolist(), rows.tolist(), strict=True)):
+        events = slice(ends[step - 1] if step else 0, end)
+        slots, found = plan.slots[events], plan.records[events]
+        order = None if plan.order is None else torch.from_numpy(plan.order[step])
+        layout = lay_out(clients, plan.cuts, plan.widths[step], cpu)
+        if len(found) == total:  # no padding
+            records = np.empty(total, np.int64)
+            records[slots] = found
+            yield Step(layout, order, torch.from_numpy(records), None)
+            continue
+        records, valid = np.zeros(total, np.int64), np.zeros(total, np.float32)
+        records[slots], valid[slots] = found, 1
+        yield Step(layout, order, torch.from_numpy(records), torch.from_numpy(valid))

@@ -1,0 +1,173 @@
+"""Local training of a cohort: every client its own model, batches, noise, rate, step size and step count.
+
+All of a cohort's clients take a step together. Whatever a client draws comes from its own streams, and a
+client's arithmetic does not mix with another's, so chunks and grouping change nothing but float rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyeps.core import Records
+from polyeps.engine.layout import Plan, Step, plan_exact, plan_padded, plan_sorted, steps_of
+from polyeps.engine.memory import keep_freed_memory
+from polyeps.engine.network import add_gradients
+from polyeps.engine.noise import Streams
+from polyeps.engine.sampling import Batches, poisson_batches
+from polyeps.models import Model
+
+# From this many parameters on, one client's matrix products are work enough for a call of their own, and
+# copying models into frame order would cost more than calls.
+LARGE = 200_000
+GROUPS = 4
+NOISE_BLOCK = 1 << 20  # normals drawn at once: enough to hide the calls, small enough for the cache
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How each client trains: one entry per client."""
+
+    rate: Floats  # sampling rate of a record
+    steps: NDArray[np.int64]
+    learning_rate: Floats
+    divisor: Floats | None  # of gradient sums; None: the realised batch size
+    clip: Floats | None  # None: do not clip
+    deviation: Floats | None  # of the noise on the sum; None: add none
+    momentum: Floats | None
+    decay: Floats | None
+    pull: Floats | None  # towards the anchor
+
+    def select(self, rows: slice) -> Settings:
+        """The settings of some of the clients."""
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: values[rows] for name, values in held.items() if values is not None})
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Tensors of a run that do not change: the settings as columns (n, 1), and per step (S, n, 1)."""
+
+    rate: Tensor  # (S, n, 1): 0 once a client has taken all its steps
+    divisor: Tensor  # (S, n, 1)
+    clip: Tensor | None  # (n,)
+    deviation: Tensor | None
+    momentum: Tensor | None
+    decay: Tensor | None
+    pull: Tensor | None
+
+
+def pace(settings: Settings, batches: Batches, device: torch.device) -> Pace:
+    """The settings, laid out for the steps of a run."""
+
+    def column(values: Floats | None) -> Tensor | None:
+        return None if values is None else torch.from_numpy(values).float().to(device)[:, None]
+
+    def per_step(values: Floats) -> Tensor:
+        return torch.from_numpy(values).float().to(device)[:, :, None]
+
+    active = settings.steps > np.arange(len(batches.sizes))[:, None]  # (S, n)
+    realised = np.maximum(batches.sizes, 1).astype(float)
+    divisor = realised if settings.divisor is None else np.broadcast_to(settings.divisor, active.shape)
+    clip = column(settings.clip)
+    return Pace(
+        rate=per_step(np.where(active, settings.learning_rate, 0.0)),
+        divisor=per_step(np.array(divisor)),
+        clip=None if clip is None else clip[:, 0],
+        deviation=column(settings.deviation),
+        momentum=column(settings.momentum),
+        decay=column(settings.decay),
+        pull=column(settings.pull),
+    )
+
+
+def train_on_cpu(
+    model: Model, starts: Tensor, anchor: Tensor, records: Records, streams: Streams, settings: Settings
+) -> Tensor:
+    """The models (n, d) after local training from starts (n, d), the clients of `records` all at once."""
+    keep_freed_memory()
+    batches = poisson_batches(streams, records.offsets.numpy(), settings.rate, settings.steps)
+    steps = steps_of(choose_plan(model, batches))
+    fixed = pace(settings, batches, starts.device)
+    models = starts.clone()
+    velocity = None if fixed.momentum is None else torch.zeros_like(models)
+    for number, (step, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
+        gradient = torch.zeros_like(models) if drawn is None else drawn
+        rate, divisor = fixed.rate[number], fixed.divisor[number]
+        advance(model, models, velocity, anchor, records, step, fixed, rate, divisor, gradient)
+    return models
+
+
+def choose_plan(model: Model, batches: Batches) -> Plan:
+    """The layout that should move the fewest floats for this model and these batches."""
+    sizes = batches.sizes
+    clients = sizes.shape[1]
+    if model.size >= LARGE or clients == 1:
+        return plan_exact(batches)
+    padding = clients * sizes.max(1, initial=0) - sizes.sum(1)
+    # Sorting costs about four passes over all models: two copies, zeros and an addition.
+    if padding.sum() * model.floats_per_row < 4 * clients * model.size * len(sizes):
+        return plan_padded(batches)
+    return plan_sorted(batches, GROUPS)
+
+
+def advance(
+    model: Model,
+    models: Tensor,
+    velocity: Tensor | None,
+    anchor: Tensor,
+    records: Records,
+    step: Step,
+    fixed: Pace,
+    rate: Tensor,
+    divisor: Tensor,
+    gradient: Tensor,
+) -> None:
+    """One step of all clients, in place; gradient (n, d) brings the noise and is used up."""
+    # index_select, not [...]: six times faster on the CPU for rows like these
+    rows = records.features.index_select(0, step.records)
+    labels = records.labels.index_select(0, step.records)
+    if step.order is None:
+        framed, framed_models, clip = gradient, models, fixed.clip
+    else:
+        framed, framed_models = torch.zeros_like(models), models.index_select(0, step.order)
+        clip = None if fixed.clip is None else fixed.clip.index_select(0, step.order)
+    add_gradients(
+        model.network, model.loss, framed_models, rows, labels, step.layout, step.valid, clip, framed
+    )
+    if step.order is not None:
+        gradient.index_add_(0, step.order, framed)
+    if velocity is None and fixed.decay is None and fixed.pull is None:
+        models.addcmul_(gradient, rate / divisor, value=-1)
+        return
+    gradient.div_(divisor)
+    if fixed.decay is not None:
+        gradient.addcmul_(models, fixed.decay)
+    if fixed.pull is not None:
+        gradient.addcmul_(models - anchor, fixed.pull)
+    if velocity is not None and fixed.momentum is not None:
+        gradient = velocity.mul_(fixed.momentum).add_(gradient)
+    models.addcmul_(gradient, rate, value=-1)
+
+
+def _noise(streams: Streams, settings: Settings, size: int) -> Iterator[Tensor | None]:
+    """Per step: the noise on every client's gradient sum, (n, d), or None; drawn several steps at once."""
+    total = int(settings.steps.max(initial=0))
+    if settings.deviation is None:
+        yield from (None for _ in range(total))
+        return
+    deviation = torch.from_numpy(settings.deviation).float()[:, None]
+    clients = len(settings.steps)
+    block = max(1, min(total, NOISE_BLOCK // (clients * size)))
+    normals = torch.zeros(block, clients, size)
+    for step in range(0, total, block):
+        streams.normals(normals.transpose(0, 1), np.flatnonzero(settings.steps > step).tolist())
+        for ahead in range(min(block, total - step)):
+            yield normals[ahead].mul_(deviation)

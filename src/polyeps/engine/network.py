@@ -1,0 +1,164 @@
+"""A module lowered to layers, and the gradients of a cohort: one forward and one backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyeps.engine.convolution import Convolution
+from polyeps.engine.layers import Embedding, Free, Layer, Linear, Mapped, Norm
+from polyeps.engine.layout import Group, Layout
+from polyeps.engine.recurrent import LastState, Lstm
+from polyeps.engine.sums import Contribution
+
+# The loss of each row, (T,), from outputs (T, ...) and labels (T,).
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Network:
+    """The layers of a model, in order; their parameters are neighbouring columns of the models (n, d)."""
+
+    layers: tuple[Layer, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(layer.size for layer in self.layers)
+
+    def forward(self, models: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, list[Any]]:
+        """The outputs (T, ...), and what each layer saved for its backward pass."""
+        saved = []
+        for layer, weights in zip(self.layers, self.columns(models), strict=True):
+            rows, kept = layer.forward(weights, rows, layout)
+            saved.append(kept)
+        return rows, saved
+
+    def contributions(
+        self, models: Tensor, saved: list[Any], gradients: Tensor, layout: Layout
+    ) -> list[Contribution | None]:
+        """What each layer contributes, given the gradients of the outputs."""
+        # Nothing below the first layer with parameters is worth a gradient.
+        first = next((i for i, layer in enumerate(self.layers) if layer.size), len(self.layers))
+        found: list[Contribution | None] = [None] * len(self.layers)
+        columns = self.columns(models)
+        onwards: Tensor | None = gradients
+        for i in reversed(range(first, len(self.layers))):
+            assert onwards is not None
+            onwards, found[i] = self.layers[i].backward(columns[i], saved[i], onwards, layout, i > first)
+            saved[i] = None  # frees the activations as early as possible
+        return found
+
+    def columns(self, models: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(models, [layer.size for layer in self.layers], dim=1)
+
+
+def add_gradients(
+    network: Network,
+    loss: Loss,
+    models: Tensor,
+    rows: Tensor,
+    labels: Tensor,
+    layout: Layout,
+    valid: Tensor | None,
+    clip: Tensor | None,
+    into: Tensor,
+) -> None:
+    """Add to into (n, d) each client's sum of row gradients, each clipped to the client's norm, clip (n,)."""
+    if not layout.rows:
+        return
+    outputs, saved = network.forward(models, rows, layout)
+    with torch.enable_grad():
+        leaf = outputs.detach().requires_grad_()
+        losses = loss(leaf, labels)
+        total = losses.sum() if valid is None else (losses * valid).sum()
+    (gradients,) = torch.autograd.grad(total, leaf)
+    found = network.contributions(models, saved, gradients, layout)
+    factors = None if clip is None else clipping_factors(found, clip.index_select(0, layout.owner))
+    for contribution, columns in zip(found, network.columns(into), strict=True):
+        if contribution is not None:
+            contribution.add_to(columns, factors)
+
+
+def clipping_factors(found: list[Contribution | None], clip: Tensor) -> Tensor:
+    """min(1, clip / norm) of each row, over all its parameters together."""
+    squares = sum(c.squared_norms() for c in found if c is not None)
+    assert isinstance(squares, Tensor)
+    # Rounding must not let a norm pass the clip: the smallest norm divided by is a tiny positive number.
+    return (clip / squares.sqrt_().clamp_(min=1e-30)).clamp_(max=1.0)
+
+
+def floats_per_row(network: Network, row: Tensor) -> int:
+    """About how many floats a row needs in a step: kept activations, their gradients, its own gradient."""
+    layout = Layout(1, (Group(0, 1, 1, 0),), torch.zeros(1, dtype=torch.int64))
+    _, saved = network.forward(torch.zeros(1, network.size), row, layout)
+    kept = sum(_floats(of_layer) for of_layer in saved)
+    formed = sum(layer.size for layer in network.layers if not isinstance(layer, Linear | Embedding))
+    return 2 * kept + formed
+
+
+def _floats(saved: Any) -> int:
+    if isinstance(saved, Tensor):
+        return saved.numel()
+    parts = saved if isinstance(saved, list | tuple) else saved.__dict__.values()
+    return sum(_floats(part) for part in parts)
+
+
+def lower(module: nn.Module) -> Network:
+    """The network of a module: rules where there are rules, `vmap` elsewhere."""
+    network = Network(tuple(_layers(module)))
+    trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    # Layers that share a parameter count it twice; only the module as a whole gets its gradient right.
+    return network if network.size == trainable else Network((Mapped(module),))
+
+
+def _layers(module: nn.Module) -> list[Layer]:
+    if type(module) is nn.Sequential:
+        return [layer for child in module for layer in _layers(child)]
+    if not any(p.requires_grad for p in module.parameters()):
+        return [Free(module)]
+    if all(p.requires_grad for p in module.parameters()):
+        rule = _rule(module)
+        if rule is not None:
+            return [rule]
+    return [Mapped(module)]
+
+
+def _rule(module: nn.Module) -> Layer | None:
+    """The batched rule of a module; none for a subclass, whose forward may be another."""
+    kind = type(module)
+    if kind is nn.Linear:
+        return Linear(module.in_features, module.out_features, module.bias is not None)  # type: ignore[arg-type]
+    if isinstance(module, nn.Conv2d) and kind is nn.Conv2d:
+        return _convolution(module)
+    if isinstance(module, nn.Embedding) and kind is nn.Embedding:
+        plain = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+        return Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx) if plain else None
+    if isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
+        return Norm(module, module.weight.numel(), module.bias is not None)
+    if isinstance(module, nn.GroupNorm) and kind is nn.GroupNorm:
+        return Norm(module, module.num_channels, bias=True)
+    if isinstance(module, LastState):
+        lstm = module.lstm
+        plain = lstm.batch_first and not (lstm.bidirectional or lstm.dropout or lstm.proj_size)
+        return Lstm(lstm.input_size, lstm.hidden_size, lstm.num_layers, lstm.bias) if plain else None
+    return None
+
+
+def _convolution(module: nn.Conv2d) -> Convolution | None:
+    if module.groups != 1 or module.dilation != (1, 1) or module.padding_mode != "zeros":
+        return None
+    high, wide = module.kernel_size
+    if module.padding == "same":  # torch pads the odd one at the right and the bottom
+        padding = ((wide - 1) // 2, wide // 2, (high - 1) // 2, high // 2)
+    elif module.padding == "valid":
+        padding = (0, 0, 0, 0)
+    else:
+        rows, columns = (int(side) for side in module.padding)
+        padding = (columns, columns, rows, rows)
+    stride = (module.stride[0], module.stride[1])
+    bias = module.bias is not None
+    return Convolution(module.in_channels, module.out_channels, (high, wide), stride, padding, bias)

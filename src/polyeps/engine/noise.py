@@ -1,0 +1,196 @@
+"""Random streams, one per client: seeded in simulation, the operating system's entropy when deployed.
+
+A client's stream knows nothing of the other clients, so what a client draws does not depend on the cohort it
+is computed in, on chunk sizes or on numbering. Batches and noise come from two separate streams of a client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyeps.errors import InputError, PolyepsError
+
+# Words turned into normals at a time: the intermediate values stay in the cache. It is part of what a seed
+# means, since the words of a tile are split into radii and angles.
+TILE = 1 << 17
+
+
+class Streams(Protocol):
+    """n independent random streams; row i is client i's."""
+
+    @property
+    def clients(self) -> int: ...
+
+    def uniforms(self, count: int) -> NDArray[np.float64]:
+        """The next `count` uniforms in (0, 1] of every client's batch stream, (n, count)."""
+
+    def normals(self, out: Tensor, rows: Sequence[int]) -> None:
+        """Fill out[i] (steps, d) with the next standard normals of client i's noise stream, for i in rows."""
+
+    def select(self, rows: Sequence[int]) -> Streams:
+        """The streams of some of the clients."""
+
+
+class SeededStreams:
+    """Streams for simulation: a function of (seed, client, round) alone, and as fast as we can make them.
+
+    The bits are SFC64's: a statistical generator, never to protect anybody. The normals are Box and Muller's
+    in float32 from 32-bit uniforms, so they end at 6.7 standard deviations.
+
+    >>> SeededStreams(7, ["a", "b"], 0).uniforms(2)[1] == SeededStreams(7, ["b"], 0).uniforms(2)[0]
+    array([ True,  True])
+    """
+
+    def __init__(self, seed: int, ids: Sequence[int | str], round: int) -> None:
+        self.keys = [_key(seed, client, round) for client in ids]
+        if len(set(self.keys)) != len(self.keys):
+            raise InputError("two clients of the cohort have the same id; give each client its own")
+        self._batches: list[np.random.SFC64 | None] = [None] * len(self.keys)
+        self._noise: list[np.random.SFC64 | None] = [None] * len(self.keys)
+
+    @property
+    def clients(self) -> int:
+        return len(self.keys)
+
+    def select(self, rows: Sequence[int]) -> SeededStreams:
+        chosen = SeededStreams.__new__(SeededStreams)
+        chosen.keys = [self.keys[i] for i in rows]
+        chosen._batches = [self._batches[i] for i in rows]
+        chosen._noise = [self._noise[i] for i in rows]
+        return chosen
+
+    def uniforms(self, count: int) -> NDArray[np.float64]:
+        words = np.empty((self.clients, count), np.uint64)
+        for i in range(self.clients):
+            words[i] = _generator(self._batches, self.keys, i, 0).random_raw(count)
+        return _unit(words)
+
+    def normals(self, out: Tensor, rows: Sequence[int]) -> None:
+        _, steps, d = out.shape
+        half = (d + 1) // 2
+        # Drawing stays on one thread: torch's own threads spin while they wait and would starve others.
+        if steps * half > TILE:
+            for row in rows:
+                generator = _generator(self._noise, self.keys, row, 1)
+                for step in range(steps):
+                    for first in range(0, half, TILE):
+                        last = min(first + TILE, half)
+                        words = generator.random_raw(last - first)
+                        box_muller(
+                            words, out[row, step, first:last], out[row, step, half + first : half + last]
+                        )
+            return
+        together = max(1, TILE // (steps * half))
+        for place in range(0, len(rows), together):
+            some = list(rows[place : place + together])
+            words = np.empty((len(some), steps, half), np.uint64)
+            for mine, row in zip(words, some, strict=True):
+                mine[:] = (
+                    _generator(self._noise, self.keys, row, 1).random_raw(steps * half).reshape(steps, half)
+                )
+            whole = some[-1] - some[0] == len(some) - 1
+            block = out[some[0] : some[-1] + 1] if whole else torch.empty(len(some), steps, d)
+            box_muller(words, block[:, :, :half], block[:, :, half:])
+            if not whole:
+                out[some] = block
+
+
+class SystemStreams:
+    """Streams for deployment: ChaCha20 keystreams under keys from the operating system, kept nowhere.
+
+    Floating-point leakage. A Gaussian made from few bits in floating point leaves gaps and patterns in the
+    low digits of noise + value, from which an attacker may rule out neighbouring data (Mironov 2012; Jin et
+    al. 2022). Two measures: each normal is the sum of four independent Gaussians computed in float64 and
+    divided by two, so that undoing it means solving for eight 53-bit uniforms (Holohan and Braghin 2021); and
+    the sum is rounded to the public grid of multiples of 2^-16, so its low digits say nothing of how it was
+    computed. This makes the known attacks much harder. It is not a proof: the guarantee remains that of the
+    ideal Gaussian, the tails end where 53-bit uniforms end, and the value the noise is added to is itself
+    floating point. Who needs a guarantee for the very bits that are sent must release integers with discrete
+    noise instead.
+    """
+
+    def __init__(self, clients: int) -> None:
+        # In this order: batches of client 0, 1, ..., noise of client 0, 1, ...
+        self._keystreams = [_Keystream() for _ in range(2 * clients)]
+
+    @property
+    def clients(self) -> int:
+        return len(self._keystreams) // 2
+
+    def select(self, rows: Sequence[int]) -> SystemStreams:
+        chosen = SystemStreams(0)
+        both = [*rows, *(self.clients + i for i in rows)]
+        chosen._keystreams = [self._keystreams[i] for i in both]
+        return chosen
+
+    def uniforms(self, count: int) -> NDArray[np.float64]:
+        words = [stream.words(count) for stream in self._keystreams[: self.clients]]
+        return _unit(np.stack(words)) if words else np.empty((0, count))
+
+    def normals(self, out: Tensor, rows: Sequence[int]) -> None:
+        _, steps, d = out.shape
+        for i in rows:
+            uniforms = _unit(self._keystreams[self.clients + i].words(8 * steps * d)).reshape(4, 2, steps, d)
+            gaussians = np.sqrt(-2 * np.log(uniforms[:, 0])) * np.cos(2 * np.pi * uniforms[:, 1])
+            noise = np.round(gaussians.sum(0) / 2 * 2**16) / 2**16
+            out[i] = torch.from_numpy(noise).to(torch.float32)
+
+
+def box_muller(words: NDArray[np.uint64], cosines: Tensor, sines: Tensor) -> None:
+    """Fill cosines (..., h) and sines (..., h or h - 1) with normals, two of each 64-bit word (..., h)."""
+    bits = torch.unflatten(torch.from_numpy(words).view(torch.int32), -1, (2, -1))
+    # |bits| keeps full relative precision near 0, where the tails come from; in (0, 1].
+    radius = (bits[..., 0, :] * 2.0**-31).abs_().clamp_(min=2.0**-32)
+    radius.log_().mul_(-2).sqrt_()
+    angle = bits[..., 1, :] * (math.pi * 2.0**-31)
+    torch.mul(torch.cos(angle), radius, out=cosines)
+    kept = sines.shape[-1]
+    torch.mul(angle.sin_()[..., :kept], radius[..., :kept], out=sines)
+
+
+class _Keystream:
+    """The ChaCha20 keystream under a fresh key."""
+
+    def __init__(self) -> None:
+        try:
+            from cryptography.hazmat.primitives import ciphers  # type: ignore[import-not-found,unused-ignore]
+        except ImportError as missing:
+            raise PolyepsError(
+                "noise for deployment needs the package cryptography; run: pip install cryptography"
+            ) from missing
+        # The nonce may be anything: the key is used once.
+        self._encryptor = ciphers.Cipher(
+            ciphers.algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None
+        ).encryptor()
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        return np.frombuffer(self._encryptor.update(bytes(8 * count)), np.uint64)
+
+
+def _key(seed: int, client: int | str, round: int) -> int:
+    digest = hashlib.blake2b(f"{int(seed)}/{int(round)}/{client}".encode(), digest_size=16).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _generator(
+    generators: list[np.random.SFC64 | None], keys: list[int], row: int, purpose: int
+) -> np.random.SFC64:
+    """The row's generator, made when first asked for: a cohort on a device needs only the batches'."""
+    generator = generators[row]
+    if generator is None:
+        generator = generators[row] = np.random.SFC64(np.random.SeedSequence([keys[row], purpose]))
+    return generator
+
+
+def _unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Uniforms in (0, 1] from the upper 53 bits of each word."""
+    return ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53

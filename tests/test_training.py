@@ -1,0 +1,467 @@
+"""Training a cohort: against the plain loop and torch.optim.SGD, and that grouping changes nothing."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from polyeps import training
+from polyeps.core import Records
+from polyeps.engine import loop
+from polyeps.engine.captured import Graphs, train_on_device
+from polyeps.engine.layout import Plan, plan_alike, plan_exact, plan_padded, plan_sorted
+from polyeps.engine.loop import Settings, choose_plan, train_on_cpu
+from polyeps.engine.memory import keep_freed_memory
+from polyeps.engine.noise import SeededStreams, SystemStreams
+from polyeps.engine.philox import normals
+from polyeps.engine.sampling import Batches, poisson_batches
+from polyeps.errors import InputError
+from polyeps.models import MODELS, Model, cnn, cross_entropy, linear_svm, logistic, mlp
+from polyeps.training import Training, dp_sgd, proximal, sgd
+from tests.reference.local_training import dp_sgd_client, example_gradient
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Small operations on two threads wait for whoever else uses the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+SMALL = mlp(6, (5,), 3)
+COUNTS = [12, 1, 30, 7, 19]
+CLIENTS = len(COUNTS)
+
+
+def cohort(model: Model = SMALL, counts: list[int] = COUNTS, classes: int = 3) -> Records:
+    generator = torch.Generator().manual_seed(9)
+    total = sum(counts)
+    if model.input_type == torch.int64:
+        features = torch.randint(0, 50, (total, *model.input_shape), generator=generator)
+    else:
+        features = torch.randn(total, *model.input_shape, generator=generator)
+    labels = torch.randint(0, classes, (total,), generator=generator)
+    return Records(features, labels, torch.tensor([0, *np.cumsum(counts)]))
+
+
+def start(model: Model = SMALL) -> Tensor:
+    return model.start(torch.Generator().manual_seed(4))
+
+
+def streams(ids: list[int] | None = None) -> SeededStreams:
+    return SeededStreams(21, list(range(CLIENTS)) if ids is None else ids, 2)
+
+
+def rows_of(records: Records, clients: list[int]) -> Records:
+    """The records of some clients, in a new block."""
+    edges = records.offsets.tolist()
+    chosen = [torch.arange(edges[i], edges[i + 1]) for i in clients]
+    offsets = torch.tensor([0, *np.cumsum([len(rows) for rows in chosen])])
+    return Records(records.features[torch.cat(chosen)], records.labels[torch.cat(chosen)], offsets)
+
+
+# Everything differs between clients; the third has no steps to take, the second one record.
+RATE = [0.3, 0.9, 0.2, 1.0, 0.05]
+STEPS = [6, 4, 0, 3, 6]
+LEARNING_RATE = [0.3, 0.1, 0.2, 0.25, 0.4]
+CLIP = [0.5, 1.0, 0.7, 2.0, 0.1]
+SCALE = [1.0, 0.5, 2.0, 0.0, 3.0]
+
+
+def varied(model: Model = SMALL, memory: int | None = None) -> Training:
+    return dp_sgd(model, rate=RATE, steps=STEPS, clip=CLIP, learning_rate=LEARNING_RATE, memory=memory)
+
+
+def one_of(client: int) -> Training:
+    i = client
+    return dp_sgd(SMALL, rate=RATE[i], steps=STEPS[i], clip=CLIP[i], learning_rate=LEARNING_RATE[i])
+
+
+def test_dp_sgd_equals_the_plain_loop_client_by_client() -> None:
+    records = cohort()
+    updates = varied().run(start(), records, streams(), SCALE)
+    for i in range(CLIENTS):
+        plain = dp_sgd_client(
+            SMALL,
+            start(),
+            rows_of(records, [i]),
+            streams([i]),
+            RATE[i],
+            STEPS[i],
+            CLIP[i],
+            SCALE[i],
+            LEARNING_RATE[i],
+        )
+        torch.testing.assert_close(updates[i], plain, rtol=1e-5, atol=1e-5)
+    assert not updates[2].any()  # no steps, no update
+    assert updates[[0, 1, 3, 4]].any(dim=1).all()
+
+
+def test_the_loops_empty_batches_are_really_there() -> None:
+    records = cohort()
+    drawn = poisson_batches(streams(), records.offsets.numpy(), np.array(RATE), np.array(STEPS))
+    sizes = drawn.sizes[:, 4]
+    assert (sizes == 0).any()  # noise is added and a step taken all the same: see the test above
+
+
+def test_a_cohort_of_one_is_a_row_of_many() -> None:
+    records = cohort()
+    together = varied().run(start(), records, streams(), SCALE)
+    for i in range(CLIENTS):
+        alone = one_of(i).run(start(), rows_of(records, [i]), streams([i]), SCALE[i])
+        torch.testing.assert_close(together[i : i + 1], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_renumbering_the_clients_changes_nothing() -> None:
+    records, order = cohort(), [3, 0, 4, 2, 1]
+    together = varied().run(start(), records, streams(), SCALE)
+
+    def moved(values: Sequence[float]) -> list[float]:
+        return [values[i] for i in order]
+
+    again = dp_sgd(
+        SMALL, rate=moved(RATE), steps=moved(STEPS), clip=moved(CLIP), learning_rate=moved(LEARNING_RATE)
+    ).run(start(), rows_of(records, order), streams(order), moved(SCALE))
+    torch.testing.assert_close(again, together[order], rtol=1e-5, atol=1e-6)
+
+
+def smooth_cnn() -> Model:
+    """A convolution without kinks: at one, rounding decides which way a gradient goes."""
+    layers = [nn.Conv2d(1, 4, 3, stride=2), nn.Tanh(), nn.AvgPool2d(3), nn.Flatten(), nn.Linear(64, 10)]
+    return Model(nn.Sequential(*layers).to("meta"), cross_entropy, (1, 28, 28))
+
+
+@pytest.mark.parametrize(
+    ("model", "tolerance"),
+    [(logistic(), 1e-6), (smooth_cnn(), 1e-6), (cnn(), 1e-3)],
+    ids=["logistic", "smooth", "cnn"],
+)
+def test_chunks_of_1_7_and_64_agree(model: Model, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = cohort(model, [9] * 64, classes=10)
+    ids = list(range(64))
+    found = []
+    for size in (1, 7, 64):
+        edges = [*range(0, 64, size), 64]
+        pieces = [slice(a, b) for a, b in pairwise(edges)]
+        monkeypatch.setattr(training, "_chunks", lambda *_, pieces=pieces: pieces)
+        way = dp_sgd(model, rate=0.3, steps=3, clip=1.0, learning_rate=0.1)
+        found.append(way.run(start(model), records, streams(ids), 0.7))
+    torch.testing.assert_close(found[0], found[2], rtol=1e-5, atol=tolerance)
+    torch.testing.assert_close(found[1], found[2], rtol=1e-5, atol=tolerance)
+    assert float(found[0].std()) > 5 * tolerance  # the updates are far larger than what is let pass
+
+
+def test_how_clients_are_grouped_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = cohort()
+    found = []
+    plans: list[Callable[[Batches], Plan]] = [
+        plan_exact,
+        plan_padded,
+        *(partial(plan_sorted, groups=groups) for groups in (1, 2, 5)),
+        partial(plan_alike, groups=3, last=None),
+    ]
+    for plan in plans:
+        monkeypatch.setattr(loop, "choose_plan", lambda _, batches, plan=plan: plan(batches))
+        found.append(varied().run(start(), records, streams(), SCALE))
+    for other in found[1:]:
+        torch.testing.assert_close(found[0], other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_layout_follows_the_model() -> None:
+    sizes = np.random.default_rng(0).poisson(8, (20, 40))
+    batches = Batches(sizes, np.zeros(sizes.sum(), np.int64))
+    assert choose_plan(logistic(), batches).cuts == [0, 40]  # padded: 7 850 parameters, 1 568 floats a row
+    assert choose_plan(cnn(), batches).order is not None  # sorted: 88 184 floats a row
+    assert len(choose_plan(MODELS["mcmahan_cnn"](), batches).cuts) == 41  # exact
+    sizes[:, 0] = 500  # one client with huge batches must not widen everybody's
+    uneven = Batches(sizes, np.zeros(sizes.sum(), np.int64))
+    assert choose_plan(logistic(), uneven).order is not None
+    plan = choose_plan(logistic(), uneven)
+    assert (plan.widths @ np.diff(plan.cuts)).sum() < 1.25 * sizes.sum()
+
+
+def test_little_memory_means_small_chunks_and_the_same_answer() -> None:
+    records = cohort()
+    torch.testing.assert_close(
+        varied(memory=1).run(start(), records, streams(), SCALE),
+        varied().run(start(), records, streams(), SCALE),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_a_thousand_clients_of_cnn_stay_within_the_memory_they_are_given() -> None:
+    model = cnn()
+    records = Records(torch.zeros(1000, 1, 28, 28), torch.zeros(1000), torch.arange(1001) * 1200)
+    settings = Settings(
+        np.full(1000, 8 / 1200), np.full(1000, 1), np.ones(1000), None, None, None, None, None, None
+    )
+    pieces = training._chunks(model, records, settings, None)
+    assert [pieces[0].start, pieces[-1].stop] == [0, 1000]
+    assert all(a.stop == b.start for a, b in pairwise(pieces))
+    largest = max(piece.stop - piece.start for piece in pieces)
+    # 88 184 floats a row (patches twice, activations, gradients), eight rows a client
+    assert 10 < largest <= training.CPU_MEMORY / (8 * 88_184 * 4)
+
+
+def torch_sgd(
+    model: Model, records: Records, ids: list[int], divisor: str | None, penalty: float, **options: float
+) -> Tensor:
+    """Every client by torch.optim.SGD itself, on the same batches; divisor None is the mean."""
+    updates = []
+    for i in ids:
+        mine = rows_of(records, [i])
+        batches = poisson_batches(
+            streams([i]), mine.offsets.numpy(), np.array([RATE[i]]), np.array([STEPS[i]])
+        )
+        vector = start(model).requires_grad_()
+        optimiser = torch.optim.SGD([vector], **options)  # type: ignore[arg-type]
+        used = 0
+        for size in batches.sizes[:, 0].tolist():
+            batch = batches.records[used : used + size]
+            used += size
+            total = torch.zeros(model.size)
+            for row in batch:
+                total += example_gradient(model, vector.detach(), mine.features[row], mine.labels[row])
+            expected = RATE[i] * COUNTS[i] if divisor == "expected" else max(size, 1)
+            vector.grad = total / expected + penalty * (vector.detach() - start(model) - 0.1)
+            optimiser.step()
+        updates.append(vector.detach() - start(model))
+    return torch.stack(updates)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+def test_sgd_is_torchs(momentum: float, decay: float) -> None:
+    records = cohort()
+    way = sgd(SMALL, rate=RATE, steps=STEPS, learning_rate=0.2, momentum=momentum, decay=decay)
+    theirs = torch_sgd(
+        SMALL, records, list(range(CLIENTS)), None, 0.0, lr=0.2, momentum=momentum, weight_decay=decay
+    )
+    torch.testing.assert_close(way.run(start(), records, streams()), theirs, rtol=1e-5, atol=1e-6)
+    assert way.price is None
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.5, 0.01)])
+def test_dp_sgd_without_noise_and_clip_is_torchs_sgd(momentum: float, decay: float) -> None:
+    records = cohort()
+    way = dp_sgd(
+        SMALL, rate=RATE, steps=STEPS, clip=math.inf, learning_rate=0.2, momentum=momentum, decay=decay
+    )
+    theirs = torch_sgd(
+        SMALL, records, list(range(CLIENTS)), "expected", 0.0, lr=0.2, momentum=momentum, weight_decay=decay
+    )
+    torch.testing.assert_close(way.run(start(), records, streams(), 0.0), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_proximal_step_pulls_to_the_anchor() -> None:
+    records = cohort()
+    way = proximal(SMALL, rate=RATE, steps=STEPS, learning_rate=0.2, pull=0.3)
+    ours = way.run(start(), records, streams(), anchor=start() + 0.1)
+    theirs = torch_sgd(SMALL, records, list(range(CLIENTS)), None, 0.3, lr=0.2)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    per_client = proximal(SMALL, rate=RATE, steps=STEPS, learning_rate=0.2, pull=[0.3, 0, 0, 0, 0])
+    mixed = per_client.run(start(), records, streams(), anchor=start() + 0.1)
+    plain = sgd(SMALL, rate=RATE, steps=STEPS, learning_rate=0.2).run(start(), records, streams())
+    torch.testing.assert_close(mixed, torch.cat([ours[:1], plain[1:]]), rtol=1e-5, atol=1e-6)
+
+
+def test_starts_may_differ_by_client() -> None:
+    records = cohort()
+    starts = start() + torch.arange(CLIENTS)[:, None] * 0.01
+    together = varied().run(starts, records, streams(), SCALE)
+    alone = one_of(3).run(starts[3], rows_of(records, [3]), streams([3]), SCALE[3])
+    torch.testing.assert_close(together[3:4], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_the_noise_has_the_variance_that_is_paid_for() -> None:
+    model = logistic(784, 10)
+    records = cohort(model, [20] * 4, classes=10)
+    scales, clips, rates = np.array([0.5, 1.0, 2.0, 4.0]), np.array([1.0, 0.5, 2.0, 1.0]), np.full(4, 0.25)
+    way = dp_sgd(model, rate=rates, steps=1, clip=clips, learning_rate=1.0)
+    ids = [0, 1, 2, 3]
+    silent = way.run(start(model), records, streams(ids), 0.0)
+    difference = way.run(start(model), records, streams(ids), scales) - silent
+    for i in range(4):
+        deviation = scales[i] * clips[i] / (0.25 * 20)
+        sample = (difference[i] / deviation).double().numpy()
+        # 5.6 standard deviations either way: 9 % of the variance for so many coordinates
+        assert 1e-8 < stats.chi2(len(sample)).cdf(np.sum(sample**2)) < 1 - 1e-8
+        assert stats.kstest(sample, "norm").pvalue > 1e-6
+    price = way.price
+    assert price is not None
+    assert price(2.0) == dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(2.0)), 1
+    )
+
+
+def test_price_is_per_client_where_clients_differ() -> None:
+    price = varied().price
+    assert price is not None
+    event = price(1.5, row=1)
+    assert event == dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.9, dp_accounting.GaussianDpEvent(1.5)), 4
+    )
+    with pytest.raises(InputError, match="differs between clients"):
+        price(1.5)
+
+
+def test_same_seed_same_run_other_seed_other_run() -> None:
+    records = cohort()
+    one = varied().run(start(), records, SeededStreams(1, range(CLIENTS), 0), SCALE)
+    assert torch.equal(one, varied().run(start(), records, SeededStreams(1, range(CLIENTS), 0), SCALE))
+    assert not torch.equal(one, varied().run(start(), records, SeededStreams(1, range(CLIENTS), 1), SCALE))
+    assert not torch.equal(one, varied().run(start(), records, SeededStreams(2, range(CLIENTS), 0), SCALE))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_trains(name: str) -> None:
+    model = MODELS[name](length=5) if name == "lstm" else MODELS[name]()
+    records = cohort(model, [6, 4], classes=2)
+    way = sgd(model, rate=1.0, steps=3, learning_rate=0.02)
+    updates = way.run(start(model), records, streams([0, 1]))
+    for i in range(2):
+        rows = slice(int(records.offsets[i]), int(records.offsets[i + 1]))
+        losses = [
+            float(model.loss(model.outputs(vector, records.features[rows]), records.labels[rows]).mean())
+            for vector in (start(model), start(model) + updates[i])
+        ]
+        assert losses[1] < losses[0]
+
+
+def settings(steps: list[int], noisy: bool) -> Settings:
+    return Settings(
+        rate=np.array(RATE),
+        steps=np.array(steps),
+        learning_rate=np.array(LEARNING_RATE),
+        divisor=np.array(RATE) * np.array(COUNTS),
+        clip=np.array(CLIP),
+        deviation=np.array(SCALE) * np.array(CLIP) if noisy else None,
+        momentum=np.full(CLIENTS, 0.5),
+        decay=np.full(CLIENTS, 0.01),
+        pull=np.full(CLIENTS, 0.1),
+    )
+
+
+def test_the_captured_step_run_eagerly_is_the_cpu_path() -> None:
+    records, starts = cohort(), start().expand(CLIENTS, -1).contiguous()
+    anchor = starts + 0.1
+    with torch.no_grad():
+        device = train_on_device(SMALL, starts, anchor, records, streams(), settings(STEPS, False), Graphs())
+        host = train_on_cpu(SMALL, starts, anchor, records, streams(), settings(STEPS, False))
+    torch.testing.assert_close(device, host, rtol=1e-5, atol=1e-6)
+
+
+def test_the_captured_step_adds_each_clients_own_noise() -> None:
+    records, starts = cohort(), start().expand(CLIENTS, -1).contiguous()
+    keys = torch.tensor([key & (2**63 - 1) for key in streams().keys])
+    quick = settings([1] * CLIENTS, True)
+    with torch.no_grad():
+        noisy = train_on_device(SMALL, starts, starts, records, streams(), quick, Graphs())
+        plain = train_on_device(
+            SMALL, starts, starts, records, streams(), settings([1] * CLIENTS, False), Graphs()
+        )
+    column = (np.array(SCALE) * CLIP * LEARNING_RATE / (np.array(RATE) * COUNTS))[:, None]
+    wanted = torch.from_numpy(column).float() * normals(keys, torch.tensor([0]), SMALL.size)
+    torch.testing.assert_close(plain - noisy, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["logistic", "cnn", "lstm"])
+def test_on_a_device_as_on_the_cpu(name: str) -> None:
+    model = MODELS[name](length=5) if name == "lstm" else MODELS[name]()
+    records = cohort(model, classes=2)
+    there = Records(records.features.cuda(), records.labels.cuda(), records.offsets.cuda())
+    way = varied(model)
+    for _ in range(3):  # the first run captures, later ones replay
+        device = way.run(start(model), there, streams(), 0.0).cpu()
+        host = way.run(start(model), records, streams(), 0.0)
+        torch.testing.assert_close(device, host, rtol=1e-3, atol=1e-4)
+    noise = way.run(start(model), there, streams(), SCALE).cpu() - device
+    alone = varied(model, memory=1).run(start(model), there, streams(), SCALE).cpu() - device
+    torch.testing.assert_close(noise, alone, rtol=1e-3, atol=1e-3)
+    assert noise[0].any()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_kernel_draws_what_the_torch_operations_draw() -> None:
+    from polyeps.engine.philox import fill_normals
+
+    keys = torch.tensor([1, 2**62 + 5, 77], device="cuda")
+    for d in (1, 2, 3, 7850, 26_010):
+        out = torch.empty(3, d, device="cuda")
+        fill_normals(out, keys, torch.tensor([41], device="cuda"))
+        torch.testing.assert_close(
+            out, normals(keys, torch.tensor([41], device="cuda"), d), rtol=1e-3, atol=1e-4
+        )
+
+
+def test_a_deployed_client_is_a_cohort_of_one() -> None:
+    pytest.importorskip("cryptography")
+    records = rows_of(cohort(), [0])
+    way = dp_sgd(SMALL, rate=1.0, steps=2, clip=1.0, learning_rate=0.1)
+    noisy = [way.run(start(), records, SystemStreams(1), 1.0) for _ in range(2)]
+    assert not torch.equal(noisy[0], noisy[1])
+    silent = way.run(start(), records, SystemStreams(1), 0.0)  # rate 1: the batches are everything, always
+    torch.testing.assert_close(silent, way.run(start(), records, streams([0]), 0.0))
+
+
+def test_freed_memory_is_kept_where_the_library_can() -> None:
+    assert keep_freed_memory() is keep_freed_memory()
+    if platform.libc_ver()[0] == "glibc":
+        assert keep_freed_memory()
+
+
+def test_linear_svm_moves_only_on_violated_margins() -> None:
+    model = linear_svm(2, 2)
+    records = Records(torch.tensor([[10.0, 0.0]]), torch.tensor([0]), torch.tensor([0, 1]))
+    right = torch.tensor([1.0, 0.0, -1.0, 0.0, 0.0, 0.0])
+    way = sgd(model, rate=1.0, steps=1, learning_rate=1.0)
+    assert not way.run(right, records, streams([0])).any()
+    assert way.run(-right, records, streams([0])).any()
+
+
+BAD: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "starts": (lambda: varied().run(torch.zeros(3), cohort(), streams(), SCALE), "starts must be"),
+    "streams": (lambda: varied().run(start(), cohort(), streams([1]), SCALE), "random stream"),
+    "scale": (lambda: varied().run(start(), cohort(), streams()), "needs a noise scale"),
+    "negative": (lambda: varied().run(start(), cohort(), streams(), -1.0), "scale must be at least 0"),
+    "length": (lambda: varied().run(start(), cohort(), streams(), [1.0, 2.0]), "5 of them"),
+    "empty": (
+        lambda: varied().run(start(), cohort(counts=[3, 0, 2, 1, 1]), streams(), SCALE),
+        "row 1 has no",
+    ),
+    "steps": (
+        lambda: sgd(SMALL, rate=1, steps=1.5, learning_rate=1).run(start(), cohort(), streams()),
+        "whole numbers",
+    ),
+    "no clip": (
+        lambda: dp_sgd(SMALL, rate=1, steps=1, clip=math.inf, learning_rate=1).run(
+            start(), cohort(), streams(), 1.0
+        ),
+        "finite clip",
+    ),
+    "no noise": (
+        lambda: sgd(SMALL, rate=1, steps=1, learning_rate=1).run(start(), cohort(), streams(), 1.0),
+        "adds no noise",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_wrong_input_is_refused_in_a_sentence(case: str) -> None:
+    call, message = BAD[case]
+    with pytest.raises(InputError, match=message):
+        call()
