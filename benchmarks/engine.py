@@ -146,9 +146,7 @@ def opacus_seconds(name: str, device: str) -> float:
     return seconds(_prepared_loop(name, device), torch.device(device))
 
 
-def measure(
-    name: str, clients: int, steps: int, device: torch.device, repeats: int, peers: bool
-) -> dict[str, float]:
+def measure(name: str, clients: int, steps: int, device: torch.device, repeats: int, peers: bool) -> dict[str, float]:
     """One model, one cohort size: client-steps per second of each, ours and Opacus' taking turns."""
     ours = Ours(name, clients, steps, device)
     runs: dict[str, tuple[Callable[[], object], int]] = {
@@ -194,9 +192,7 @@ def flower(name: str) -> dict[str, object]:
     start = MODELS[name]().start(torch.Generator().manual_seed(2)).numpy()
 
     class Client(NumPyClient):  # type: ignore[misc,unused-ignore]
-        def fit(
-            self, parameters: list[object], _config: dict[str, object]
-        ) -> tuple[object, int, dict[str, object]]:
+        def fit(self, parameters: list[object], _config: dict[str, object]) -> tuple[object, int, dict[str, object]]:
             torch.set_num_threads(1)
             opacus_loop(name, LOOP_STEPS[name], torch.device("cpu"))()
             return parameters, EXAMPLES, {}
@@ -228,9 +224,7 @@ def flower(name: str) -> dict[str, object]:
 
 def machine(device: torch.device) -> dict[str, object]:
     """What the figures were measured on."""
-    chip = (
-        torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
-    )
+    chip = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "device": chip,
         "cores": os.cpu_count(),
@@ -246,9 +240,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--models", default="logistic,cnn,mcmahan_cnn")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument(
-        "--cohorts", default="40", help="clients per cohort; the best is reported, all are kept"
-    )
+    parser.add_argument("--cohorts", default="40", help="clients per cohort; the best is reported, all are kept")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, help="steps per client and run of ours; by default by model")
     parser.add_argument("--no-peers", action="store_true", help="measure only ours")
@@ -269,12 +261,7 @@ def main() -> None:
                 print(name, clients, row, file=sys.stderr)
         assert isinstance(cohorts, dict)
         fastest = max(cohorts.values(), key=lambda row: float(row["polyeps"]))
-        loop = {
-            key: row[key]
-            for row in cohorts.values()
-            for key in ("opacus_loop", "opacus_loop_kept")
-            if key in row
-        }
+        loop = {key: row[key] for row in cohorts.values() for key in ("opacus_loop", "opacus_loop_kept") if key in row}
         found = {**fastest, **loop, **found}
         if "opacus_loop" in loop:
             found["ratio"] = float(f"{fastest['polyeps'] / loop['opacus_loop']:.4g}")

@@ -11,8 +11,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "polyeps"
 LAYERS = [
     {"errors"},
     {"core"},
-    {"accounting", "engine"},
-    {"mechanisms", "models", "population", "head", "chain", "accounts"},
+    {"accounting"},
+    {"mechanisms", "engine", "models", "population", "head", "chain", "accounts"},
     {"certificate", "training"},
     {"methods", "ledger"},
     {"plan"},

@@ -79,9 +79,7 @@ def test_cross_entropy_is_torchs() -> None:
         torch.randn(4, 3, generator=torch.Generator().manual_seed(0)),
         torch.tensor([0, 1, 2, 0]),
     )
-    assert torch.equal(
-        cross_entropy(outputs, labels), functional.cross_entropy(outputs, labels, reduction="none")
-    )
+    assert torch.equal(cross_entropy(outputs, labels), functional.cross_entropy(outputs, labels, reduction="none"))
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.SyncBatchNorm, nn.LazyBatchNorm1d])

@@ -12,6 +12,7 @@ import dp_accounting
 import numpy as np
 import pytest
 import torch
+from reference.local_training import dp_sgd_client, example_gradient
 from scipy import stats
 from torch import Tensor, nn
 
@@ -28,7 +29,6 @@ from polyeps.engine.sampling import Batches, poisson_batches
 from polyeps.errors import InputError
 from polyeps.models import MODELS, Model, cnn, cross_entropy, linear_svm, logistic, mlp
 from polyeps.training import Training, dp_sgd, proximal, sgd
-from tests.reference.local_training import dp_sgd_client, example_gradient
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -205,9 +205,7 @@ def test_little_memory_means_small_chunks_and_the_same_answer() -> None:
 def test_a_thousand_clients_of_cnn_stay_within_the_memory_they_are_given() -> None:
     model = cnn()
     records = Records(torch.zeros(1000, 1, 28, 28), torch.zeros(1000), torch.arange(1001) * 1200)
-    settings = Settings(
-        np.full(1000, 8 / 1200), np.full(1000, 1), np.ones(1000), None, None, None, None, None, None
-    )
+    settings = Settings(np.full(1000, 8 / 1200), np.full(1000, 1), np.ones(1000), None, None, None, None, None, None)
     pieces = training._chunks(model, records, settings, None)
     assert [pieces[0].start, pieces[-1].stop] == [0, 1000]
     assert all(a.stop == b.start for a, b in pairwise(pieces))
@@ -223,9 +221,7 @@ def torch_sgd(
     updates = []
     for i in ids:
         mine = rows_of(records, [i])
-        batches = poisson_batches(
-            streams([i]), mine.offsets.numpy(), np.array([RATE[i]]), np.array([STEPS[i]])
-        )
+        batches = poisson_batches(streams([i]), mine.offsets.numpy(), np.array([RATE[i]]), np.array([STEPS[i]]))
         vector = start(model).requires_grad_()
         optimiser = torch.optim.SGD([vector], **options)  # type: ignore[arg-type]
         used = 0
@@ -247,9 +243,7 @@ def torch_sgd(
 def test_sgd_is_torchs(momentum: float, decay: float) -> None:
     records = cohort()
     way = sgd(SMALL, rate=RATE, steps=STEPS, learning_rate=0.2, momentum=momentum, decay=decay)
-    theirs = torch_sgd(
-        SMALL, records, list(range(CLIENTS)), None, 0.0, lr=0.2, momentum=momentum, weight_decay=decay
-    )
+    theirs = torch_sgd(SMALL, records, list(range(CLIENTS)), None, 0.0, lr=0.2, momentum=momentum, weight_decay=decay)
     torch.testing.assert_close(way.run(start(), records, streams()), theirs, rtol=1e-5, atol=1e-6)
     assert way.price is None
 
@@ -257,9 +251,7 @@ def test_sgd_is_torchs(momentum: float, decay: float) -> None:
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.5, 0.01)])
 def test_dp_sgd_without_noise_and_clip_is_torchs_sgd(momentum: float, decay: float) -> None:
     records = cohort()
-    way = dp_sgd(
-        SMALL, rate=RATE, steps=STEPS, clip=math.inf, learning_rate=0.2, momentum=momentum, decay=decay
-    )
+    way = dp_sgd(SMALL, rate=RATE, steps=STEPS, clip=math.inf, learning_rate=0.2, momentum=momentum, decay=decay)
     theirs = torch_sgd(
         SMALL, records, list(range(CLIENTS)), "expected", 0.0, lr=0.2, momentum=momentum, weight_decay=decay
     )
@@ -370,9 +362,7 @@ def test_the_captured_step_adds_each_clients_own_noise() -> None:
     quick = settings([1] * CLIENTS, True)
     with torch.no_grad():
         noisy = train_on_device(SMALL, starts, starts, records, streams(), quick, Graphs())
-        plain = train_on_device(
-            SMALL, starts, starts, records, streams(), settings([1] * CLIENTS, False), Graphs()
-        )
+        plain = train_on_device(SMALL, starts, starts, records, streams(), settings([1] * CLIENTS, False), Graphs())
     column = (np.array(SCALE) * CLIP * LEARNING_RATE / (np.array(RATE) * COUNTS))[:, None]
     wanted = torch.from_numpy(column).float() * normals(keys, torch.tensor([0]), SMALL.size)
     torch.testing.assert_close(plain - noisy, wanted, rtol=1e-4, atol=1e-5)
@@ -403,9 +393,7 @@ def test_the_kernel_draws_what_the_torch_operations_draw() -> None:
     for d in (1, 2, 3, 7850, 26_010):
         out = torch.empty(3, d, device="cuda")
         fill_normals(out, keys, torch.tensor([41], device="cuda"))
-        torch.testing.assert_close(
-            out, normals(keys, torch.tensor([41], device="cuda"), d), rtol=1e-3, atol=1e-4
-        )
+        torch.testing.assert_close(out, normals(keys, torch.tensor([41], device="cuda"), d), rtol=1e-3, atol=1e-4)
 
 
 def test_a_deployed_client_is_a_cohort_of_one() -> None:
@@ -448,9 +436,7 @@ BAD: dict[str, tuple[Callable[[], Tensor], str]] = {
         "whole numbers",
     ),
     "no clip": (
-        lambda: dp_sgd(SMALL, rate=1, steps=1, clip=math.inf, learning_rate=1).run(
-            start(), cohort(), streams(), 1.0
-        ),
+        lambda: dp_sgd(SMALL, rate=1, steps=1, clip=math.inf, learning_rate=1).run(start(), cohort(), streams(), 1.0),
         "finite clip",
     ),
     "no noise": (

@@ -173,9 +173,7 @@ def cifar_cnn(classes: int = 10) -> Model:
     return _build(layers, cross_entropy, (3, 32, 32))
 
 
-def lstm(
-    vocabulary: int = 4227, embedding: int = 32, hidden: int = 40, length: int = 100, classes: int = 2
-) -> Model:
+def lstm(vocabulary: int = 4227, embedding: int = 32, hidden: int = 40, length: int = 100, classes: int = 2) -> Model:
     """A two-layer LSTM over a review's tokens: 160 306 parameters, as PFA reports for IMDb.
 
     The paper gives the number, not the configuration; this one was chosen to give exactly that number.
@@ -231,9 +229,7 @@ def check_module(module: nn.Module) -> None:
                 " use GroupNorm or LayerNorm instead"
             )
         if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
-            raise InputError(
-                f"{where} keeps statistics across examples; build it with track_running_stats=False"
-            )
+            raise InputError(f"{where} keeps statistics across examples; build it with track_running_stats=False")
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
             raise InputError(
                 f"{where} draws from torch's global generator, so runs could not be repeated;"
@@ -253,9 +249,7 @@ def _check_rows_apart(module: nn.Module, pair: Tensor) -> None:
         )
     for name, buffer in module.named_buffers():
         if not torch.equal(buffer, before[name]):
-            raise InputError(
-                f"the model changes its buffer '{name}' when it sees examples; it must keep nothing"
-            )
+            raise InputError(f"the model changes its buffer '{name}' when it sees examples; it must keep nothing")
 
 
 def _build(layers: list[nn.Module], loss: Loss, input_shape: tuple[int, ...], zero: bool = False) -> Model:
@@ -263,9 +257,7 @@ def _build(layers: list[nn.Module], loss: Loss, input_shape: tuple[int, ...], ze
     return Model(nn.Sequential(*layers), loss, input_shape, start_at_zero=zero)
 
 
-def _initialise(
-    module: nn.Module, parameter: nn.Parameter, target: Tensor, generator: torch.Generator
-) -> None:
+def _initialise(module: nn.Module, parameter: nn.Parameter, target: Tensor, generator: torch.Generator) -> None:
     if not parameter.is_meta:  # the user's module brings its own values
         target.copy_(parameter.detach())
     elif isinstance(module, nn.Embedding):

@@ -103,9 +103,7 @@ def dp_sgd(
     def price(scale: float, row: int | None = None) -> Any:
         import dp_accounting
 
-        sampled = dp_accounting.PoissonSampledDpEvent(
-            _of_row("rate", rate, row), dp_accounting.GaussianDpEvent(scale)
-        )
+        sampled = dp_accounting.PoissonSampledDpEvent(_of_row("rate", rate, row), dp_accounting.GaussianDpEvent(scale))
         return dp_accounting.SelfComposedDpEvent(sampled, int(_of_row("steps", steps, row)))
 
     return Training(run, price)
@@ -228,9 +226,7 @@ def _check(model: Model, starts: Tensor, records: Records, streams: Streams) -> 
             f"starts must be ({model.size},) or ({records.clients}, {model.size}), not {tuple(starts.shape)}"
         )
     if streams.clients != records.clients:
-        raise InputError(
-            f"{records.clients} clients have records, but {streams.clients} have a random stream"
-        )
+        raise InputError(f"{records.clients} clients have records, but {streams.clients} have a random stream")
     empty = torch.nonzero(records.offsets.diff() <= 0)
     if len(empty):
         raise InputError(f"client in row {int(empty[0])} has no records; leave it out of the cohort")

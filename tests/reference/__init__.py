@@ -1,0 +1,1 @@
+"""Each paper's pseudocode as a slow plain loop, to compare with."""

@@ -128,9 +128,7 @@ def _step(model: Model, records: Records, layout: Layout, buffers: Buffers) -> N
     now.add_(1)
 
 
-def _prepare(
-    starts: Tensor, anchor: Tensor, plan: Plan, fixed: Pace, streams: Streams
-) -> tuple[Layout, Buffers]:
+def _prepare(starts: Tensor, anchor: Tensor, plan: Plan, fixed: Pace, streams: Streams) -> tuple[Layout, Buffers]:
     """Put the plan of all steps on the device."""
     device = starts.device
     assert plan.order is not None
@@ -141,9 +139,7 @@ def _prepare(
     records[plan.step, plan.slots] = plan.records
     valid[plan.step, plan.slots] = 1
     models = starts.clone()
-    keys = (
-        [key & (2**63 - 1) for key in streams.keys] if isinstance(streams, SeededStreams) else [0] * clients
-    )
+    keys = [key & (2**63 - 1) for key in streams.keys] if isinstance(streams, SeededStreams) else [0] * clients
     buffers = Buffers(
         models=models,
         anchor=anchor.clone() if fixed.pull is not None else models,

@@ -46,9 +46,7 @@ class Convolution:
         self, weights: Tensor, saved: tuple[Tensor, Tensor], gradients: Tensor, layout: Layout, inputs: bool
     ) -> tuple[Tensor | None, Contribution]:
         patches, padded = saved
-        flat = gradients.permute(0, 2, 3, 1).reshape(
-            len(gradients), -1, self.channels_out
-        )  # (T, positions, out)
+        flat = gradients.permute(0, 2, 3, 1).reshape(len(gradients), -1, self.channels_out)  # (T, positions, out)
         contribution = _Reordered(self, Positions(layout, patches, flat, self.bias))
         if not inputs:
             return None, contribution

@@ -101,9 +101,7 @@ class Norm:
     def size(self) -> int:
         return self.channels * (1 + self.bias)
 
-    def forward(
-        self, weights: Tensor, rows: Tensor, layout: Layout
-    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         with torch.enable_grad():
             leaf = rows.detach().requires_grad_()
             normal = self._normalise(leaf)
@@ -159,9 +157,7 @@ class Free:
     def size(self) -> int:
         return 0
 
-    def forward(
-        self, _weights: Tensor, rows: Tensor, _layout: Layout
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, _weights: Tensor, rows: Tensor, _layout: Layout) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         if not rows.is_floating_point():
             outputs = cast(Tensor, self.module(rows))
             return outputs, (rows, outputs)
@@ -212,9 +208,7 @@ class Mapped:
             return cast(tuple[Tensor, ...], vjp(lambda w: self._one(w, row), weights)[1](gradient))
 
         over_clients = vmap(vmap(one, in_dims=(None, 0, 0)))
-        found = [
-            over_clients(weights[g.first : g.last], g.rows(saved), g.rows(gradients)) for g in layout.groups
-        ]
+        found = [over_clients(weights[g.first : g.last], g.rows(saved), g.rows(gradients)) for g in layout.groups]
         each = torch.cat([of[0].flatten(0, 1) for of in found])
         onwards = torch.cat([of[1].flatten(0, 1) for of in found]) if wanted else None
         return onwards, Each(layout, each)

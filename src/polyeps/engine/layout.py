@@ -136,9 +136,7 @@ def plan_exact(batches: Batches) -> Plan:
     return _plan(batches, list(range(batches.sizes.shape[1] + 1)), None, None)
 
 
-def _plan(
-    batches: Batches, cuts: list[int], order: NDArray[np.int64] | None, common: NDArray[np.int64] | None
-) -> Plan:
+def _plan(batches: Batches, cuts: list[int], order: NDArray[np.int64] | None, common: NDArray[np.int64] | None) -> Plan:
     steps, clients = batches.sizes.shape
     own = np.broadcast_to(np.arange(clients), (steps, clients))
     rank = own if order is None else np.argsort(order, axis=1)  # client -> frame position

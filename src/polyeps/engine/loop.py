@@ -139,9 +139,7 @@ def advance(
     else:
         framed, framed_models = torch.zeros_like(models), models.index_select(0, step.order)
         clip = None if fixed.clip is None else fixed.clip.index_select(0, step.order)
-    add_gradients(
-        model.network, model.loss, framed_models, rows, labels, step.layout, step.valid, clip, framed
-    )
+    add_gradients(model.network, model.loss, framed_models, rows, labels, step.layout, step.valid, clip, framed)
     if step.order is not None:
         gradient.index_add_(0, step.order, framed)
     if velocity is None and fixed.decay is None and fixed.pull is None:

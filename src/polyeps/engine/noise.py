@@ -85,18 +85,14 @@ class SeededStreams:
                     for first in range(0, half, TILE):
                         last = min(first + TILE, half)
                         words = generator.random_raw(last - first)
-                        box_muller(
-                            words, out[row, step, first:last], out[row, step, half + first : half + last]
-                        )
+                        box_muller(words, out[row, step, first:last], out[row, step, half + first : half + last])
             return
         together = max(1, TILE // (steps * half))
         for place in range(0, len(rows), together):
             some = list(rows[place : place + together])
             words = np.empty((len(some), steps, half), np.uint64)
             for mine, row in zip(words, some, strict=True):
-                mine[:] = (
-                    _generator(self._noise, self.keys, row, 1).random_raw(steps * half).reshape(steps, half)
-                )
+                mine[:] = _generator(self._noise, self.keys, row, 1).random_raw(steps * half).reshape(steps, half)
             whole = some[-1] - some[0] == len(some) - 1
             block = out[some[0] : some[-1] + 1] if whole else torch.empty(len(some), steps, d)
             box_muller(words, block[:, :, :half], block[:, :, half:])
@@ -168,9 +164,7 @@ class _Keystream:
                 "noise for deployment needs the package cryptography; run: pip install cryptography"
             ) from missing
         # The nonce may be anything: the key is used once.
-        self._encryptor = ciphers.Cipher(
-            ciphers.algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None
-        ).encryptor()
+        self._encryptor = ciphers.Cipher(ciphers.algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
 
     def words(self, count: int) -> NDArray[np.uint64]:
         return np.frombuffer(self._encryptor.update(bytes(8 * count)), np.uint64)
@@ -181,9 +175,7 @@ def _key(seed: int, client: int | str, round: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _generator(
-    generators: list[np.random.SFC64 | None], keys: list[int], row: int, purpose: int
-) -> np.random.SFC64:
+def _generator(generators: list[np.random.SFC64 | None], keys: list[int], row: int, purpose: int) -> np.random.SFC64:
     """The row's generator, made when first asked for: a cohort on a device needs only the batches'."""
     generator = generators[row]
     if generator is None:

@@ -21,8 +21,7 @@ def members(batches: Batches, client: int) -> list[list[int]]:
     """Client's records in each step."""
     ends = np.cumsum(batches.sizes.ravel()).reshape(batches.sizes.shape)[:, client]
     return [
-        batches.records[end - size : end].tolist()
-        for end, size in zip(ends, batches.sizes[:, client], strict=True)
+        batches.records[end - size : end].tolist() for end, size in zip(ends, batches.sizes[:, client], strict=True)
     ]
 
 

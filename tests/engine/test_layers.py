@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from reference.local_training import clipped_sum
 from torch import Tensor, nn
 
 from polyeps.engine.layers import Mapped
@@ -15,7 +16,6 @@ from polyeps.engine.layout import Layout, lay_out
 from polyeps.engine.network import Network, add_gradients, lower
 from polyeps.engine.recurrent import LastState
 from polyeps.models import MODELS, Model, cross_entropy, from_module
-from tests.reference.local_training import clipped_sum
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -93,15 +93,11 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (1, 8, 8),
     ),
     "layer norm": (
-        lambda: nn.Sequential(
-            nn.Linear(6, 5), nn.LayerNorm(5), Mean(), nn.LayerNorm(5, bias=False), nn.Linear(5, 4)
-        ),
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), Mean(), nn.LayerNorm(5, bias=False), nn.Linear(5, 4)),
         (3, 6),
     ),
     "group norm": (
-        lambda: nn.Sequential(
-            nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)
-        ),
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)),
         (2, 6, 6),
     ),
     "reshape": (
