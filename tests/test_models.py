@@ -80,6 +80,9 @@ def test_cross_entropy_is_torchs() -> None:
         torch.tensor([0, 1, 2, 0]),
     )
     assert torch.equal(cross_entropy(outputs, labels), functional.cross_entropy(outputs, labels, reduction="none"))
+    outputs.requires_grad_()
+    (gradients,) = torch.autograd.grad(cross_entropy(outputs, labels).sum(), outputs)
+    torch.testing.assert_close(cross_entropy.gradients(outputs.detach(), labels), gradients)
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.SyncBatchNorm, nn.LazyBatchNorm1d])

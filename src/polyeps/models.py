@@ -197,9 +197,19 @@ MODELS: dict[str, Callable[..., Model]] = {
 }
 
 
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The cross-entropy of each row's logits."""
-    return functional.cross_entropy(outputs, labels.long(), reduction="none")
+class CrossEntropy:
+    """Cross-entropy of each row, with the gradient in closed form: a fraction of what autograd costs."""
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, labels.long(), reduction="none")
+
+    def gradients(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Each row's gradient by its outputs (T, classes): softmax less one at the label."""
+        chances = torch.softmax(outputs, dim=1)
+        return chances.scatter_add_(1, labels.long()[:, None], chances.new_full((1, 1), -1.0).expand(len(labels), 1))
+
+
+cross_entropy = CrossEntropy()
 
 
 def hinge(outputs: Tensor, labels: Tensor) -> Tensor:

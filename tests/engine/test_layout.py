@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from polyeps.engine.layout import Plan, plan_alike, plan_exact, plan_padded, plan_sorted, steps_of
+from polyeps.engine.layout import Plan, plan_exact, plan_padded, plan_sorted, steps_of
 from polyeps.engine.sampling import Batches
 
 STEPS, CLIENTS = 30, 40
@@ -29,7 +29,6 @@ def padding(plan: Plan, batches: Batches) -> float:
         plan_padded(drawn()),
         plan_sorted(drawn(), 1),
         plan_sorted(drawn(), 4),
-        plan_alike(drawn(), 8, None),
     ],
 )
 def test_every_record_lies_in_a_row_of_its_owner(plan: Plan) -> None:
@@ -57,14 +56,3 @@ def test_exact_pads_nothing_and_four_sorted_groups_little() -> None:
     assert padding(plan_exact(batches), batches) == 1
     assert padding(plan_sorted(batches, 4), batches) < 1.25
     assert padding(plan_sorted(batches, 8), batches) < 1.15
-    assert padding(plan_alike(batches, 8, None), batches) < 1.5
-
-
-def test_a_later_plan_keeps_the_shape_where_it_suffices() -> None:
-    batches = drawn()
-    first = plan_alike(batches, 4, None)
-    fewer = Batches(batches.sizes // 2, np.zeros((batches.sizes // 2).sum(), np.int64))
-    assert np.array_equal(plan_alike(fewer, 4, first).widths, first.widths)
-    assert plan_alike(fewer, 4, first).cuts == first.cuts
-    more = Batches(batches.sizes + 1, np.zeros((batches.sizes + 1).sum(), np.int64))
-    assert np.array_equal(plan_alike(more, 4, first).widths, first.widths + 1)

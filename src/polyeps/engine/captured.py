@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 
 from polyeps.core import Records
-from polyeps.engine.layout import Layout, Plan, Step, lay_out, plan_alike
+from polyeps.engine.layout import Layout, Step, lay_out
 from polyeps.engine.loop import Pace, Settings, advance, pace
 from polyeps.engine.noise import SeededStreams, Streams
 from polyeps.engine.philox import fill_normals
-from polyeps.engine.sampling import poisson_batches
+from polyeps.engine.placing import Placed, Shape, place
 from polyeps.errors import InputError
 from polyeps.models import Model
 
-GROUPS = 8
 KEPT = 4  # graphs; each holds the memory of its buffers
 
 
@@ -37,7 +36,7 @@ class Buffers(NamedTuple):
     gradient: Tensor  # (n, d)
     keys: Tensor  # (n,)
     counter: Tensor  # (1,): the step to take next
-    order: Tensor  # (S, n)
+    order: Tensor | None  # (S, n)
     records: Tensor  # (S, T)
     valid: Tensor  # (S, T)
     pace: Pace
@@ -49,7 +48,7 @@ class Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     buffers: Buffers
     layout: Layout
-    plan: Plan
+    shape: Shape
 
 
 @dataclass(frozen=True)
@@ -71,29 +70,32 @@ def train_on_device(
     """What `train_on_cpu` does, on the device that holds `records`, with noise drawn there."""
     if settings.deviation is not None and not isinstance(streams, SeededStreams):
         raise InputError("noise for deployment is drawn on the CPU; move the records there")
-    batches = poisson_batches(streams, records.offsets.cpu().numpy(), settings.rate, settings.steps)
+    device = starts.device
+    steps = int(settings.steps.max(initial=0))
     optional = tuple(values is None for values in settings.__dict__.values())
     data = (records.features.data_ptr(), records.labels.data_ptr(), *records.features.shape)
-    key = (model, data, batches.sizes.shape, optional)
+    key = (model, data, steps, len(starts), optional)
     held = graphs.held.get(key)
     # At least as wide as last time, so that rounds soon agree on one shape.
-    plan = plan_alike(batches, GROUPS, None if held is None else held.plan)
-    layout, buffers = _prepare(starts, anchor, plan, pace(settings, batches, starts.device), streams)
+    last = None if held is None else held.shape
+    placed = place(streams, records.offsets, settings, model.size, model.floats_per_row, last, device)
+    sizes = placed.sizes.cpu().numpy() if settings.divisor is None else None
+    layout, buffers = _prepare(starts, anchor, placed, pace(settings, sizes, device), streams)
 
     def step() -> None:
         _step(model, records, layout, buffers)
 
     if not starts.is_cuda:  # the same code without a graph: how it is tested where there is no device
-        for _ in batches.sizes:
+        for _ in range(steps):
             step()
         return buffers.models
-    if held is not None and np.array_equal(held.plan.widths[0], plan.widths[0]):
+    if held is not None and held.shape == placed.shape:
         _refill(held.buffers, buffers)
     else:
         while len(graphs.held) >= KEPT:
             graphs.held.pop(next(iter(graphs.held)))
-        held = graphs.held[key] = Captured(_capture(step, buffers, starts), buffers, layout, plan)
-    for _ in batches.sizes:
+        held = graphs.held[key] = Captured(_capture(step, buffers, starts), buffers, layout, placed.shape)
+    for _ in range(steps):
         held.graph.replay()
     return held.buffers.models.clone()
 
@@ -108,7 +110,7 @@ def _step(model: Model, records: Records, layout: Layout, buffers: Buffers) -> N
         buffers.gradient.mul_(fixed.deviation)
     step = Step(
         layout,
-        buffers.order.index_select(0, now)[0],
+        None if buffers.order is None else buffers.order.index_select(0, now)[0],
         buffers.records.index_select(0, now)[0],
         buffers.valid.index_select(0, now)[0],
     )
@@ -128,28 +130,24 @@ def _step(model: Model, records: Records, layout: Layout, buffers: Buffers) -> N
     now.add_(1)
 
 
-def _prepare(starts: Tensor, anchor: Tensor, plan: Plan, fixed: Pace, streams: Streams) -> tuple[Layout, Buffers]:
-    """Put the plan of all steps on the device."""
-    device = starts.device
-    assert plan.order is not None
-    steps, clients = plan.order.shape
-    layout = lay_out(clients, plan.cuts, plan.widths[0], device)
-    records = np.zeros((steps, layout.rows), np.int64)
-    valid = np.zeros((steps, layout.rows), np.float32)
-    records[plan.step, plan.slots] = plan.records
-    valid[plan.step, plan.slots] = 1
+def _prepare(starts: Tensor, anchor: Tensor, placed: Placed, fixed: Pace, streams: Streams) -> tuple[Layout, Buffers]:
+    """Everything the steps work on, where they work."""
+    device, clients = starts.device, len(starts)
+    layout = lay_out(clients, list(placed.shape.cuts), np.array(placed.shape.widths), device)
     models = starts.clone()
-    keys = [key & (2**63 - 1) for key in streams.keys] if isinstance(streams, SeededStreams) else [0] * clients
+    keys = torch.zeros(clients, dtype=torch.int64, device=device)
+    if isinstance(streams, SeededStreams):
+        keys = streams.keys_on(device)
     buffers = Buffers(
         models=models,
         anchor=anchor.clone() if fixed.pull is not None else models,
         velocity=None if fixed.momentum is None else torch.zeros_like(models),
         gradient=torch.zeros_like(models),
-        keys=torch.tensor(keys, dtype=torch.int64, device=device),
+        keys=keys,
         counter=torch.zeros(1, dtype=torch.int64, device=device),
-        order=torch.from_numpy(plan.order).to(device),
-        records=torch.from_numpy(records).to(device),
-        valid=torch.from_numpy(valid).to(device),
+        order=placed.order,
+        records=placed.records,
+        valid=placed.valid,
         pace=fixed,
     )
     return layout, buffers

@@ -96,23 +96,13 @@ class Plan:
 
 def plan_sorted(batches: Batches, groups: int) -> Plan:
     """Sorted by batch size, in a few groups."""
-    return _plan(batches, _cuts(batches, groups), _by_size(batches), None)
+    order = np.argsort(-batches.sizes, axis=1, kind="stable")
+    falling = np.take_along_axis(batches.sizes, order, axis=1).mean(0)
+    return _plan(batches, cuts_of(falling, groups), order)
 
 
-def plan_alike(batches: Batches, groups: int, last: Plan | None) -> Plan:
-    """Sorted, and all steps of one shape: the last plan's, widened where that is too narrow."""
-    cuts = _cuts(batches, groups) if last is None else last.cuts
-    widths = np.zeros(len(cuts) - 1, np.int64) if last is None else last.widths[0]
-    return _plan(batches, cuts, _by_size(batches), widths)
-
-
-def _by_size(batches: Batches) -> NDArray[np.int64]:
-    return np.argsort(-batches.sizes, axis=1, kind="stable")
-
-
-def _cuts(batches: Batches, groups: int) -> list[int]:
-    """Cut clients sorted by batch size into groups, each time where it saves most padding."""
-    sizes = -np.sort(-batches.sizes, axis=1).mean(0)  # (n,), falling
+def cuts_of(sizes: NDArray[np.float64], groups: int) -> list[int]:
+    """Cut clients with falling mean batch sizes (n,) into groups, each time where it saves most padding."""
     cuts = [0, len(sizes)]
     for _ in range(groups - 1):
         # Cut at k, group a to b narrows from sizes[a] to sizes[k] for its b - k last clients.
@@ -128,22 +118,28 @@ def _cuts(batches: Batches, groups: int) -> list[int]:
 
 def plan_padded(batches: Batches) -> Plan:
     """All clients in one group as wide as the largest batch."""
-    return _plan(batches, [0, batches.sizes.shape[1]], None, None)
+    return _plan(batches, [0, batches.sizes.shape[1]], None)
 
 
 def plan_exact(batches: Batches) -> Plan:
     """A group per client, and no padding."""
-    return _plan(batches, list(range(batches.sizes.shape[1] + 1)), None, None)
+    return _plan(batches, list(range(batches.sizes.shape[1] + 1)), None)
 
 
-def _plan(batches: Batches, cuts: list[int], order: NDArray[np.int64] | None, common: NDArray[np.int64] | None) -> Plan:
+def padding_is_cheaper(padding: float, steps: int, clients: int, size: int, floats_per_row: int) -> bool:
+    """Whether `padding` rows in all move fewer floats than bringing the models into the order of batch sizes.
+
+    Ordering costs about four passes over all models a step: two copies, zeros and an addition.
+    """
+    return padding * floats_per_row < 4 * steps * clients * size
+
+
+def _plan(batches: Batches, cuts: list[int], order: NDArray[np.int64] | None) -> Plan:
     steps, clients = batches.sizes.shape
     own = np.broadcast_to(np.arange(clients), (steps, clients))
     rank = own if order is None else np.argsort(order, axis=1)  # client -> frame position
     framed = batches.sizes if order is None else np.take_along_axis(batches.sizes, order, axis=1)
     widths = np.maximum.reduceat(framed, cuts[:-1], axis=1)
-    if common is not None:
-        widths = np.broadcast_to(np.maximum(widths.max(0, initial=0), common), widths.shape)
     per_client = np.repeat(widths, np.diff(cuts), axis=1)  # (S, n) in frame order
     starts = np.cumsum(per_client, axis=1) - per_client
     sizes = batches.sizes.ravel()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.core import Records
-from polyeps.engine.layout import Plan, Step, plan_exact, plan_padded, plan_sorted, steps_of
+from polyeps.engine.layout import Plan, Step, padding_is_cheaper, plan_exact, plan_padded, plan_sorted, steps_of
 from polyeps.engine.memory import keep_freed_memory
 from polyeps.engine.network import add_gradients
 from polyeps.engine.noise import Streams
@@ -64,8 +64,8 @@ class Pace:
     pull: Tensor | None
 
 
-def pace(settings: Settings, batches: Batches, device: torch.device) -> Pace:
-    """The settings, laid out for the steps of a run."""
+def pace(settings: Settings, sizes: NDArray[np.int64] | None, device: torch.device) -> Pace:
+    """The settings, laid out for the steps of a run; batch sizes (S, n) are needed where they are the divisor."""
 
     def column(values: Floats | None) -> Tensor | None:
         return None if values is None else torch.from_numpy(values).float().to(device)[:, None]
@@ -73,9 +73,12 @@ def pace(settings: Settings, batches: Batches, device: torch.device) -> Pace:
     def per_step(values: Floats) -> Tensor:
         return torch.from_numpy(values).float().to(device)[:, :, None]
 
-    active = settings.steps > np.arange(len(batches.sizes))[:, None]  # (S, n)
-    realised = np.maximum(batches.sizes, 1).astype(float)
-    divisor = realised if settings.divisor is None else np.broadcast_to(settings.divisor, active.shape)
+    active = settings.steps > np.arange(settings.steps.max(initial=0))[:, None]  # (S, n)
+    if settings.divisor is not None:
+        divisor = np.broadcast_to(settings.divisor, active.shape)
+    else:
+        assert sizes is not None
+        divisor = np.maximum(sizes, 1).astype(float)
     clip = column(settings.clip)
     return Pace(
         rate=per_step(np.where(active, settings.learning_rate, 0.0)),
@@ -95,7 +98,7 @@ def train_on_cpu(
     keep_freed_memory()
     batches = poisson_batches(streams, records.offsets.numpy(), settings.rate, settings.steps)
     steps = steps_of(choose_plan(model, batches))
-    fixed = pace(settings, batches, starts.device)
+    fixed = pace(settings, batches.sizes, starts.device)
     models = starts.clone()
     velocity = None if fixed.momentum is None else torch.zeros_like(models)
     for number, (step, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
@@ -111,9 +114,8 @@ def choose_plan(model: Model, batches: Batches) -> Plan:
     clients = sizes.shape[1]
     if model.size >= LARGE or clients == 1:
         return plan_exact(batches)
-    padding = clients * sizes.max(1, initial=0) - sizes.sum(1)
-    # Sorting costs about four passes over all models: two copies, zeros and an addition.
-    if padding.sum() * model.floats_per_row < 4 * clients * model.size * len(sizes):
+    padding = float((clients * sizes.max(1, initial=0) - sizes.sum(1)).sum())
+    if padding_is_cheaper(padding, len(sizes), clients, model.size, model.floats_per_row):
         return plan_padded(batches)
     return plan_sorted(batches, GROUPS)
 

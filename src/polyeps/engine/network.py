@@ -15,7 +15,8 @@ from polyeps.engine.layout import Group, Layout
 from polyeps.engine.recurrent import LastState, Lstm
 from polyeps.engine.sums import Contribution
 
-# The loss of each row, (T,), from outputs (T, ...) and labels (T,).
+# The loss of each row, (T,), from outputs (T, ...) and labels (T,). A loss that has a method `gradients` of the
+# same arguments is not differentiated by autograd.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -71,16 +72,26 @@ def add_gradients(
     if not layout.rows:
         return
     outputs, saved = network.forward(models, rows, layout)
-    with torch.enable_grad():
-        leaf = outputs.detach().requires_grad_()
-        losses = loss(leaf, labels)
-        total = losses.sum() if valid is None else (losses * valid).sum()
-    (gradients,) = torch.autograd.grad(total, leaf)
+    gradients = output_gradients(loss, outputs, labels, valid)
     found = network.contributions(models, saved, gradients, layout)
     factors = None if clip is None else clipping_factors(found, clip.index_select(0, layout.owner))
     for contribution, columns in zip(found, network.columns(into), strict=True):
         if contribution is not None:
             contribution.add_to(columns, factors)
+
+
+def output_gradients(loss: Loss, outputs: Tensor, labels: Tensor, valid: Tensor | None) -> Tensor:
+    """The gradient of every row's loss by its outputs; zero for rows that are padding."""
+    closed_form = getattr(loss, "gradients", None)
+    if closed_form is not None:
+        gradients: Tensor = closed_form(outputs, labels)
+        return gradients if valid is None else gradients.mul_(valid[:, None])
+    with torch.enable_grad():
+        leaf = outputs.detach().requires_grad_()
+        losses = loss(leaf, labels)
+        total = losses.sum() if valid is None else (losses * valid).sum()
+    (differentiated,) = torch.autograd.grad(total, leaf)
+    return differentiated
 
 
 def clipping_factors(found: list[Contribution | None], clip: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyeps.engine import philox
 from polyeps.errors import InputError, PolyepsError
 
 # Words turned into normals at a time: the intermediate values stay in the cache. It is part of what a seed
@@ -43,8 +44,9 @@ class Streams(Protocol):
 class SeededStreams:
     """Streams for simulation: a function of (seed, client, round) alone, and as fast as we can make them.
 
-    The bits are SFC64's: a statistical generator, never to protect anybody. The normals are Box and Muller's
-    in float32 from 32-bit uniforms, so they end at 6.7 standard deviations.
+    Batches come from Philox, which any device computes alike; the bits of noise on the CPU are SFC64's. Both are
+    statistical generators, never to protect anybody. The normals are Box and Muller's in float32 from 32-bit
+    uniforms, so they end at 6.7 standard deviations.
 
     >>> SeededStreams(7, ["a", "b"], 0).uniforms(2)[1] == SeededStreams(7, ["b"], 0).uniforms(2)[0]
     array([ True,  True])
@@ -54,7 +56,7 @@ class SeededStreams:
         self.keys = [_key(seed, client, round) for client in ids]
         if len(set(self.keys)) != len(self.keys):
             raise InputError("two clients of the cohort have the same id; give each client its own")
-        self._batches: list[np.random.SFC64 | None] = [None] * len(self.keys)
+        self._uniforms_drawn = 0
         self._noise: list[np.random.SFC64 | None] = [None] * len(self.keys)
 
     @property
@@ -64,15 +66,22 @@ class SeededStreams:
     def select(self, rows: Sequence[int]) -> SeededStreams:
         chosen = SeededStreams.__new__(SeededStreams)
         chosen.keys = [self.keys[i] for i in rows]
-        chosen._batches = [self._batches[i] for i in rows]
+        chosen._uniforms_drawn = self._uniforms_drawn
         chosen._noise = [self._noise[i] for i in rows]
         return chosen
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
-        words = np.empty((self.clients, count), np.uint64)
-        for i in range(self.clients):
-            words[i] = _generator(self._batches, self.keys, i, 0).random_raw(count)
-        return _unit(words)
+        drawn: NDArray[np.float64] = self.uniforms_on(count, torch.device("cpu")).numpy()
+        return drawn
+
+    def uniforms_on(self, count: int, device: torch.device) -> Tensor:
+        """The same uniforms, made where they are needed."""
+        first, self._uniforms_drawn = self._uniforms_drawn, self._uniforms_drawn + count
+        return philox.uniforms(self.keys_on(device), first, count)
+
+    def keys_on(self, device: torch.device) -> Tensor:
+        """The streams' keys as Philox takes them, (n,) int64."""
+        return torch.tensor([key & (2**63 - 1) for key in self.keys], dtype=torch.int64, device=device)
 
     def normals(self, out: Tensor, rows: Sequence[int]) -> None:
         _, steps, d = out.shape
@@ -80,7 +89,7 @@ class SeededStreams:
         # Drawing stays on one thread: torch's own threads spin while they wait and would starve others.
         if steps * half > TILE:
             for row in rows:
-                generator = _generator(self._noise, self.keys, row, 1)
+                generator = self._generator(row)
                 for step in range(steps):
                     for first in range(0, half, TILE):
                         last = min(first + TILE, half)
@@ -92,12 +101,19 @@ class SeededStreams:
             some = list(rows[place : place + together])
             words = np.empty((len(some), steps, half), np.uint64)
             for mine, row in zip(words, some, strict=True):
-                mine[:] = _generator(self._noise, self.keys, row, 1).random_raw(steps * half).reshape(steps, half)
+                mine[:] = self._generator(row).random_raw(steps * half).reshape(steps, half)
             whole = some[-1] - some[0] == len(some) - 1
             block = out[some[0] : some[-1] + 1] if whole else torch.empty(len(some), steps, d)
             box_muller(words, block[:, :, :half], block[:, :, half:])
             if not whole:
                 out[some] = block
+
+    def _generator(self, row: int) -> np.random.SFC64:
+        """The row's noise, made when first asked for: a cohort on a device never does."""
+        generator = self._noise[row]
+        if generator is None:
+            generator = self._noise[row] = np.random.SFC64(np.random.SeedSequence([self.keys[row], 1]))
+        return generator
 
 
 class SystemStreams:
@@ -173,14 +189,6 @@ class _Keystream:
 def _key(seed: int, client: int | str, round: int) -> int:
     digest = hashlib.blake2b(f"{int(seed)}/{int(round)}/{client}".encode(), digest_size=16).digest()
     return int.from_bytes(digest, "little")
-
-
-def _generator(generators: list[np.random.SFC64 | None], keys: list[int], row: int, purpose: int) -> np.random.SFC64:
-    """The row's generator, made when first asked for: a cohort on a device needs only the batches'."""
-    generator = generators[row]
-    if generator is None:
-        generator = generators[row] = np.random.SFC64(np.random.SeedSequence([keys[row], purpose]))
-    return generator
 
 
 def _unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:

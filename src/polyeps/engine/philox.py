@@ -8,7 +8,6 @@ integers by torch operations elsewhere, much slower. For simulation only: Philox
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +42,20 @@ def normals(keys: Tensor, step: Tensor, size: int) -> Tensor:
     return torch.cat([normal for pair in pairs for normal in pair], dim=1)[:, :size]
 
 
+def uniforms(keys: Tensor, first: int, count: int) -> Tensor:
+    """Uniforms number first up to first + count of each stream, in (0, 1], (n, count) float64.
+
+    Two from each block of four words; the third counter sets them apart from the normals.
+    """
+    block = torch.arange(first // 2, -(-(first + count) // 2), device=keys.device)[None, :]
+    zero = torch.zeros_like(block)
+    words = philox((block, zero, zero + 1, zero), keys[:, None])
+    # 53 bits: 32 of one word and the upper 21 of the next
+    pair = [(a << 21 | b >> 11).add_(1).to(torch.float64).mul_(2.0**-53) for a, b in (words[:2], words[2:])]
+    both = torch.stack(pair, dim=2).flatten(1)
+    return both[:, first % 2 : first % 2 + count]
+
+
 def philox(counter: tuple[Tensor, ...], key: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Philox4x32-10 (Salmon et al. 2011) of four 32-bit counters and a 64-bit key, all held in int64."""
     c0, c1, c2, c3 = counter
@@ -68,9 +81,9 @@ def _box_muller(radial: Tensor, angular: Tensor) -> tuple[Tensor, Tensor]:
 
 
 if triton is not None:
-
+    # Triton reads annotations as code, so its functions have none.
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-    def _gaussian_pair(radial: Any, angular: Any) -> Any:
+    def _gaussian_pair(radial, angular):  # type: ignore[no-untyped-def,unused-ignore]
         radius = tl.abs(radial.to(tl.int32, bitcast=True).to(tl.float32)) + 0.5
         radius = tl.minimum(radius * 4.656612873077393e-10, 1.0)  # 2^-31
         radius = tl.sqrt(-2.0 * tl.log(radius))
@@ -78,7 +91,7 @@ if triton is not None:
         return radius * tl.cos(angle), radius * tl.sin(angle)
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-    def _fill(out: Any, keys: Any, step: Any, size: Any, quads: Any, BLOCK: tl.constexpr) -> None:  # noqa: N803
+    def _fill(out, keys, step, size, quads, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def,unused-ignore]  # noqa: N803
         row = tl.program_id(0)
         element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         zero = element * 0

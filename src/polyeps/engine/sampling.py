@@ -23,16 +23,26 @@ class Batches:
     records: NDArray[np.int64]  # the records in them, by step, then client, then record
 
 
+def check_rates(rates: NDArray[np.float64]) -> None:
+    """Refuse a rate that is no probability, or never takes anything."""
+    if not np.all((rates > 0) & (rates <= 1)):
+        raise InputError(f"a sampling rate must be above 0 and at most 1, not {rates.min()} to {rates.max()}")
+
+
+def draws_needed(tosses: NDArray[np.int64], rates: NDArray[np.float64]) -> int:
+    """How many gaps to draw so that one helping is nearly always enough for every client."""
+    expected = tosses * rates
+    return int(np.max(expected + 6 * np.sqrt(expected + 1), initial=0)) + 8
+
+
 def poisson_batches(
     streams: Streams, offsets: NDArray[np.int64], rates: NDArray[np.float64], steps: NDArray[np.int64]
 ) -> Batches:
     """Draw steps[i] batches of client i's records; later batches, up to the longest client's, are empty."""
-    if not np.all((rates > 0) & (rates <= 1)):
-        raise InputError(f"a sampling rate must be above 0 and at most 1, not {rates.min()} to {rates.max()}")
+    check_rates(rates)
     counts = np.diff(offsets)
     tosses = counts * steps
-    expected = tosses * rates
-    draws = int(np.max(expected + 6 * np.sqrt(expected + 1), initial=0)) + 8
+    draws = draws_needed(tosses, rates)
     with np.errstate(divide="ignore"):  # rate 1: log 0 = -inf, and every gap becomes 1
         log_miss = np.log1p(-rates)[:, None]
     position = np.full((len(counts), 1), -1.0)

@@ -1,0 +1,127 @@
+"""Poisson batches drawn and laid out on the device itself: what `sampling` and `layout` do, without leaving it.
+
+For thousands of clients the host would need longer to draw batches than the device to train on them. All steps
+of a run get one shape, so that one captured graph serves them all.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyeps.engine.layout import cuts_of, padding_is_cheaper
+from polyeps.engine.loop import Settings
+from polyeps.engine.noise import SeededStreams, Streams
+from polyeps.engine.sampling import check_rates, draws_needed
+
+GROUPS = 8
+
+
+class Shape(NamedTuple):
+    """What all steps of a run have in common: where the frame is cut, and how wide each group is."""
+
+    ordered: bool  # by batch size; else the clients' own order
+    cuts: tuple[int, ...]
+    widths: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        return int(np.diff(self.cuts) @ np.array(self.widths))
+
+    def starts(self) -> NDArray[np.int64]:
+        """The first row of each frame position."""
+        per_client = np.repeat(np.array(self.widths, np.int64), np.diff(self.cuts))
+        starts: NDArray[np.int64] = np.cumsum(per_client) - per_client
+        return starts
+
+
+class Placed(NamedTuple):
+    """All steps of a run."""
+
+    shape: Shape
+    sizes: Tensor  # (S, n)
+    order: Tensor | None  # (S, n) frame position -> client
+    records: Tensor  # (S, T): which record is in the row
+    valid: Tensor  # (S, T) float32: 0 where the row is padding
+
+
+class Drawn(NamedTuple):
+    """The records drawn, by client, then step, then record."""
+
+    client: Tensor
+    step: Tensor
+    record: Tensor
+    within: Tensor  # the place of the record in its batch
+    sizes: Tensor  # (S, n)
+
+
+def place(
+    streams: Streams,
+    offsets: Tensor,
+    settings: Settings,
+    size: int,
+    floats_per_row: int,
+    last: Shape | None,
+    device: torch.device,
+) -> Placed:
+    """Draw all batches of a run and give each record its row, in the last run's shape where that suffices."""
+    drawn = _draw(streams, offsets.to(device), settings, device)
+    steps, clients = drawn.sizes.shape
+    order = None
+    if last is None:
+        padding = float(steps * clients * drawn.sizes.max() - drawn.sizes.sum()) if steps else 0.0
+        ordered = not padding_is_cheaper(padding, steps, clients, size, floats_per_row)
+    else:
+        ordered = last.ordered
+    if ordered:
+        order = torch.argsort(drawn.sizes, dim=1, descending=True, stable=True)
+        framed = torch.gather(drawn.sizes, 1, order)
+        cuts = last.cuts if last else tuple(cuts_of(framed.double().mean(0).cpu().numpy(), GROUPS))
+        position = torch.argsort(order, dim=1)[drawn.step, drawn.client]
+    else:
+        framed, cuts, position = drawn.sizes, (0, clients), drawn.client
+    widest = torch.stack([framed[:, a:b].amax() for a, b in pairwise(cuts)]).tolist()
+    widths = tuple(max(a, b) for a, b in zip(widest, last.widths if last else widest, strict=True))
+    shape = Shape(ordered, cuts, widths)
+    slot = torch.from_numpy(shape.starts()).to(device)[position] + drawn.within
+    records = torch.zeros(steps, shape.rows, dtype=torch.int64, device=device)
+    valid = torch.zeros(steps, shape.rows, device=device)
+    records[drawn.step, slot] = drawn.record
+    valid[drawn.step, slot] = 1
+    return Placed(shape, drawn.sizes, order, records, valid)
+
+
+def _draw(streams: Streams, offsets: Tensor, settings: Settings, device: torch.device) -> Drawn:
+    """The successes of each client's tosses, as in `sampling.poisson_batches`."""
+    check_rates(settings.rate)
+    counts = offsets.diff()
+    clients, longest = len(counts), int(settings.steps.max(initial=0))
+    tosses = counts * torch.from_numpy(settings.steps).to(device)
+    log_miss = torch.log1p(-torch.from_numpy(settings.rate).to(device))[:, None]
+    draws = draws_needed(counts.cpu().numpy() * settings.steps, settings.rate)
+    position = torch.full((clients, 1), -1.0, dtype=torch.float64, device=device)
+    pieces = []
+    while bool((position[:, -1] < tosses).any()):
+        if isinstance(streams, SeededStreams):
+            chance = streams.uniforms_on(draws, device)
+        else:
+            chance = torch.from_numpy(streams.uniforms(draws)).to(device)
+        position = position[:, -1:] + torch.cumsum(torch.floor(torch.log(chance) / log_miss) + 1, dim=1)
+        pieces.append(position)
+    positions = torch.cat(pieces, dim=1) if pieces else position[:, :0]
+    hit = positions < tosses[:, None]
+    client = torch.repeat_interleave(torch.arange(clients, device=device), hit.sum(1))
+    toss = positions[hit].long()
+    own = counts.clamp(min=1)[client]
+    step = toss // own
+    record = toss - step * own + offsets[client]
+    sizes = torch.bincount(step * clients + client, minlength=longest * clients).view(longest, clients)
+    by_client = sizes.T.reshape(-1)
+    starts = torch.cumsum(by_client, 0) - by_client
+    within = torch.arange(len(client), device=device) - starts[client * longest + step]
+    return Drawn(client, step, record, within, sizes)

@@ -1,0 +1,69 @@
+"""Batches placed on the device: the same records as the host draws, each in a row of its owner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from polyeps.engine.loop import Settings
+from polyeps.engine.noise import SeededStreams
+from polyeps.engine.placing import Placed, Shape, place
+from polyeps.engine.sampling import poisson_batches
+from polyeps.errors import InputError
+
+COUNTS = [50, 7, 200, 90, 1]
+OFFSETS = torch.tensor([0, *np.cumsum(COUNTS)])
+CPU = torch.device("cpu")
+SETTINGS = Settings(
+    rate=np.array([0.1, 0.9, 0.04, 0.2, 0.5]),
+    steps=np.array([12, 3, 12, 12, 0]),
+    learning_rate=np.ones(5),
+    divisor=None,
+    clip=None,
+    deviation=None,
+    momentum=None,
+    decay=None,
+    pull=None,
+)
+
+
+def placed(size: int, last: Shape | None = None, settings: Settings = SETTINGS) -> Placed:
+    return place(SeededStreams(5, range(5), 0), OFFSETS, settings, size, 100, last, CPU)
+
+
+@pytest.mark.parametrize(("size", "ordered"), [(10, True), (10**6, False)])
+def test_rows_hold_the_very_records_the_host_would_draw(size: int, ordered: bool) -> None:
+    found = placed(size)
+    assert found.shape.ordered == ordered
+    wanted = poisson_batches(SeededStreams(5, range(5), 0), OFFSETS.numpy(), SETTINGS.rate, SETTINGS.steps)
+    assert np.array_equal(found.sizes.numpy(), wanted.sizes)
+    owner = np.repeat(np.arange(5), np.repeat(found.shape.widths, np.diff(found.shape.cuts)))
+    used = 0
+    for step, sizes in enumerate(wanted.sizes):
+        client = owner if found.order is None else found.order[step].numpy()[owner]
+        valid = found.valid[step].numpy() > 0
+        for number, size_of_batch in enumerate(sizes):
+            mine = found.records[step].numpy()[valid & (client == number)]
+            assert mine.tolist() == wanted.records[used : used + size_of_batch].tolist()
+            used += size_of_batch
+    assert used == len(wanted.records) == int(found.valid.sum())
+
+
+@pytest.mark.parametrize("size", [10, 10**6])
+def test_a_later_run_keeps_the_shape_where_it_suffices(size: int) -> None:
+    first = placed(size)
+    rarer = replace(SETTINGS, rate=SETTINGS.rate / 2)
+    assert placed(size, first.shape, rarer).shape == first.shape
+    often = replace(SETTINGS, rate=np.minimum(SETTINGS.rate * 4, 1))
+    wider = placed(size, first.shape, often).shape
+    assert wider.cuts == first.shape.cuts
+    assert all(a >= b for a, b in zip(wider.widths, first.shape.widths, strict=True))
+    assert wider != first.shape
+
+
+def test_rates_are_checked_here_too() -> None:
+    with pytest.raises(InputError, match="sampling rate"):
+        placed(10, settings=replace(SETTINGS, rate=np.zeros(5)))
