@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -244,6 +245,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, help="steps per client and run of ours; by default by model")
     parser.add_argument("--no-peers", action="store_true", help="measure only ours")
+    parser.add_argument("--keep", type=Path, help="also write the figures into this JSON file, by machine and model")
     parser.add_argument("--flower", action="store_true", help="also Flower with Ray and Opacus")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -269,6 +271,22 @@ def main() -> None:
             found |= flower(name)
         table[name] = found
     print(json.dumps(table, indent=2))
+    if options.keep:
+        keep(options.keep, table)
+
+
+def keep(file: Path, table: dict[str, object]) -> None:
+    """Write the figures beside those of other machines and models, with the command that made them."""
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    described = table["machine"]
+    assert isinstance(described, dict)
+    mine = kept.setdefault(str(described["device"]), {})
+    command = "python benchmarks/engine.py " + " ".join(sys.argv[1:])
+    for name, found in table.items():
+        if isinstance(found, dict) and name != "machine":
+            mine[name] = {"command": command, "machine": described, **found}
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

@@ -301,8 +301,8 @@ def test_the_noise_has_the_variance_that_is_paid_for() -> None:
 def test_price_is_per_client_where_clients_differ() -> None:
     price = varied().price
     assert price is not None
-    event = price(1.5, row=1)
     dp_accounting = pytest.importorskip("dp_accounting")
+    event = price(1.5, row=1)
     assert event == dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.9, dp_accounting.GaussianDpEvent(1.5)), 4
     )

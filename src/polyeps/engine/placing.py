@@ -85,6 +85,8 @@ def place(
         position = torch.argsort(order, dim=1)[drawn.step, drawn.client]
     else:
         framed, cuts, position = drawn.sizes, (0, clients), drawn.client
+    at_least = framed.new_zeros(1, clients)  # there may be no step at all
+    framed = torch.cat([framed, at_least])
     widest = torch.stack([framed[:, a:b].amax() for a, b in pairwise(cuts)]).tolist()
     widths = tuple(max(a, b) for a, b in zip(widest, last.widths if last else widest, strict=True))
     shape = Shape(ordered, cuts, widths)
