@@ -281,7 +281,8 @@ def keep(file: Path, table: dict[str, object]) -> None:
     described = table["machine"]
     assert isinstance(described, dict)
     mine = kept.setdefault(str(described["device"]), {})
-    command = "python benchmarks/engine.py " + " ".join(sys.argv[1:])
+    place = sys.argv.index("--keep")
+    command = " ".join(["python benchmarks/engine.py", *sys.argv[1:place], *sys.argv[place + 2 :]])
     for name, found in table.items():
         if isinstance(found, dict) and name != "machine":
             mine[name] = {"command": command, "machine": described, **found}

@@ -64,12 +64,6 @@ def test_a_later_run_keeps_the_shape_where_it_suffices(size: int) -> None:
     assert wider != first.shape
 
 
-@pytest.mark.parametrize("size", [10, 10**6])
-def test_a_run_without_steps_has_no_rows(size: int) -> None:
-    found = placed(size, settings=replace(SETTINGS, steps=np.zeros(5, np.int64)))
-    assert found.records.shape == (0, 0)
-
-
 def test_rates_are_checked_here_too() -> None:
     with pytest.raises(InputError, match="sampling rate"):
         placed(10, settings=replace(SETTINGS, rate=np.zeros(5)))

@@ -69,12 +69,12 @@ def place(
     last: Shape | None,
     device: torch.device,
 ) -> Placed:
-    """Draw all batches of a run and give each record its row, in the last run's shape where that suffices."""
+    """Draw all batches of a run (of at least one step), in the last run's shape where that suffices."""
     drawn = _draw(streams, offsets.to(device), settings, device)
     steps, clients = drawn.sizes.shape
     order = None
     if last is None:
-        padding = float(steps * clients * drawn.sizes.max() - drawn.sizes.sum()) if steps else 0.0
+        padding = float(steps * clients * drawn.sizes.max() - drawn.sizes.sum())
         ordered = not padding_is_cheaper(padding, steps, clients, size, floats_per_row)
     else:
         ordered = last.ordered
@@ -85,8 +85,6 @@ def place(
         position = torch.argsort(order, dim=1)[drawn.step, drawn.client]
     else:
         framed, cuts, position = drawn.sizes, (0, clients), drawn.client
-    at_least = framed.new_zeros(1, clients)  # there may be no step at all
-    framed = torch.cat([framed, at_least])
     widest = torch.stack([framed[:, a:b].amax() for a, b in pairwise(cuts)]).tolist()
     widths = tuple(max(a, b) for a, b in zip(widest, last.widths if last else widest, strict=True))
     shape = Shape(ordered, cuts, widths)
