@@ -54,3 +54,9 @@ def test_shown_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.Mo
     if "ledger" in command and "set-budget" not in command:
         run("ledger", "set-budget", "--file", "ward.ledger", "--client", "ward", "--epsilon", "2")
     run(*shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL))
+def test_shown_python_runs(block: str, tmp_path: Path) -> None:
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

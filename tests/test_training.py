@@ -451,3 +451,13 @@ def test_wrong_input_is_refused_in_a_sentence(case: str) -> None:
     call, message = BAD[case]
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_images_are_flattened_for_linear_models_and_other_shapes_refused() -> None:
+    flat = cohort()
+    images = Records(flat.features.reshape(len(flat.features), 1, -1, 1), flat.labels, flat.offsets)
+    one, other = (varied().run(start(), records, streams(), SCALE) for records in (flat, images))
+    assert torch.equal(one, other)
+    wrong = Records(flat.features[:, 1:], flat.labels, flat.offsets)
+    with pytest.raises(InputError, match="takes records of shape"):
+        varied().run(start(), wrong, streams(), SCALE)

@@ -189,11 +189,12 @@ def _train(
 ) -> Tensor:
     clients, device = records.clients, records.features.device
     _check(model, starts, records, streams)
+    features = records.features.reshape(-1, *model.input_shape)  # a linear model takes an image as one row
     starts = starts.to(device).expand(clients, model.size)
     pulled_to = starts if anchor is None else anchor.to(device).expand(clients, model.size)
     updates = torch.empty(clients, model.size, device=device)
     for rows in _chunks(model, records, settings, memory):
-        mine = Records(records.features, records.labels, records.offsets[rows.start : rows.stop + 1])
+        mine = Records(features, records.labels, records.offsets[rows.start : rows.stop + 1])
         some = streams.select(range(rows.start, rows.stop))
         before, fixed = starts[rows].contiguous(), pulled_to[rows]
         if device.type == "cpu":
@@ -224,6 +225,10 @@ def _check(model: Model, starts: Tensor, records: Records, streams: Streams) -> 
     if starts.shape not in ((model.size,), (records.clients, model.size)):
         raise InputError(
             f"starts must be ({model.size},) or ({records.clients}, {model.size}), not {tuple(starts.shape)}"
+        )
+    if math.prod(records.features.shape[1:]) != math.prod(model.input_shape):
+        raise InputError(
+            f"the model takes records of shape {model.input_shape}, but these are {tuple(records.features.shape[1:])}"
         )
     if streams.clients != records.clients:
         raise InputError(f"{records.clients} clients have records, but {streams.clients} have a random stream")

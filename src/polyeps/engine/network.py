@@ -98,8 +98,8 @@ def clipping_factors(found: list[Contribution | None], clip: Tensor) -> Tensor:
     """min(1, clip / norm) of each row, over all its parameters together."""
     squares = sum(c.squared_norms() for c in found if c is not None)
     assert isinstance(squares, Tensor)
-    # Rounding must not let a norm pass the clip: the smallest norm divided by is a tiny positive number.
-    return (clip / squares.sqrt_().clamp_(min=1e-30)).clamp_(max=1.0)
+    # A little less than the clip, so that norms rounded in float32 cannot let a row's gradient pass it.
+    return (clip * (1 - 2**-18) / squares.sqrt_().clamp_(min=1e-30)).clamp_(max=1.0)
 
 
 def floats_per_row(network: Network, row: Tensor) -> int:
