@@ -461,3 +461,17 @@ def test_images_are_flattened_for_linear_models_and_other_shapes_refused() -> No
     wrong = Records(flat.features[:, 1:], flat.labels, flat.offsets)
     with pytest.raises(InputError, match="takes records of shape"):
         varied().run(start(), wrong, streams(), SCALE)
+
+
+def test_a_public_batch_size_replaces_the_number_of_records() -> None:
+    records = cohort()
+    sizes = np.diff(records.offsets.numpy()) * 0.25
+
+    def run(steps: int, batch: float | np.ndarray[tuple[int], np.dtype[np.float64]] | None) -> Tensor:
+        way = dp_sgd(SMALL, rate=0.25, steps=steps, clip=1.0, learning_rate=0.1, batch=batch)
+        return way.run(start(), records, streams(), SCALE)
+
+    assert torch.equal(run(3, None), run(3, sizes))
+    torch.testing.assert_close(2 * run(1, 2 * sizes), run(1, None))
+    with pytest.raises(InputError, match="batch must be above 0"):
+        run(1, 0.0)

@@ -59,26 +59,20 @@ def dp_sgd(
     steps: PerClient,
     clip: PerClient,
     learning_rate: PerClient,
+    batch: PerClient | None = None,
     momentum: PerClient = 0.0,
     decay: PerClient = 0.0,
     memory: int | None = None,
 ) -> Training:
-    """DP-SGD with true Poisson batches; the divisor is the public expected batch size, rate · records.
+    """DP-SGD with true Poisson batches, whose sums are divided by the public batch size, never the realised one.
 
     Guarantee: record, add-remove. Each step releases the sum of gradients clipped to `clip`, with Gaussian
     noise of standard deviation scale · clip in every coordinate. Momentum and decay only process what was
-    released.
-    A client's number of records is taken to be public, as is the rate: their product divides.
+    released. Without `batch` the divisor is rate · records: then a client's number of records counts as public,
+    which it strictly is not where neighbours differ by one record.
     """
-    graphs = Graphs()
 
-    def run(
-        starts: Tensor,
-        records: Records,
-        streams: Streams,
-        scale: PerClient | None = None,
-        anchor: Tensor | None = None,
-    ) -> Tensor:
+    def settings_for(records: Records, scale: PerClient | None) -> Settings:
         if scale is None:
             raise InputError("dp_sgd needs a noise scale for every client; give 0 to train without noise")
         clients = records.clients
@@ -87,18 +81,17 @@ def dp_sgd(
             raise InputError("noise needs a finite clip: without one the scale has nothing to multiply")
         counts = np.diff(records.offsets.cpu().numpy())
         rates = _each("rate", rate, clients)
-        settings = Settings(
+        return Settings(
             rate=rates,
             steps=_whole("steps", steps, clients),
             learning_rate=_each("learning_rate", learning_rate, clients),
-            divisor=rates * counts,
+            divisor=rates * counts if batch is None else _above_zero("batch", batch, clients),
             clip=None if np.isinf(bound).all() else bound,
             deviation=scales * np.where(np.isinf(bound), 0, bound) if scales.any() else None,
             momentum=_unless_zero("momentum", momentum, clients),
             decay=_unless_zero("decay", decay, clients),
             pull=None,
         )
-        return _train(model, starts, anchor, records, streams, settings, memory, graphs)
 
     def price(scale: float, row: int | None = None) -> Any:
         import dp_accounting
@@ -106,7 +99,7 @@ def dp_sgd(
         sampled = dp_accounting.PoissonSampledDpEvent(_of_row("rate", rate, row), dp_accounting.GaussianDpEvent(scale))
         return dp_accounting.SelfComposedDpEvent(sampled, int(_of_row("steps", steps, row)))
 
-    return Training(run, price)
+    return Training(_runner(model, memory, settings_for), price)
 
 
 def sgd(
@@ -148,19 +141,12 @@ def proximal(
     Ditto starts at the client's personal model, with the received one as anchor. FedProx starts at the
     received model, which is then the anchor too (the default).
     """
-    graphs = Graphs()
 
-    def run(
-        starts: Tensor,
-        records: Records,
-        streams: Streams,
-        scale: PerClient | None = None,
-        anchor: Tensor | None = None,
-    ) -> Tensor:
+    def settings_for(records: Records, scale: PerClient | None) -> Settings:
         if scale is not None:
             raise InputError("this training adds no noise, so it takes no scale; use dp_sgd for a guarantee")
         clients = records.clients
-        settings = Settings(
+        return Settings(
             rate=_each("rate", rate, clients),
             steps=_whole("steps", steps, clients),
             learning_rate=_each("learning_rate", learning_rate, clients),
@@ -171,9 +157,25 @@ def proximal(
             decay=_unless_zero("decay", decay, clients),
             pull=_unless_zero("pull", pull, clients),
         )
+
+    return Training(_runner(model, memory, settings_for), price=None)
+
+
+def _runner(model: Model, memory: int | None, settings_for: Callable[[Records, PerClient | None], Settings]) -> Run:
+    """Train in the way `settings_for` describes; device graphs live as long as the training."""
+    graphs = Graphs()
+
+    def run(
+        starts: Tensor,
+        records: Records,
+        streams: Streams,
+        scale: PerClient | None = None,
+        anchor: Tensor | None = None,
+    ) -> Tensor:
+        settings = settings_for(records, scale)
         return _train(model, starts, anchor, records, streams, settings, memory, graphs)
 
-    return Training(run, price=None)
+    return run
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
@@ -251,6 +253,13 @@ def _whole(name: str, values: ArrayLike, clients: int) -> np.ndarray[Any, np.dty
     if (array != np.floor(array)).any():
         raise InputError(f"{name} must be whole numbers, not {array}")
     return array.astype(np.int64)
+
+
+def _above_zero(name: str, values: PerClient, clients: int) -> Floats:
+    array = _each(name, values, clients)
+    if (array == 0).any():
+        raise InputError(f"{name} must be above 0 for every client")
+    return array
 
 
 def _unless_zero(name: str, values: PerClient, clients: int) -> Floats | None:
