@@ -4,15 +4,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: test demo check format benchmark clean
+.PHONY: test lint demo format benchmark clean
 
-test: check
+# What fails soonest comes first.
+test: lint
 	$(BIN)/python -m pytest
+	$(BIN)/mypy
 
-check: $(INSTALLED)
+lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 
 demo: $(INSTALLED)
 	$(BIN)/polyeps plan --distribution mixgauss1 --clients 20 --seed 1 --records 1200 --batch 8 --local-steps 100 --rounds 100 --participation 0.8

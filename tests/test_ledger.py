@@ -144,6 +144,15 @@ def test_adaptive_schedules_are_filtered_by_one_order(path: Path) -> None:
     assert Ledger(path).account("adaptive").terms.order == order
 
 
+def test_a_budget_without_delta_adds_pure_costs(path: Path) -> None:
+    ledger = Ledger.create(path, {"a": Terms(Budget(1.0, 0.0), unit="client", schedule="adaptive")})
+    ledger.charge(PureDpEvent(0.4), uses=2, unit="client")
+    assert ledger.spent("a") == pytest.approx(0.8)
+    for event in (PureDpEvent(0.3), Gaussian(100.0)):
+        with pytest.raises(BudgetExceeded):
+            ledger.charge(event, unit="client")
+
+
 def test_cohorts_are_charged_together_or_not_at_all(path: Path) -> None:
     names = [f"c{number}" for number in range(40)]
     ledger = Ledger.create(path, {name: Terms(Budget(0.3 if name == "c7" else 1.0, 1e-5)) for name in names})

@@ -26,7 +26,8 @@ class Terms:
     order: float | None = None  # of the Rényi filter; settled with the first budget and kept when that is changed
 
     def __post_init__(self) -> None:
-        if self.schedule == "adaptive" and self.order is None:
+        # At δ = 0 costs are simply added, which is a valid filter as it is.
+        if self.schedule == "adaptive" and self.order is None and self.budget.delta > 0:
             object.__setattr__(self, "order", rdp.filter_order(self.budget))
 
 

@@ -58,6 +58,12 @@ def test_pure_curve_agrees_with_the_two_point_sum() -> None:
         assert rdp.pure(0.7, np.array([order]))[0] == pytest.approx(exact)
 
 
+def test_pure_steps_never_cost_more_than_their_sum() -> None:
+    assert epsilon(repeated(PureDpEvent(2.0), 5), 1e-5, accountant="rdp") <= 10.0
+    assert epsilon(repeated(PureDpEvent(2.0), 5), 0.0, accountant="rdp") == 10.0
+    assert epsilon(Gaussian(1.0), 0.0, accountant="rdp") == math.inf
+
+
 def test_skellam_bound_holds_against_the_exact_sum() -> None:
     variance, shift, order = 16.0, 2, 4
     k = np.arange(-200, 201)

@@ -178,6 +178,11 @@ def is_pure(history: History) -> bool:
     return all(isinstance(step, PureDpEvent) for step in history)
 
 
+def pure_sum(history: History) -> float:
+    """What a history costs by mere addition, at δ = 0: infinite unless every step is pure."""
+    return sum(step.epsilon * uses for step, uses in history.items()) if is_pure(history) else math.inf
+
+
 def describe(event: DpEvent) -> dict[str, Any]:
     """An event as plain JSON data, the inverse of `understand`."""
     if type(event) not in _NAMES:

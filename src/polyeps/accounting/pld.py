@@ -14,7 +14,7 @@ from dp_accounting.dp_event import DpEvent
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import gammaln, log_ndtr, ndtr
 
-from polyeps.accounting.events import Gaussian, History, PureDpEvent, is_pure
+from polyeps.accounting.events import Gaussian, History, PureDpEvent, pure_sum
 from polyeps.accounting.profiles import Array, Delta, Profile, is_private, profile, second_moment
 from polyeps.core import Adjacency
 
@@ -32,9 +32,8 @@ def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
     steps = _merge_gaussians(history)
     if not steps:
         return 0.0
-    pure_sum = sum(step.epsilon * uses for step, uses in steps.items()) if is_pure(steps) else math.inf
     if delta == 0:
-        return pure_sum
+        return pure_sum(steps)
     if len(steps) == 1:
         ((step, uses),) = steps.items()
         if isinstance(step, PureDpEvent):
@@ -47,7 +46,7 @@ def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
     answer = _both_ways(pairs, delta, interval, spread)
     if answer < spread / 10:  # a large δ: ε is small beside the spread, so the grid must be finer
         answer = _both_ways(pairs, delta, interval / 10, spread)
-    return min(answer, pure_sum)
+    return min(answer, pure_sum(steps))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -117,7 +116,7 @@ def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, interv
     size = next_fast_len(last - first + 1, real=True)
     mass = np.roll(_convolve(tables, size), sum(uses * start for start, _, _, uses in tables) - first)
     log_finite = sum(uses * math.log1p(-infinite) for _, _, infinite, uses in tables)
-    rounding = 1e-16 * (10 + sum(uses for *_, uses in tables))
+    rounding = 1e-16 * (100 + sum(uses for *_, uses in tables))
     loss = (first + np.arange(size)) * interval
     kept = loss > -2 * interval  # negative ε is of no interest
     loss, mass = loss[kept], mass[kept]

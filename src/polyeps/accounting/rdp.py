@@ -19,6 +19,7 @@ from polyeps.accounting.events import (
     PureDpEvent,
     SkellamDpEvent,
     history_of,
+    pure_sum,
 )
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import UnknownEvent
@@ -36,12 +37,10 @@ ORDERS: tuple[float, ...] = (
 def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
     """The smallest ε certified over all orders."""
     total = curve(history, adjacency, ORDERS)
-    if delta == 0:
-        return sum(step.epsilon * uses if isinstance(step, PureDpEvent) else math.inf for step, uses in history.items())
-    if not np.isfinite(total).any():
-        return math.inf
     finite = np.isfinite(total)
-    return float(compute_epsilon(np.array(ORDERS)[finite], total[finite], delta)[0])
+    if delta == 0 or not finite.any():
+        return pure_sum(history)
+    return min(float(compute_epsilon(np.array(ORDERS)[finite], total[finite], delta)[0]), pure_sum(history))
 
 
 def curve(history: History, adjacency: Adjacency, orders: Sequence[float]) -> Array:
