@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from polyeps.accounting.events import Gaussian
@@ -38,6 +39,12 @@ def work(path: Path, name: str, pipe: int) -> None:
         number += 1
 
 
+def stop(workers: list[int]) -> None:
+    for child in workers:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def main(path: Path, kills: int, seed: int) -> None:
     chance = random.Random(seed)
     Ledger.create(path, {"client": Terms(Budget(2.0, 1e-5))}).close()
@@ -52,6 +59,8 @@ def main(path: Path, kills: int, seed: int) -> None:
             if child == 0:
                 try:
                     work(path, f"{killed}-{len(running)}", pipe)
+                except BaseException:
+                    traceback.print_exc()
                 finally:
                     os._exit(3)  # a worker only ends by being killed
             running.append(child)
@@ -60,6 +69,7 @@ def main(path: Path, kills: int, seed: int) -> None:
         os.kill(victim, signal.SIGKILL)
         _, status = os.waitpid(victim, 0)
         if os.WIFEXITED(status):
+            stop(running)
             sys.exit(f"a worker stopped by itself, after {killed} kills")
         killed += 1
         while True:
@@ -67,9 +77,7 @@ def main(path: Path, kills: int, seed: int) -> None:
                 said += os.read(heard, 1 << 16)
             except BlockingIOError:
                 break
-    for child in running:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    stop(running)
     while True:
         try:
             said += os.read(heard, 1 << 16)

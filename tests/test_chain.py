@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from polyeps import chain
 from polyeps.chain import Chain, Row
 from polyeps.errors import LedgerError, LedgerTampered
+from polyeps.head import Head, read_head
 
 
 @pytest.fixture
@@ -160,6 +162,24 @@ def test_a_crash_between_row_and_head_is_no_tampering(path: Path) -> None:
     assert len(chain.rows()) == 7
     chain.append(lambda: [("note", {"n": 7})])
     assert '"seq": 8' in head.read_text()
+
+
+def test_a_row_appended_while_another_process_opens_is_no_tampering(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = open_chain(path)
+    waiting = [6, 7, 8]
+
+    def read_just_after_an_append(place: Path) -> Head | None:
+        if waiting:
+            number = waiting.pop()
+            busy.append(lambda: [("note", {"n": number})])
+        return read_head(place)
+
+    monkeypatch.setattr(chain, "read_head", read_just_after_an_append)
+    late = open_chain(path)
+    late.verify()
+    assert len(late.rows()) == 9
 
 
 def test_a_vanished_chain_is_not_started_anew(path: Path) -> None:

@@ -162,6 +162,8 @@ class Chain:
         self._version = version
 
     def _genuine_rows(self) -> list[Row]:
+        # The head first: others may append while we read, and it must not be younger than the rows.
+        kept = read_head(self.path)
         stored = self._open().execute("SELECT seq, time, kind, body, previous, hash FROM rows ORDER BY seq")
         rows: list[Row] = []
         previous = _START
@@ -176,7 +178,6 @@ class Chain:
             previous = row.hash
         if not rows:
             raise LedgerTampered(f"{self.path}: row 1 is missing")
-        kept = read_head(self.path)
         if kept is None:
             raise LedgerTampered(
                 f"{head_path(self.path)} is missing; the head belongs beside the ledger, bring it along"
