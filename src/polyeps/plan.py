@@ -75,7 +75,9 @@ def plan(
     scales = _scales(clients, schedule, sigma, directory, progress)
     prospects: dict[tuple[Budget, int, float], tuple[int, float]] = {}
     plans = []
-    for (client, budget, records), scale in zip(clients, scales, strict=True):
+    for number, ((client, budget, records), scale) in enumerate(zip(clients, scales, strict=True)):
+        if progress:
+            progress(number, len(clients))
         if (budget, records, scale) not in prospects:
             prospects[budget, records, scale] = _prospect(budget, records, scale, schedule)
         rounds, spent = prospects[budget, records, scale]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from polyeps.cli.output import Json, print_json, print_table, remark
+from polyeps.cli.output import Json, print_json, print_table, progress, remark
 from polyeps.errors import InputError, LedgerError
 
 if TYPE_CHECKING:
@@ -33,7 +33,11 @@ def show(file: File, client: OneClient = None, as_json: Json = False) -> None:
     """Budget, spent and left of every client."""
     ledger = _open(file)
     names = ledger.clients if client is None else [client]
-    rows = [_state(ledger, name) for name in names]
+    rows = []
+    with progress("judging") as report:
+        for number, name in enumerate(names):
+            rows.append(_state(ledger, name))
+            report(number + 1, len(names))
     if as_json:
         print_json({"ledger": ledger.id, "rows": ledger.head.seq, "head": ledger.head.hash, "clients": rows})
     elif rows:
