@@ -78,6 +78,15 @@ def test_a_price_with_a_fixed_part_says_when_a_budget_is_out_of_reach() -> None:
         calibrate([Budget(0.1, 1e-5)], Gaussian, 0)
 
 
+def test_a_price_that_jumps_gets_the_noise_above_the_jump() -> None:
+    def jumping(sigma: float) -> Gaussian:
+        return Gaussian(sigma if sigma > 3 else sigma / 4)
+
+    answer = calibrate([Budget(2.0, 1e-5)], jumping, 1)
+    assert answer.certified[0] <= epsilon(Gaussian(3.0), 1e-5) < 0.99 * 2.0
+    assert answer.scale[0] == pytest.approx(3.0, rel=1e-3)
+
+
 def test_progress_reaches_the_end() -> None:
     seen: list[tuple[int, int]] = []
     calibrate(budgets_between(0.5, 2, 5), Gaussian, 3, progress=lambda done, total: seen.append((done, total)))
@@ -92,6 +101,16 @@ def test_ten_thousand_budgets_are_served_from_a_cached_table_at_once(tmp_path: P
     second = calibrate(budgets, price, 500, directory=tmp_path)
     assert time.perf_counter() - start < 1.0
     assert (first.scale == second.scale).all()
+
+
+def test_what_a_table_knew_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets = budgets_between(1, 2, 5)
+    calibrate(budgets, price, 200, directory=tmp_path)
+    afford._known.clear()
+    answer = calibrate(budgets, price, 200, directory=tmp_path)
+    monkeypatch.setattr(afford, "judge", lambda *_: pytest.fail("computed again"))
+    for budget, scale in zip(budgets, answer.scale, strict=True):
+        assert afford.fits({price(float(scale)): 199}, budget, "add-remove", "pld")
 
 
 def test_damaged_tables_are_rebuilt_not_believed(tmp_path: Path) -> None:

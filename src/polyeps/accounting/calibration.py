@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 
 from polyeps.accounting import Accountant, cache
-from polyeps.accounting.afford import known_epsilon
+from polyeps.accounting.afford import known_epsilon, remember
 from polyeps.accounting.events import canonical, history_of
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import InputError
@@ -76,6 +76,8 @@ def calibrate(
         if directory and len(table) > before:
             cache.save(directory, subject, table)
         scale[rows], certified[rows] = search.answers(wanted)
+        for used in np.unique(scale[rows]):  # so that a ledger need not compute again what a table on disk knew
+            remember(history_of(price(float(used)), uses), delta, adjacency, accountant, table[float(used)])
         served += len(rows)
     return Calibration(scale, certified)
 
@@ -102,10 +104,13 @@ class _Search:
         self.judge, self.table, self.tolerance = judge, table, tolerance
 
     def serve(self, wanted: NDArray[np.float64], progress: Callable[[int], None]) -> None:
-        """Add entries until every wanted ε has one just below it."""
+        """Add entries until every wanted ε has one just below it.
+
+        A few passes are enough unless a price jumps; then the entry below the jump has to do.
+        """
         self._bracket(float(wanted.min()), float(wanted.max()))
         targets = np.unique(wanted)
-        while len(targets):
+        for _ in range(4):
             targets = targets[self.answers(targets)[1] < (1 - self.tolerance) * targets]
             progress(len(wanted) - len(targets))
             # One entry just below the lowest target serves all targets up to 1/(1 − tolerance) above it.
@@ -142,9 +147,7 @@ class _Search:
             if (1 - self.tolerance) * target <= value <= target:
                 return value
         # The curve is steeper than interpolation can follow: halve the bracket, keeping the sound side.
-        scales = np.array(sorted(self.table))
-        values = np.array([self.table[scale] for scale in scales])
-        low, high = float(scales[values > target].max()), float(scales[values <= target].min())
+        low, high = self._around(target)
         while (1 - self.tolerance) * target > self.table[high] and high - low > 1e-12 * high:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if self._value(middle) > target else (low, middle)
@@ -153,11 +156,18 @@ class _Search:
     def _guess(self, aim: float) -> float:
         """Where ε should equal `aim`, from a monotone curve through the entries, log against log."""
         entries = sorted((math.log(v), math.log(s)) for s, v in self.table.items() if 0 < v < math.inf)
+        if len(entries) < 2:
+            return math.sqrt(math.prod(self._around(aim)))
         x, y = np.array(entries).T
         keep = np.append(True, np.diff(x) > 1e-12)
         x, y = x[keep], y[keep]
         nearest = slice(max(0, int(np.searchsorted(x, math.log(aim))) - 4), int(np.searchsorted(x, math.log(aim))) + 4)
         return math.exp(float(PchipInterpolator(x[nearest], y[nearest])(math.log(aim))))
+
+    def _around(self, target: float) -> tuple[float, float]:
+        """The nearest scales with ε above the target, and at or below it."""
+        above = max(scale for scale, value in self.table.items() if value > target)
+        return above, min(scale for scale, value in self.table.items() if value <= target)
 
     def _value(self, scale: float) -> float:
         if scale not in self.table:
