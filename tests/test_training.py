@@ -475,3 +475,20 @@ def test_a_public_batch_size_replaces_the_number_of_records() -> None:
     torch.testing.assert_close(2 * run(1, 2 * sizes), run(1, None))
     with pytest.raises(InputError, match="batch must be above 0"):
         run(1, 0.0)
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
+def test_one_record_never_decides_more_than_its_clip(name: str, bad: float) -> None:
+    """A record that overflows, by its own values or by the weights a server sent, counts as zero, not as a signal."""
+    model = MODELS[name]()
+    records = cohort(model)
+    way = dp_sgd(model, rate=1.0, steps=1, clip=0.5, learning_rate=1.0, batch=1.0)
+    features = records.features.clone()
+    features[int(records.offsets[1])] = bad  # client 1's first record
+    clean = way.run(start(model), records, streams(), 0.0)
+    poisoned = way.run(start(model), Records(features, records.labels, records.offsets), streams(), 0.0)
+    assert torch.isfinite(poisoned).all()
+    assert 0 < float((clean - poisoned)[1].norm()) <= 2 * 0.5 + 1e-4
+    others = torch.arange(CLIENTS) != 1
+    assert torch.equal(clean[others], poisoned[others])

@@ -96,6 +96,9 @@ class _Reordered:
     def squared_norms(self) -> Tensor:
         return self.patches.squared_norms()
 
+    def drop(self, rows: Tensor) -> None:
+        self.patches.drop(rows)
+
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         layer = self.layer
         summed = torch.zeros_like(gradient)

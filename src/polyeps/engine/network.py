@@ -74,7 +74,7 @@ def add_gradients(
     outputs, saved = network.forward(models, rows, layout)
     gradients = output_gradients(loss, outputs, labels, valid)
     found = network.contributions(models, saved, gradients, layout)
-    factors = None if clip is None else clipping_factors(found, clip.index_select(0, layout.owner))
+    factors = None if clip is None else clip_rows(found, clip.index_select(0, layout.owner))
     for contribution, columns in zip(found, network.columns(into), strict=True):
         if contribution is not None:
             contribution.add_to(columns, factors)
@@ -94,12 +94,22 @@ def output_gradients(loss: Loss, outputs: Tensor, labels: Tensor, valid: Tensor 
     return differentiated
 
 
-def clipping_factors(found: list[Contribution | None], clip: Tensor) -> Tensor:
-    """min(1, clip / norm) of each row, over all its parameters together."""
-    squares = sum(c.squared_norms() for c in found if c is not None)
+def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
+    """min(1, clip / norm) of each row, over all its parameters together; 0 where the norm is no finite number.
+
+    Such a row is dropped: a server that sends weights under which one record overflows must not see it, and
+    one record must never decide more than its clip.
+    """
+    contributions = [contribution for contribution in found if contribution is not None]
+    squares = sum(contribution.squared_norms() for contribution in contributions)
     assert isinstance(squares, Tensor)
+    broken = ~torch.isfinite(squares)
+    if squares.is_cuda or bool(broken.any()):  # a captured graph cannot ask
+        for contribution in contributions:
+            contribution.drop(broken)
     # A little less than the clip, so that norms rounded in float32 cannot let a row's gradient pass it.
-    return (clip * (1 - 2**-18) / squares.sqrt_().clamp_(min=1e-30)).clamp_(max=1.0)
+    factors = (clip * (1 - 2**-18) / squares.sqrt_().clamp_(min=1e-30)).clamp_(max=1.0)
+    return factors.masked_fill_(broken, 0.0)
 
 
 def floats_per_row(network: Network, row: Tensor) -> int:

@@ -21,6 +21,9 @@ class Contribution(Protocol):
     def squared_norms(self) -> Tensor:
         """(T,): the squared norm of each row's gradient of this layer's parameters."""
 
+    def drop(self, rows: Tensor) -> None:
+        """Make the gradients of some rows, a mask (T,), zero whatever they are; asked for after the norms."""
+
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         """Add Σ factor · row gradient over each client's rows to gradient (n, p)."""
 
@@ -34,6 +37,9 @@ class Outer:
     def squared_norms(self) -> Tensor:
         of_inputs = _squares(self.inputs)
         return (of_inputs + float(self.bias)) * _squares(self.gradients)
+
+    def drop(self, rows: Tensor) -> None:
+        self.inputs, self.gradients = _without(self.inputs, rows), _without(self.gradients, rows)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         scaled = self.gradients if factors is None else self.gradients * factors[:, None]  # (T, out)
@@ -56,6 +62,10 @@ class Positions:
         norms = self._each[0].squared_norms()
         return norms + self._each[1].squared_norms() if self.bias else norms
 
+    def drop(self, rows: Tensor) -> None:
+        for each in self._each:
+            each.drop(rows)
+
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         if not self._each:  # no norms were asked for: the sum of products needs no row's own gradient
             scaled = self.gradients if factors is None else self.gradients * factors[:, None, None]
@@ -74,6 +84,9 @@ class Each:
 
     def squared_norms(self) -> Tensor:
         return _squares(self.gradients)
+
+    def drop(self, rows: Tensor) -> None:
+        self.gradients = _without(self.gradients, rows)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         for group in self.layout.groups:
@@ -97,6 +110,9 @@ class Looked:
         products = torch.bmm(self.gradients, self.gradients.transpose(1, 2))
         return (products * same).sum((1, 2))
 
+    def drop(self, rows: Tensor) -> None:
+        self.gradients = _without(self.gradients, rows)
+
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         rows = self.gradients if factors is None else self.gradients * factors[:, None, None]
         table = torch.unflatten(gradient, 1, (-1, self.width))  # (n, vocabulary, width)
@@ -115,6 +131,10 @@ class Parts:
         for _, part in self.parts[1:]:
             norms = norms + part.squared_norms()
         return norms
+
+    def drop(self, rows: Tensor) -> None:
+        for _, part in self.parts:
+            part.drop(rows)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         for (_, part), columns in zip(
@@ -136,6 +156,11 @@ def _add_products(layout: Layout, gradient: Tensor, left: Tensor, right: Tensor,
             weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)
         if bias:
             gradient[group.first : group.last, size:] += a.sum(1)
+
+
+def _without(values: Tensor, rows: Tensor) -> Tensor:
+    """The values (T, ...) with some rows zero; multiplying by zero would keep what is not a number."""
+    return values.masked_fill(rows.reshape(-1, *(1,) * (values.dim() - 1)), 0.0)
 
 
 def _squares(rows: Tensor) -> Tensor:
