@@ -104,12 +104,13 @@ def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
     squares = sum(contribution.squared_norms() for contribution in contributions)
     assert isinstance(squares, Tensor)
     broken = ~torch.isfinite(squares)
-    if squares.is_cuda or bool(broken.any()):  # a captured graph cannot ask
-        for contribution in contributions:
-            contribution.drop(broken)
     # A little less than the clip, so that norms rounded in float32 cannot let a row's gradient pass it.
     factors = (clip * (1 - 2**-18) / squares.sqrt_().clamp_(min=1e-30)).clamp_(max=1.0)
-    return factors.masked_fill_(broken, 0.0)
+    if squares.is_cuda or bool(broken.any()):  # a captured graph cannot ask
+        factors.masked_fill_(broken, 0.0)
+        for contribution in contributions:
+            contribution.drop(broken)
+    return factors
 
 
 def floats_per_row(network: Network, row: Tensor) -> int:
