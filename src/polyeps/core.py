@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from polyeps.errors import InputError
 
 if TYPE_CHECKING:  # torch takes seconds to import; the command line must start without it
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
     from torch import Tensor
 
 # add-remove: neighbouring data sets differ by one unit present or absent.
@@ -18,6 +22,10 @@ Adjacency = Literal["add-remove", "replace-one"]
 Unit = Literal["record", "client"]
 # Whom the protected must trust with un-noised values.
 Trust = Literal["nobody", "secure-sum", "server"]
+# The fields of a profile a client may keep to itself.
+Field = Literal["examples", "epsilon", "group"]
+# Named tensors: all that crosses the wire, and all a client keeps between rounds.
+Payload = Mapping[str, "Tensor"]
 
 
 @dataclass(frozen=True, order=True)
@@ -54,3 +62,124 @@ class Records:
     @property
     def clients(self) -> int:
         return len(self.offsets) - 1
+
+    def select(self, rows: NDArray[np.int64]) -> Records:
+        """The records of some of the clients."""
+        import torch
+
+        if len(rows) == self.clients and (rows == range(self.clients)).all():
+            return self
+        pieces = [torch.arange(int(self.offsets[row]), int(self.offsets[row + 1])) for row in rows]
+        taken = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
+        sizes = torch.tensor([0, *(len(piece) for piece in pieces)])
+        taken = taken.to(self.features.device)
+        return Records(
+            self.features.index_select(0, taken),
+            self.labels.index_select(0, taken),
+            sizes.cumsum(0).to(self.offsets.device),
+        )
+
+
+class Streams(Protocol):
+    """n independent random streams; row i is client i's."""
+
+    @property
+    def clients(self) -> int: ...
+
+    def uniforms(self, count: int) -> NDArray[np.float64]:
+        """The next `count` uniforms in (0, 1] of every client's batch stream, (n, count)."""
+
+    def normals(self, out: Tensor, rows: Sequence[int]) -> None:
+        """Fill out[i] (steps, d) with the next standard normals of client i's noise stream, for i in rows."""
+
+    def select(self, rows: Sequence[int]) -> Streams:
+        """The streams of some of the clients."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The face a client shows the server; None means that it does not say."""
+
+    id: str
+    examples: int | None = None
+    epsilon: float | None = None
+    group: str | None = None
+    ready: bool = True  # it could pay for a first task
+
+
+@dataclass(frozen=True)
+class Task:
+    """One request to some clients; the server's loop stamps it with run and round."""
+
+    action: str
+    to: tuple[str, ...]
+    payload: Payload
+    run: str = ""
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What came back: row i of every tensor is from client ids[i]; who was asked and is missing declined."""
+
+    ids: tuple[str, ...]
+    payload: Payload
+    ready: tuple[bool, ...]  # whether each could pay for the same task once more
+    received: int = 0  # bytes of the task, for each client
+    sent: int = 0  # bytes of one reply
+
+
+class Ask(Protocol):
+    """How a server's round reaches clients."""
+
+    def __call__(self, task: Task) -> Replies: ...
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an action works on: n clients, stacked. Everything but the payload is private to them."""
+
+    rows: NDArray[np.int64]  # which clients of the population these are
+    payload: Payload  # what the server sent to all of them
+    data: Records
+    scale: NDArray[np.float64]
+    streams: Streams
+    memory: Payload  # (n, ...) each
+
+
+@dataclass(frozen=True)
+class Action:
+    """What clients do when asked, and what it costs each of them."""
+
+    run: Callable[[Work], tuple[Payload, Payload]]  # replies and memory to keep, a row per client
+    price: Callable[[float, int], Any] | None  # (scale, row) -> DpEvent; None: no guarantee is given, none charged
+
+
+@dataclass(frozen=True)
+class State:
+    """What the server carries from round to round."""
+
+    model: Tensor  # (d,)
+    kept: Payload = field(default_factory=dict)  # whatever else an algorithm needs next round
+    enrolled: tuple[Profile, ...] = ()  # all clients of the federation
+    roster: tuple[Profile, ...] = ()  # those who take part in this round
+    round: int = 0
+
+    def to(self, device: torch.device) -> State:
+        """The same state on another device."""
+        return replace(
+            self, model=self.model.to(device), kept={name: kept.to(device) for name, kept in self.kept.items()}
+        )
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One paper: what clients do, and what the server makes of it."""
+
+    actions: Mapping[str, Action]
+    round: Callable[[State, Ask], State]
+    needs: tuple[Field, ...] = ()
+    trust: Trust = "nobody"
+    unit: Unit = "record"
+    adjacency: Adjacency = "add-remove"
+    memory: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shape of what each client keeps, zero at first

@@ -5,6 +5,7 @@
     │   └── DataError       a data file or data set is missing, damaged or malformed
     ├── UnknownEvent        an accountant was shown an event it cannot judge
     ├── BudgetExceeded      a charge would pass a client's budget; nothing was charged
+    ├── JournalError        a run's journal cannot be read or written
     └── LedgerError         a ledger cannot be used
         └── LedgerTampered  a ledger, or its head, is not what was written
 
@@ -30,6 +31,10 @@ class UnknownEvent(PolyepsError):  # noqa: N818 - a refusal, not a malfunction
 
 class BudgetExceeded(PolyepsError):  # noqa: N818
     """A charge would pass a client's budget; nothing was charged."""
+
+
+class JournalError(PolyepsError):
+    """A run's journal cannot be read or written."""
 
 
 class LedgerError(PolyepsError):

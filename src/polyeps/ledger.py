@@ -40,6 +40,7 @@ class Ledger:
         self._shared: dict[Terms, Account] = {}
         self._cohorts: dict[int, tuple[str, ...]] = {}
         self._cohort_rows: dict[tuple[str, ...], int] = {}
+        self._payers: dict[str, list[Sequence[str]]] = {}  # by purpose
         self.id = ""
         self._chain = Chain(Path(path), self._replay, clock=clock)
 
@@ -117,14 +118,18 @@ class Ledger:
         payers = tuple(self._accounts) if clients is None else tuple(clients)
         self.charge_all([Charge(payers, event, uses, unit)], purpose=purpose)
 
-    def charge_all(self, charges: Iterable[Charge], *, purpose: str = "") -> None:
-        """Charge several events, each to its own clients, all or none."""
+    def charge_all(self, charges: Iterable[Charge], *, purpose: str = "", once: bool = False) -> None:
+        """Charge several events, each to its own clients, all or none.
+
+        With `once`, who has paid for this very purpose already is not charged again: for work that is repeated
+        with the same random numbers, and so releases nothing new.
+        """
         asked = list(charges)
 
         def make() -> list[Draft]:
             drafts: list[Draft] = []
             leading: dict[str, Account] = {}
-            for charge in asked:
+            for charge in self._unpaid(asked, purpose) if once else asked:
                 if charge.uses < 1 or not charge.clients or len(set(charge.clients)) < len(charge.clients):
                     raise InputError("a charge needs at least one use and at least one client, each named once")
                 key = (canonical(charge.event), charge.uses, charge.unit)
@@ -135,6 +140,10 @@ class Ledger:
             return drafts
 
         self._chain.append(make)
+
+    def paid(self, purpose: str) -> set[str]:
+        """Who was charged for a purpose."""
+        return {client for payers in self._payers.get(purpose, []) for client in payers}
 
     def can_afford(self, charge: Charge) -> list[bool]:
         """For each of a charge's clients, whether it could pay now."""
@@ -179,6 +188,11 @@ class Ledger:
             )
         account.after[key] = Account(account.terms, history, account.charges + 1)
         return account.after[key]
+
+    def _unpaid(self, charges: list[Charge], purpose: str) -> list[Charge]:
+        paid = self.paid(purpose)
+        left = [replace(c, clients=tuple(client for client in c.clients if client not in paid)) for c in charges]
+        return [charge for charge in left if charge.clients]
 
     def _drafts(self, charge: Charge, purpose: str, pending: int) -> list[Draft]:
         """A charge row, after a row that names its clients when they are many and new."""
@@ -228,7 +242,10 @@ class Ledger:
         payers = content["clients"]
         event, uses, unit = understand(content["event"]), content["uses"], content["unit"]
         key = (canonical(event), uses, unit)
-        for client in self._cohorts[payers] if isinstance(payers, int) else payers:
+        clients = self._cohorts[payers] if isinstance(payers, int) else payers
+        if "purpose" in content:
+            self._payers.setdefault(content["purpose"], []).append(clients)
+        for client in clients:
             account = self._accounts[client]
             if key not in account.after:
                 history = account.with_charge(event, uses, unit)

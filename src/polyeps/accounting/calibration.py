@@ -82,7 +82,36 @@ def calibrate(
     return Calibration(scale, certified)
 
 
-def _report(progress: Progress | None, earlier: int, total: int, served: int) -> None:
+def calibrate_each(
+    budgets: Sequence[Budget],
+    price: Callable[[float, int], DpEvent],
+    uses: int,
+    *,
+    adjacency: Adjacency = "add-remove",
+    directory: Path | None = None,
+    progress: Progress | None = None,
+) -> Calibration:
+    """Calibrate clients whose prices (scale, row) may differ; equal prices share one table."""
+    alike: dict[str, list[int]] = {}
+    for row in range(len(budgets)):
+        alike.setdefault(canonical(price(_PROBES[0], row)), []).append(row)
+    scale, certified = np.empty(len(budgets)), np.empty(len(budgets))
+    served = 0
+    for rows in alike.values():
+        answer = calibrate(
+            [budgets[row] for row in rows],
+            partial(price, row=rows[0]),
+            uses,
+            adjacency=adjacency,
+            directory=directory,
+            progress=partial(_report, progress, served, len(budgets)) if progress else None,
+        )
+        scale[rows], certified[rows] = answer.scale, answer.certified
+        served += len(rows)
+    return Calibration(scale, certified)
+
+
+def _report(progress: Progress | None, earlier: int, total: int, served: int, _: int = 0) -> None:
     if progress:
         progress(earlier + served, total)
 

@@ -6,7 +6,8 @@ import click
 import typer
 
 from polyeps import __version__
-from polyeps.cli import calibrate, certify, data, ledger, plan
+from polyeps.cli import calibrate, certify, data, ledger, plan, report
+from polyeps.cli import run as run_command
 from polyeps.errors import LedgerTampered, PolyepsError
 
 app = typer.Typer(
@@ -19,6 +20,8 @@ app = typer.Typer(
 app.add_typer(certify.app, name="certify")
 app.add_typer(calibrate.app, name="calibrate")
 app.command("plan")(plan.plan)
+app.command("run")(run_command.run)
+app.command("demo")(run_command.demo)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(data.app, name="data")
 

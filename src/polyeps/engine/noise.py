@@ -10,35 +10,19 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyeps.core import Streams as Streams
 from polyeps.engine import philox
 from polyeps.errors import InputError, PolyepsError
 
 # Words turned into normals at a time: the intermediate values stay in the cache. It is part of what a seed
 # means, since the words of a tile are split into radii and angles.
 TILE = 1 << 17
-
-
-class Streams(Protocol):
-    """n independent random streams; row i is client i's."""
-
-    @property
-    def clients(self) -> int: ...
-
-    def uniforms(self, count: int) -> NDArray[np.float64]:
-        """The next `count` uniforms in (0, 1] of every client's batch stream, (n, count)."""
-
-    def normals(self, out: Tensor, rows: Sequence[int]) -> None:
-        """Fill out[i] (steps, d) with the next standard normals of client i's noise stream, for i in rows."""
-
-    def select(self, rows: Sequence[int]) -> Streams:
-        """The streams of some of the clients."""
 
 
 class SeededStreams:

@@ -51,6 +51,12 @@ def hold_out(dataset: Dataset, share: float, generator: np.random.Generator) -> 
     return _test_on(dataset, order[:count], order[count:])
 
 
+def validation(dataset: Dataset, share: float, generator: np.random.Generator) -> Dataset:
+    """A random share of the training records in place of the test split: to choose settings by."""
+    untested = replace(dataset, test_features=dataset.test_features[:0], test_labels=dataset.test_labels[:0])
+    return hold_out(untested, share, generator)
+
+
 def folds(dataset: Dataset, count: int, generator: np.random.Generator) -> Iterator[Dataset]:
     """Cross-validation: `count` data sets, each record in the test split of exactly one of them."""
     if len(dataset.test_labels):

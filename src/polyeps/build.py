@@ -1,0 +1,184 @@
+"""Experiment -> algorithm, clients, calibrated noise: where the names of a file become objects that run."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import numpy as np
+import pydantic
+import torch
+from numpy.typing import NDArray
+
+from polyeps import config
+from polyeps.accounting import cache
+from polyeps.accounting.calibration import Progress, calibrate_each
+from polyeps.accounts import Account, Terms
+from polyeps.algorithms import ALGORITHMS, Entry
+from polyeps.client import Cohort
+from polyeps.core import Algorithm, Budget, Field, State, Streams
+from polyeps.engine.noise import SeededStreams
+from polyeps.errors import InputError
+from polyeps.grouping import split_by_epsilon
+from polyeps.ledger import Ledger
+from polyeps.populate import Population, seed_for
+from polyeps.server import Participation, cohort_size
+from polyeps.training import Training, dp_sgd, sgd
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One method with one seed, ready to run: what is public about it, and the private scales of its clients."""
+
+    name: str
+    entry: Entry
+    method: config.Method
+    algorithm: Algorithm
+    population: Population
+    budgets: tuple[Budget, ...] | None  # in force; None: nothing is promised
+    scale: NDArray[np.float64]
+    participation: Participation
+    tells: tuple[Field, ...]
+
+    def cohort(self, ledger: Ledger | None) -> Cohort:
+        """The private side of all clients."""
+        people = self.population
+        noise_seed = seed_for(people.seed, "noise")
+
+        def streams(ids: Any, round: int) -> Streams:
+            return SeededStreams(noise_seed, ids, round)
+
+        memory = {
+            name: torch.zeros(len(people.ids), *shape, device=people.device)
+            for name, shape in self.algorithm.memory.items()
+        }
+        return Cohort(people.ids, people.records, self.scale, streams, True, ledger, memory=memory)
+
+    @property
+    def terms(self) -> dict[str, Terms]:
+        """What each client's ledger is opened with."""
+        agreed = zip(self.population.ids, self.budgets or (), strict=self.budgets is not None)
+        return {
+            client: Terms(budget, self.algorithm.unit, self.algorithm.adjacency) for client, budget in agreed
+        }
+
+    @property
+    def state(self) -> State:
+        return State(self.population.start)
+
+
+def prepare(
+    experiment: config.Experiment, method: config.Method, population: Population, progress: Progress | None = None
+) -> Job:
+    """One method for a population: algorithm built, noise calibrated; no record was looked at."""
+    entry = entry_of(method)
+    settings = experiment.training_of(method)
+    budgets = _in_force(entry, population.budgets)
+    local = _training(settings, population, private=budgets is not None)
+    algorithm = entry.build(local, **checked_options(method, entry))
+    scale = np.zeros(len(population.ids))
+    if budgets is not None:
+        scale = _scales(experiment, budgets, population, algorithm, progress)
+    share = 1.0 if experiment.participation.kind == "full" else experiment.participation.share
+    wanted = cohort_size(share, len(population.ids))
+    # With scales of their own all clients leave at about the same time, and a few stragglers would end the run
+    # with a noisy mean; under a common scale leaving early is the rule, and the rest go on.
+    quorum = experiment.participation.quorum or (1 if experiment.budgets.scale else wanted)
+    including: frozenset[str] = frozenset()
+    if experiment.participation.with_public:
+        liberal = split_by_epsilon(np.array([budget.epsilon for budget in population.budgets]))
+        including = frozenset(client for client, yes in zip(population.ids, liberal, strict=True) if yes)
+    return Job(
+        name=f"{method.title}-{population.seed}",
+        entry=entry,
+        method=method,
+        algorithm=algorithm,
+        population=population,
+        budgets=budgets,
+        scale=scale,
+        participation=Participation(experiment.participation.kind, share, min(quorum, wanted), including),
+        tells=("epsilon", "examples") if experiment.budgets.disclosed else (),
+    )
+
+
+def entry_of(method: config.Method) -> Entry:
+    if method.name not in ALGORITHMS:
+        raise InputError(config.unknown_key(f"algorithm.name = {method.name}", method.name, ALGORITHMS))
+    return ALGORITHMS[method.name]
+
+
+def checked_options(method: config.Method, entry: Entry) -> dict[str, Any]:
+    """An algorithm's own options, checked against what its builder takes."""
+    parameters = inspect.signature(entry.build).parameters.values()
+    own = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    hints = get_type_hints(entry.build)
+    fields: dict[str, Any] = {one.name: (hints[one.name], one.default) for one in own}
+    for key in method.options:
+        if key not in fields:
+            known = [*fields, *config.Method.model_fields]
+            raise InputError(config.unknown_key(f"algorithm.{key} (of {method.name})", key, known))
+    shape: type[pydantic.BaseModel] = pydantic.create_model("Options", **fields)
+    return dict(config.checked(shape, method.options, f"algorithm ({method.name})"))
+
+
+def _in_force(entry: Entry, own: Sequence[Budget]) -> tuple[Budget, ...] | None:
+    """The budgets a method runs under: the clients' own, or those a control pretends."""
+    match entry.budgets:
+        case "none":
+            return None
+        case "strictest":
+            return (min(own),) * len(own)
+        case "most-liberal":
+            return (max(own),) * len(own)
+        case _:
+            return tuple(own)
+
+
+def _training(settings: config.Training, population: Population, private: bool) -> Training:
+    shared: dict[str, Any] = {
+        "rate": settings.batch / population.partition.sizes,
+        "steps": settings.local_steps,
+        "learning_rate": settings.learning_rate,
+        "momentum": settings.momentum,
+        "decay": settings.decay,
+    }
+    if not private:
+        return sgd(population.model, **shared)
+    return dp_sgd(population.model, clip=settings.clip, batch=settings.batch, **shared)
+
+
+def _scales(
+    experiment: config.Experiment,
+    budgets: Sequence[Budget],
+    population: Population,
+    algorithm: Algorithm,
+    progress: Progress | None,
+) -> NDArray[np.float64]:
+    """Every client's noise: what spends its budget over the rounds it can expect, or one scale for all."""
+    # A client does one of the actions in a round, all at one price; a dearer one would make it leave earlier.
+    price = next(action.price for action in algorithm.actions.values() if action.price is not None)
+    common = experiment.budgets.scale
+    if common is None:
+        share = 1.0 if experiment.participation.kind == "full" else experiment.participation.share
+        expected = math.ceil(experiment.rounds * share - 1e-9)
+        return calibrate_each(
+            budgets,
+            price,
+            expected,
+            adjacency=algorithm.adjacency,
+            directory=cache.default_directory(),
+            progress=progress,
+        ).scale
+    for row, (client, budget) in enumerate(zip(population.ids, budgets, strict=True)):
+        account = Account(Terms(budget, algorithm.unit, algorithm.adjacency))
+        once = account.with_charge(price(common, row), 1, algorithm.unit)
+        if not account.affords(once):
+            raise InputError(
+                f"client {client!r} cannot afford a single round: with budgets.scale = {common:g} one costs "
+                f"ε = {account.spent(once):.4g}, and its budget is {budget.epsilon:g}; raise the scale, or leave it "
+                "out so that every client gets its own"
+            )
+    return np.full(len(budgets), common)

@@ -1,0 +1,104 @@
+"""`polyeps run` and `polyeps demo`: train federations, watch them, and go on with those that were stopped."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polyeps.cli.output import Json, remark
+from polyeps.cli.run_output import print_outcome, watching
+from polyeps.errors import InputError
+
+if TYPE_CHECKING:
+    from polyeps.config import Experiment
+
+Device = Annotated[str, typer.Option(help="cpu, or cuda where there is one.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the run; runs/NAME by default.")]
+
+
+def run(
+    experiment: Annotated[Path | None, typer.Argument(help="A TOML file.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.clip=0.5")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Run this many seeds instead of those in the file.")] = None,
+    device: Device = "cpu",
+    output: Output = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train every method of an experiment with every seed, each client within its own budget."""
+    from polyeps import config
+
+    _check_device(device)
+    if (experiment is None) == (resume is None):
+        raise InputError("give either an experiment to run, or --resume with the folder of one that was stopped")
+    if experiment is None:
+        if changes or seeds or output:
+            raise InputError("a run is resumed with the settings it began with; leave out --set, --seeds and --output")
+        assert resume is not None
+        _perform(None, resume, device, as_json)
+        return
+    every = [*(changes or []), *([f"seeds={seeds}"] if seeds else [])]
+    wanted = config.read(experiment, every)
+    _perform(wanted, output or _free_folder(Path("runs") / wanted.name), device, as_json)
+
+
+def demo(
+    output: Output = None,
+    page: Annotated[Path, typer.Option(help="Where to write the report.")] = Path("demo.html"),
+    as_json: Json = False,
+) -> None:
+    """Twenty-four clients with very different budgets train together on real digits, five methods side by side."""
+    from importlib.resources import as_file, files
+
+    from polyeps import config
+    from polyeps.report.page import write_page
+
+    with as_file(files("polyeps") / "demo.toml") as path:
+        wanted = config.read(path)
+    folder = output or _free_folder(Path("runs") / wanted.name)
+    _perform(wanted, folder, "cpu", as_json)
+    write_page([folder], page)
+    remark(f"open {page} in a browser to look at it")
+
+
+def _perform(wanted: Experiment | None, folder: Path, device: str, as_json: bool) -> None:
+    """Run or resume, show progress, print the summary."""
+    from polyeps import runs
+    from polyeps.journal import Journal
+
+    stopped = f"stopped; go on with: polyeps run --resume {shlex.quote(str(folder))}"
+    try:
+        with watching() as watch:
+            if wanted is None:
+                runs.resume(folder, device=device, watch=watch)
+            else:
+                command = shlex.join(["polyeps", *sys.argv[1:]])
+                runs.run(wanted, folder, device=device, command=command, watch=watch)
+    except KeyboardInterrupt:
+        remark(stopped if (folder / "journal.db").exists() else "stopped before anything had begun")
+        raise typer.Exit(130) from None
+    journal = Journal(folder / "journal.db")
+    print_outcome(journal, folder, as_json)
+    journal.close()
+
+
+def _free_folder(wanted: Path) -> Path:
+    folder, number = wanted, 2
+    while folder.exists():
+        folder, number = wanted.with_name(f"{wanted.name}-{number}"), number + 1
+    return folder
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    import torch
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise InputError(f"--device {device}: this machine has no such device; use cpu") from None

@@ -1,0 +1,101 @@
+"""What a run shows while it goes on, and the tables it ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyeps.cli.output import print_json, print_table, remark
+
+if TYPE_CHECKING:
+    from polyeps.journal import Journal
+    from polyeps.runs import Watch
+    from polyeps.server import Round
+
+_MOST_CLIENTS = 60  # lines of the printed table; the page and --json have them all
+
+
+@contextmanager
+def watching() -> Iterator[Watch]:
+    """Live bars on stderr for calibration and rounds; where nobody watches, a line for every job done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from polyeps.runs import Watch
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+    )
+    latest: dict[str, str] = {}
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        rows: dict[str, Any] = {}
+
+        def calibrating(done: int, total: int) -> None:
+            if "calibration" not in rows:
+                rows["calibration"] = bars.add_task("calibrating", total=total, note="")
+            bars.update(rows["calibration"], completed=done, total=total, visible=done < total)
+
+        def round_done(job: str, round: Round, rounds: int, metrics: Mapping[str, float]) -> None:
+            if job not in rows:
+                rows[job] = bars.add_task(job, total=rounds, note="")
+            if "accuracy" in metrics:
+                latest[job] = f"accuracy {metrics['accuracy']:.1%}"
+            note = f"{latest.get(job, '')}, {len(round.active)} active, {len(round.declined)} declined"
+            bars.update(rows[job], completed=round.number + 1, note=note)
+
+        def job_done(job: str) -> None:
+            if job in rows:
+                bars.remove_task(rows.pop(job))
+            if not console.is_terminal:
+                remark(f"{job} is done, {latest.get(job, 'not evaluated')}")
+
+        yield Watch(calibrating, round_done, job_done)
+
+
+def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
+    """Methods, then clients: what came out, and what it cost each."""
+    from polyeps.report.tables import client_rows, summaries
+
+    methods = summaries([journal])
+    if as_json:
+        clients = {job["job"]: [asdict(row) for row in client_rows(journal, job["job"])] for job in journal.jobs()}
+        print_json({"folder": str(folder), "methods": [asdict(row) for row in methods], "clients": clients})
+        return
+    print_methods(methods, journal)
+    print_clients(journal)
+    print(f"Everything is in {folder}; look at it with: polyeps report {folder}")
+
+
+def print_clients(journal: Journal) -> None:
+    """One line per client of the first seed: its own ε, and what each method spent of the ε in force."""
+    jobs = journal.jobs()
+    first = jobs[0]["seed"]
+    paying = [job for job in jobs if job["seed"] == first and job["facts"].get("budgets", "none") != "none"]
+    if not paying:
+        return
+    table: dict[str, list[Any]] = {}
+    over = 0
+    for job in paying:
+        for row in journal.query("SELECT * FROM clients WHERE job = ? ORDER BY own_epsilon, client", (job["job"],)):
+            line = table.setdefault(row["client"], [row["client"], row["records"], row["own_epsilon"]])
+            in_force, spent = row["epsilon"], row["spent"] or 0.0
+            of = "" if job["facts"]["budgets"] == "own" else f" of {in_force:.4g}"
+            over += spent > in_force
+            line.append(f"{spent:.4g}{of}")
+    columns = ["client", "records", "own ε", *(f"{job['label']} spent" for job in paying)]
+    shown = list(table.values())
+    print_table(columns, shown[:_MOST_CLIENTS], title=f"What each client spent (seed {first})")
+    if len(shown) > _MOST_CLIENTS:
+        print(f"and {len(shown) - _MOST_CLIENTS} clients more, in the report.")
+    if over:
+        print(f"{over} times a client spent more than the budget in force: do not trust this run.")
+    else:
+        print("No client spent more than the budget in force.")

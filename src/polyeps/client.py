@@ -1,0 +1,177 @@
+"""The client's side: pay, work, remember, reply; written for n clients at a time, and deployed with n = 1."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyeps.accounts import Charge
+from polyeps.core import Action, Algorithm, Field, Payload, Profile, Records, Replies, Streams, Task, Work
+from polyeps.errors import BudgetExceeded, InputError, UnknownEvent
+from polyeps.ledger import Ledger
+
+
+@dataclass
+class Cohort:
+    """The private side of n clients, stacked; none of it is ever sent."""
+
+    ids: tuple[str, ...]
+    data: Records
+    scale: NDArray[np.float64]  # noise multipliers (n,)
+    streams: Callable[[Sequence[str], int], Streams]  # (ids, round) -> this round's random numbers
+    repeatable: bool  # whether the streams give the same numbers when asked again: in simulation only
+    ledger: Ledger | None  # None: nobody here has a budget, and nothing is promised
+    rows: NDArray[np.int64] | None = None  # which clients of the population these are; None: all, in order
+    memory: dict[str, Tensor] = field(default_factory=dict)  # (n, ...) each
+    _place: dict[str, int] = field(init=False, repr=False)
+    _events: dict[tuple[str, int], Any] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._place = {client: place for place, client in enumerate(self.ids)}
+        if len(self._place) != len(self.ids):
+            raise InputError("two clients of the cohort have the same id; give each client its own")
+        if self.rows is None:
+            self.rows = np.arange(len(self.ids))
+
+    def places(self, ids: Iterable[str]) -> NDArray[np.int64]:
+        """Where clients stand in this cohort."""
+        try:
+            return np.array([self._place[client] for client in ids], dtype=np.int64)
+        except KeyError as unknown:
+            raise InputError(f"client {unknown.args[0]!r} does not belong to this federation; enrol it first") from None
+
+    def event(self, name: str, action: Action, place: int) -> Any:
+        """What an action costs a client; settled by its scale before any data is touched."""
+        assert action.price is not None and self.rows is not None
+        if (name, place) not in self._events:
+            self._events[name, place] = action.price(float(self.scale[place]), int(self.rows[place]))
+        return self._events[name, place]
+
+    def alone(self, client: str) -> Cohort:
+        """One client as a cohort of its own, on the same data, memory and ledger."""
+        (place,) = self.places([client])
+        assert self.rows is not None
+        return Cohort(
+            ids=(client,),
+            data=Records(self.data.features, self.data.labels, self.data.offsets[place : place + 2]),
+            scale=self.scale[place : place + 1],
+            streams=self.streams,
+            repeatable=self.repeatable,
+            ledger=self.ledger,
+            rows=self.rows[place : place + 1],
+            memory={name: kept[place : place + 1] for name, kept in self.memory.items()},
+        )
+
+
+def profiles(cohort: Cohort, algorithm: Algorithm, tells: Iterable[Field]) -> tuple[Profile, ...]:
+    """The faces clients show: their names, what they choose to tell, and whether they could take part."""
+    told = set(tells)
+    everyone = np.arange(len(cohort.ids))
+    ready = np.ones(len(everyone), dtype=bool)
+    for name, action in algorithm.actions.items():
+        ready &= np.isin(everyone, _able(cohort, algorithm, name, action, everyone))
+    sizes = cohort.data.offsets.diff().tolist()
+    faces = []
+    for place, client in enumerate(cohort.ids):
+        epsilon = cohort.ledger.account(client).terms.budget.epsilon if cohort.ledger else None
+        faces.append(
+            Profile(
+                id=client,
+                examples=sizes[place] if "examples" in told else None,
+                epsilon=epsilon if "epsilon" in told else None,
+                ready=bool(ready[place]),
+            )
+        )
+    return tuple(faces)
+
+
+def answer(cohort: Cohort, algorithm: Algorithm, task: Task) -> Replies:
+    """Do what the server asks: charge first, work, remember, reply. Who cannot afford it declines by not replying."""
+    if task.action not in algorithm.actions:
+        known = ", ".join(algorithm.actions)
+        raise InputError(f"the server asks for {task.action!r}, which this algorithm does not know; it knows {known}")
+    action = algorithm.actions[task.action]
+    places = cohort.places(task.to)
+    if cohort.ledger is not None:
+        places = _pay(cohort, algorithm, action, task, places)
+    elif action.price is not None:
+        raise InputError(f"{task.action!r} has a price, but these clients have no ledger to charge; open one")
+    ids = tuple(cohort.ids[place] for place in places)
+    if not ids:
+        return Replies((), {}, ())
+    assert cohort.rows is not None
+    where = torch.from_numpy(places)
+    payload, memory = action.run(
+        Work(
+            rows=cohort.rows[places],
+            payload=task.payload,
+            data=cohort.data.select(places),
+            scale=cohort.scale[places],
+            streams=cohort.streams(ids, task.round),
+            memory={name: kept[where] for name, kept in cohort.memory.items()},
+        )
+    )
+    for name, kept in memory.items():
+        cohort.memory[name][where] = kept
+    able = _able(cohort, algorithm, task.action, action, places)
+    return Replies(ids, payload, tuple(np.isin(places, able).tolist()))
+
+
+def _pay(
+    cohort: Cohort, algorithm: Algorithm, action: Action, task: Task, places: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Charge all who can afford the task; return them."""
+    assert cohort.ledger is not None
+    if action.price is None:
+        raise UnknownEvent(f"{task.action!r} names no price, so a client with a budget cannot do it")
+    purpose = f"{task.run}/{task.round}/{task.action}/{_digest(task.payload)}"
+    paid = cohort.ledger.paid(purpose) if cohort.repeatable else set()
+    while True:
+        able = set(_able(cohort, algorithm, task.action, action, places).tolist())
+        answering = [place for place in places.tolist() if place in able or cohort.ids[place] in paid]
+        charges = [
+            Charge(tuple(cohort.ids[place] for place in payers), event, unit=algorithm.unit)
+            for event, payers in _by_event(cohort, task.action, action, answering).items()
+        ]
+        try:
+            cohort.ledger.charge_all(charges, purpose=purpose, once=cohort.repeatable)
+        except BudgetExceeded:  # another process has spent it meanwhile, which the ledger knows by now
+            continue
+        return np.array(answering, dtype=np.int64)
+
+
+def _able(
+    cohort: Cohort, algorithm: Algorithm, name: str, action: Action, places: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Which of some clients could pay for an action now: the exact cost after it, within their budgets."""
+    if cohort.ledger is None or action.price is None:
+        return places
+    able: list[int] = []
+    for event, payers in _by_event(cohort, name, action, places.tolist()).items():
+        charge = Charge(tuple(cohort.ids[place] for place in payers), event, unit=algorithm.unit)
+        able += [place for place, can in zip(payers, cohort.ledger.can_afford(charge), strict=True) if can]
+    return np.array(able, dtype=np.int64)
+
+
+def _by_event(cohort: Cohort, name: str, action: Action, places: Iterable[int]) -> dict[Any, list[int]]:
+    """Clients with equal costs together, so that a ledger judges and writes each cost once."""
+    together: dict[Any, list[int]] = {}
+    for place in places:
+        together.setdefault(cohort.event(name, action, place), []).append(place)
+    return together
+
+
+def _digest(payload: Payload) -> str:
+    """Tells requests apart: work is only repeated for free when it is the same work."""
+    hashed = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(payload.items()):
+        hashed.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        hashed.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).tobytes())
+    return hashed.hexdigest()

@@ -1,0 +1,223 @@
+"""An experiment as a value: read from TOML or written in Python, checked before anything is touched."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from polyeps.errors import InputError
+
+Checked = TypeVar("Checked", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """A table of the file; what it does not know is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Data(Section):
+    """Which records there are, and how they are divided among clients."""
+
+    name: str = "digits"
+    file: Path | None = None  # your own table or folder of tables, instead of a data set by name
+    label: str = "label"  # of your own table: the column to predict
+    partition: str = "iid"
+    clients: int | None = Field(default=None, ge=1)
+    size: int | None = Field(default=None, ge=1)
+    shards_per_client: int = Field(default=2, ge=1)
+    labels_per_client: int = Field(default=2, ge=1)
+    alpha: float = Field(default=0.5, gt=0)
+    test_share: float = Field(default=0.2, gt=0, lt=1)  # held out where no test split was published
+    # Judge on this share of the training records instead of the test split: to choose settings by.
+    validation: float = Field(default=0.0, ge=0, lt=1)
+
+
+class Budgets(Section):
+    """What clients are willing to lose, and whether they tell."""
+
+    distribution: str | None = None
+    file: Path | None = None
+    epsilons: tuple[float, ...] | None = None
+    delta: float = Field(default=1e-5, ge=0, lt=1)
+    disclosed: bool = True
+    # One noise scale for all, so that strict clients leave early; without it every client has its own.
+    scale: float | None = Field(default=None, gt=0)
+
+
+class Model(Section):
+    """What is trained."""
+
+    name: str = "logistic"
+    hidden: tuple[int, ...] | None = None  # widths of the mlp's layers
+
+
+class Training(Section):
+    """How clients train locally."""
+
+    batch: int = Field(default=8, ge=1)
+    local_steps: int = Field(default=20, ge=1)
+    learning_rate: float = Field(default=0.1, gt=0)
+    clip: float = Field(default=1.0, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    decay: float = Field(default=0.0, ge=0)
+
+
+class Participation(Section):
+    """Who takes part in a round."""
+
+    kind: Literal["uniform", "poisson", "full"] = "full"
+    share: float = Field(default=1.0, gt=0, le=1)
+    quorum: int | None = Field(default=None, ge=1)
+    with_public: bool = False  # at least one liberal client in every round, for every method alike
+
+
+class Method(BaseModel):
+    """One algorithm of a comparison; keys this table does not know are the algorithm's own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+    label: str | None = Field(default=None, pattern=r"^[^/\\.][^/\\]*$")  # it becomes part of file names
+    training: dict[str, Any] = Field(default_factory=dict)  # settings in which it differs from [training]
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class Experiment(Section):
+    """Everything that decides a result."""
+
+    name: str = "experiment"
+    rounds: int = Field(default=20, ge=1)
+    seeds: tuple[int, ...] = (1,)
+    evaluate_every: int = Field(default=1, ge=1)
+    data: Data = Field(default_factory=Data)
+    budgets: Budgets = Field(default_factory=Budgets)
+    model: Model = Field(default_factory=Model)
+    training: Training = Field(default_factory=Training)
+    participation: Participation = Field(default_factory=Participation)
+    algorithm: tuple[Method, ...] = (Method(name="fedavg"),)
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _count_of_seeds(cls, value: Any) -> Any:
+        return tuple(range(1, value + 1)) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct_seeds(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if not value or len(set(value)) < len(value) or min(value) < 0:
+            raise ValueError("must be different whole numbers, at least one, none negative")
+        return value
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        if isinstance(value, str | Mapping):
+            value = [value]
+        return [{"name": one} if isinstance(one, str) else one for one in value]
+
+    @field_validator("algorithm")
+    @classmethod
+    def _distinct_titles(cls, value: tuple[Method, ...]) -> tuple[Method, ...]:
+        titles = [method.title for method in value]
+        twice = next((title for title in titles if titles.count(title) > 1), None)
+        if not titles or twice:
+            raise ValueError(f"two are called {twice!r}; give each its own label" if twice else "name at least one")
+        return value
+
+    def training_of(self, method: Method) -> Training:
+        """The training settings a method runs with."""
+        return checked(Training, {**self.training.model_dump(), **method.training}, "algorithm.training")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON can hold them; `experiment` reads them back."""
+        return dict(json.loads(self.model_dump_json(exclude_none=True)))
+
+
+def experiment(values: Mapping[str, Any]) -> Experiment:
+    """An experiment from plain values; what is wrong is named by its place."""
+    return checked(Experiment, values)
+
+
+def read(path: Path, changes: Iterable[str] = ()) -> Experiment:
+    """An experiment from a TOML file, with changes like "training.clip=0.5" applied to it."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise InputError(f"{path} cannot be read: {problem.strerror}; give the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise InputError(f"{path} is not TOML: {problem}") from None
+    values.setdefault("name", path.stem)
+    for change in changes:
+        _apply(values, change)
+    found = experiment(values)
+    # Paths in a file are relative to the file.
+    beside = {
+        section: part.model_copy(update={"file": path.parent / part.file})
+        for section in ("data", "budgets")
+        if (part := getattr(found, section)).file is not None
+    }
+    return found.model_copy(update=beside)
+
+
+def _apply(values: dict[str, Any], change: str) -> None:
+    place, equals, text = change.partition("=")
+    if not equals or not place.strip():
+        raise InputError(f"--set takes KEY=VALUE, such as training.clip=0.5, not {change!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    *path, last = place.strip().split(".")
+    tables: list[Any] = [values]
+    for key in path:
+        # A change to "algorithm" is meant for every method of the file.
+        found = [table.setdefault(key, {}) for table in tables]
+        tables = [table for one in found for table in (one if isinstance(one, list) else [one])]
+    for table in tables:
+        if not isinstance(table, dict):
+            raise InputError(f"--set {change}: {'.'.join(path)} is a value, not a table")
+        table[last] = value
+
+
+def checked(kind: type[Checked], values: Mapping[str, Any], inside: str = "") -> Checked:
+    """Validated values, or the first thing wrong with them as a sentence."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as problem:
+        error = problem.errors()[0]
+        place = ".".join(str(part) for part in ([inside] if inside else []) + list(error["loc"]))
+        if error["type"] == "extra_forbidden":
+            known = _known_keys(kind, error["loc"][:-1])
+            raise InputError(unknown_key(place, str(error["loc"][-1]), known)) from None
+        reason = error["msg"].removeprefix("Value error, ")
+        given = f", not {error['input']!r}" if not isinstance(error["input"], Mapping | list | tuple) else ""
+        raise InputError(f"{place}: {reason[0].lower()}{reason[1:]}{given}") from None
+
+
+def unknown_key(place: str, key: str, known: Iterable[str]) -> str:
+    """The sentence for a key nobody knows."""
+    names = list(known)
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(names))}" if names else "remove it"
+    return f"there is no setting {place!r}; {hint}"
+
+
+def _known_keys(kind: type[BaseModel], place: tuple[Any, ...]) -> list[str]:
+    for key in place:
+        annotation = kind.model_fields[key].annotation if key in kind.model_fields else None
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            kind = annotation
+    return list(kind.model_fields)

@@ -1,0 +1,219 @@
+"""What happened, in one SQLite file per run folder: jobs, rounds, clients, metrics, bytes, and where to resume.
+
+A job is one method with one seed. A round and the state after it are written in one transaction, so whatever
+stops a run, the journal ends after a whole round and the next one begins from exactly there.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from polyeps.errors import InputError, JournalError
+
+VERSION = 1
+_SCHEMA = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE jobs (
+  job TEXT PRIMARY KEY, method TEXT NOT NULL, label TEXT NOT NULL, seed INTEGER NOT NULL,
+  status TEXT NOT NULL, started TEXT, ended TEXT, rounds INTEGER NOT NULL, facts TEXT NOT NULL);
+CREATE TABLE rounds (
+  job TEXT NOT NULL, round INTEGER NOT NULL, invited INTEGER NOT NULL, answered INTEGER NOT NULL,
+  declined INTEGER NOT NULL, active INTEGER NOT NULL, seconds REAL NOT NULL, PRIMARY KEY (job, round));
+CREATE TABLE metrics (
+  job TEXT NOT NULL, round INTEGER NOT NULL, name TEXT NOT NULL, value REAL, PRIMARY KEY (job, round, name));
+CREATE TABLE answers (
+  job TEXT NOT NULL, round INTEGER NOT NULL, client TEXT NOT NULL, answered INTEGER NOT NULL,
+  received INTEGER NOT NULL, sent INTEGER NOT NULL, PRIMARY KEY (job, round, client));
+CREATE TABLE clients (
+  job TEXT NOT NULL, client TEXT NOT NULL, epsilon REAL, delta REAL, own_epsilon REAL, records INTEGER NOT NULL,
+  scale REAL, public INTEGER, spent REAL, left_after INTEGER, PRIMARY KEY (job, client));
+CREATE TABLE checkpoints (
+  job TEXT PRIMARY KEY, round INTEGER NOT NULL, active TEXT NOT NULL, state BLOB NOT NULL, memory BLOB NOT NULL);
+"""
+
+Status = Literal["waiting", "running", "done"]
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """A client of a job: the budget in force (None: no promise), its own one, and what became of it."""
+
+    client: str
+    epsilon: float | None
+    delta: float | None
+    own_epsilon: float  # of the budget the client itself set; controls put another one in force
+    records: int
+    scale: float | None
+    public: bool | None
+    spent: float | None = None  # by its ledger, at the end of the job
+    left_after: int | None = None  # the round after which it could afford no further one
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a job can go on."""
+
+    round: int  # the next one
+    active: tuple[str, ...]
+    state: bytes
+    memory: bytes
+
+
+class Journal:
+    """The open journal at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise InputError(f"there is no run at {path.parent}: {path.name} is missing; give the folder of a run")
+        self.path = path
+        self._connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+        self._connection.row_factory = sqlite3.Row
+        with self._errors():
+            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            if version != VERSION:
+                raise JournalError(f"{path} is not a journal this version reads (schema {version}, not {VERSION})")
+            self._connection.execute("PRAGMA synchronous = FULL")
+
+    @classmethod
+    def create(cls, path: Path, about: Mapping[str, Any]) -> Journal:
+        """Start a journal; it appears whole or not at all."""
+        if path.exists():
+            raise InputError(f"{path.parent} holds a run already; resume it, or choose another folder")
+        partial = path.with_suffix(".part")
+        partial.unlink(missing_ok=True)
+        try:
+            connection = sqlite3.connect(partial, isolation_level=None)
+            connection.executescript("PRAGMA journal_mode = WAL;" + _SCHEMA)
+            connection.executemany(
+                "INSERT INTO about VALUES (?, ?)", [(key, json.dumps(value)) for key, value in about.items()]
+            )
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+            connection.close()
+            partial.rename(path)
+        except (sqlite3.Error, OSError) as problem:
+            raise JournalError(f"{path} cannot be written ({problem}); make room or choose another folder") from problem
+        return cls(path)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # writing
+
+    def add_job(self, job: str, method: str, label: str, seed: int, rounds: int) -> None:
+        """Note a job to be done."""
+        with self._writing() as db:
+            db.execute(
+                "INSERT INTO jobs VALUES (?, ?, ?, ?, 'waiting', NULL, NULL, ?, '{}')",
+                (job, method, label, seed, rounds),
+            )
+
+    def begin(self, job: str, clients: Iterable[ClientRow], facts: Mapping[str, Any]) -> None:
+        """Note that a job has begun, with whom and with what promises."""
+        with self._writing() as db:
+            db.execute(
+                "UPDATE jobs SET status = 'running', started = ?, facts = ? WHERE job = ?",
+                (_now(), json.dumps(facts), job),
+            )
+            db.executemany(
+                "INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (job, c.client, c.epsilon, c.delta, c.own_epsilon, c.records, c.scale, c.public, None, None)
+                    for c in clients
+                ],
+            )
+
+    def write_round(
+        self,
+        job: str,
+        round: int,
+        counts: Mapping[str, float],  # invited, answered, declined, active, seconds
+        answers: Iterable[tuple[str, bool, int, int]],  # client, answered, received, sent
+        left: Iterable[str],
+        metrics: Mapping[str, float],
+        checkpoint: Checkpoint,
+    ) -> None:
+        """Write a round and where to go on after it, both or neither."""
+        with self._writing() as db:
+            db.execute(
+                "INSERT INTO rounds VALUES (:job, :round, :invited, :answered, :declined, :active, :seconds)",
+                {"job": job, "round": round, **counts},
+            )
+            db.executemany(
+                "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)", [(job, round, *answer) for answer in answers]
+            )
+            db.executemany(
+                "UPDATE clients SET left_after = ? WHERE job = ? AND client = ?", [(round, job, who) for who in left]
+            )
+            db.executemany(
+                "INSERT INTO metrics VALUES (?, ?, ?, ?)", [(job, round, name, value) for name, value in metrics.items()]
+            )
+            db.execute(
+                "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)",
+                (job, checkpoint.round, json.dumps(checkpoint.active), checkpoint.state, checkpoint.memory),
+            )
+
+    def finish(self, job: str, spent: Mapping[str, float], facts: Mapping[str, Any]) -> None:
+        """Note that a job is done, and what every client has spent; the checkpoint is no longer needed."""
+        with self._writing() as db:
+            db.executemany(
+                "UPDATE clients SET spent = ? WHERE job = ? AND client = ?", [(e, job, who) for who, e in spent.items()]
+            )
+            known = json.loads(db.execute("SELECT facts FROM jobs WHERE job = ?", (job,)).fetchone()[0])
+            db.execute(
+                "UPDATE jobs SET status = 'done', ended = ?, facts = ? WHERE job = ?",
+                (_now(), json.dumps({**known, **facts}), job),
+            )
+            db.execute("DELETE FROM checkpoints WHERE job = ?", (job,))
+
+    # reading
+
+    def about(self) -> dict[str, Any]:
+        """What the run is: its experiment, version and the like."""
+        return {row["key"]: json.loads(row["value"]) for row in self.query("SELECT * FROM about")}
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """All jobs in the order they were added, facts unpacked."""
+        return [{**row, "facts": json.loads(row["facts"])} for row in self.query("SELECT * FROM jobs ORDER BY rowid")]
+
+    def checkpoint(self, job: str) -> Checkpoint | None:
+        """Where a job goes on, if it has begun."""
+        for row in self.query("SELECT * FROM checkpoints WHERE job = ?", (job,)):
+            return Checkpoint(row["round"], tuple(json.loads(row["active"])), row["state"], row["memory"])
+        return None
+
+    def query(self, statement: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """Rows of any SELECT, as dictionaries."""
+        with self._errors():
+            return [dict(row) for row in self._connection.execute(statement, values)]
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as problem:
+            raise JournalError(
+                f"{self.path} cannot be used ({problem}); make room on the disk or check the file, then resume the run"
+            ) from problem
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,153 @@
+"""The clients of an experiment: their records, budgets and the model they train, drawn from one seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyeps import config
+from polyeps.core import Budget, Records
+from polyeps.errors import InputError
+from polyeps.models import MODELS, Model
+from polyeps.population import datasets
+from polyeps.population.budgets import draw_budgets, read_budgets
+from polyeps.population.own_files import load_own
+from polyeps.population.partition import Partition, divide, to_records
+from polyeps.population.splits import hold_out, validation
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """The clients of one seed: whose records are whose, and what each is willing to lose."""
+
+    dataset: datasets.Dataset
+    partition: Partition
+    budgets: tuple[Budget, ...]
+    model: Model
+    start: Tensor  # (d,) the model everybody begins with
+    seed: int
+    device: torch.device
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return self.partition.ids
+
+    @cached_property
+    def records(self) -> Records:
+        held = to_records(self.dataset, self.partition)
+        return Records(held.features.to(self.device), held.labels.to(self.device), held.offsets)
+
+    @cached_property
+    def test(self) -> tuple[Tensor, Tensor]:
+        features = torch.from_numpy(self.dataset.test_features).to(self.device)
+        return features.reshape(-1, *self.model.input_shape), torch.from_numpy(self.dataset.test_labels).to(self.device)
+
+    def evaluate(self, vector: Tensor) -> dict[str, float]:
+        """Accuracy and mean loss of a model on the test records."""
+        features, labels = self.test
+        right, loss = 0.0, 0.0
+        for rows, truth in zip(features.split(5000), labels.split(5000), strict=True):
+            outputs = self.model.outputs(vector.to(self.device), rows)
+            right += float((outputs.argmax(-1) == truth).sum())
+            loss += float(self.model.loss(outputs, truth).sum())
+        return {"accuracy": right / len(labels), "loss": loss / len(labels)}
+
+
+def populate(experiment: config.Experiment, seed: int, device: str = "cpu") -> Population:
+    """The clients of a seed, with their records and budgets."""
+    dataset = _dataset(experiment.data, seed)
+    wanted = experiment.data
+    partition = divide(
+        dataset,
+        wanted.partition,
+        clients=wanted.clients or _clients_named(experiment.budgets),
+        generator=generator(seed, "partition"),
+        size=wanted.size,
+        shards_per_client=wanted.shards_per_client,
+        labels_per_client=wanted.labels_per_client,
+        alpha=wanted.alpha,
+    )
+    batch = experiment.training.batch
+    for client, size in zip(partition.ids, partition.sizes.tolist(), strict=True):
+        if size < batch:
+            raise InputError(
+                f"client {client!r} has {size} records, fewer than training.batch = {batch}; make the batch smaller"
+            )
+    budgets = _budgets(experiment.budgets, partition, seed)
+    model = _model(experiment.model, dataset)
+    start = model.start(torch.Generator().manual_seed(seed_for(seed, "model")))
+    return Population(dataset, partition, budgets, model, start, seed, torch.device(device))
+
+
+def generator(seed: int, purpose: str) -> np.random.Generator:
+    """A random generator for one purpose, so that drawing more for one leaves the others as they were."""
+    return np.random.default_rng(seed_for(seed, purpose))
+
+
+def seed_for(seed: int, purpose: str) -> int:
+    return int(np.random.SeedSequence([seed, *purpose.encode()]).generate_state(1, np.uint32)[0])
+
+
+@lru_cache(maxsize=2)
+def _loaded(name: str, file: Path | None, label: str) -> datasets.Dataset:
+    return datasets.load(name, download=None) if file is None else load_own(file, label=label)
+
+
+def _dataset(wanted: config.Data, seed: int) -> datasets.Dataset:
+    dataset = _loaded(wanted.name, wanted.file, wanted.label)
+    if wanted.validation:
+        return validation(dataset, wanted.validation, generator(seed, "validation"))
+    if not len(dataset.test_labels):
+        return hold_out(dataset, wanted.test_share, generator(seed, "test"))
+    return dataset
+
+
+def _clients_named(budgets: config.Budgets) -> int | None:
+    if budgets.epsilons is not None:
+        return len(budgets.epsilons)
+    return len(read_budgets(budgets.file, budgets.delta)) if budgets.file is not None else None
+
+
+def _budgets(wanted: config.Budgets, partition: Partition, seed: int) -> tuple[Budget, ...]:
+    clients = partition.ids
+    given = [name for name in ("distribution", "file", "epsilons") if getattr(wanted, name) is not None]
+    if len(given) != 1:
+        raise InputError("budgets: give exactly one of distribution, file and epsilons")
+    if wanted.file is not None:
+        named = {row.client: row.budget for row in read_budgets(wanted.file, wanted.delta)}
+        if partition_names := [client for client in clients if client not in named]:
+            raise InputError(f"client {partition_names[0]!r} has no budget in {wanted.file}; add a line for it")
+        return tuple(named[client] for client in clients)
+    if wanted.distribution is not None:
+        drawn = draw_budgets(wanted.distribution, len(clients), generator(seed, "budgets")).epsilons.tolist()
+    else:
+        assert wanted.epsilons is not None
+        drawn = list(wanted.epsilons)
+        if len(drawn) != len(clients):
+            raise InputError(f"budgets.epsilons names {len(drawn)} budgets for {len(clients)} clients; give one for each")
+    return tuple(Budget(epsilon, wanted.delta) for epsilon in drawn)
+
+
+def _model(wanted: config.Model, dataset: datasets.Dataset) -> Model:
+    if wanted.name not in MODELS:
+        raise InputError(config.unknown_key(f"model.name = {wanted.name}", wanted.name, MODELS))
+    shape, classes = dataset.features.shape[1:], len(dataset.classes)
+    match wanted.name:
+        case "logistic" | "linear_svm":
+            model = MODELS[wanted.name](features=prod(shape), classes=classes)
+        case "mlp":
+            model = MODELS["mlp"](features=prod(shape), hidden=wanted.hidden or (50,), classes=classes)
+        case _:
+            model = MODELS[wanted.name](classes=classes)
+    if prod(model.input_shape) != prod(shape):
+        raise InputError(
+            f"model.name: {wanted.name} takes records of shape {model.input_shape}, but {dataset.name} has {shape}; "
+            "choose logistic or mlp, which take any"
+        )
+    return model

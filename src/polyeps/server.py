@@ -1,0 +1,147 @@
+"""The server's loop: who takes part, round by round, until the rounds or the clients' budgets are used up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import numpy as np
+
+from polyeps.core import Algorithm, Ask, Profile, Replies, State, Task
+from polyeps.errors import InputError
+
+
+class Transport(Ask, Protocol):
+    """What carries tasks to clients and replies back."""
+
+    def profiles(self) -> tuple[Profile, ...]:
+        """The faces of all enrolled clients."""
+
+
+@dataclass(frozen=True)
+class Participation:
+    """How a round's cohort is drawn among the clients that can still afford a round.
+
+    uniform: a fixed share of all clients, without replacement; poisson: every client by its own coin; full: all.
+    Each client's lot depends on the seed, the round and the set of all clients alone, so methods that are
+    compared under one seed draw the same cohorts as long as the same clients are left.
+    """
+
+    kind: Literal["uniform", "poisson", "full"] = "full"
+    share: float = 1.0
+    quorum: int = 1  # the run ends when fewer clients than this can afford a round
+    including: frozenset[str] = frozenset()  # at least one of these is in every cohort, while one is left
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise InputError(f"participation.share must be above 0 and at most 1, not {self.share}")
+        if self.quorum < 1:
+            raise InputError(f"participation.quorum must be at least 1, not {self.quorum}")
+
+    def draw(self, everyone: Sequence[str], active: Sequence[str], seed: int, round: int) -> tuple[str, ...]:
+        """This round's cohort, in the order of `active`."""
+        if self.kind == "full":
+            return tuple(active)
+        names = sorted(everyone)  # the order in which clients are listed must not matter
+        lots = dict(zip(names, np.random.default_rng([seed, round]).random(len(names)).tolist(), strict=True))
+        ordered = sorted(active, key=lots.__getitem__)
+        if self.kind == "poisson":
+            chosen = {client for client in ordered if lots[client] < self.share}
+        else:
+            chosen = set(ordered[: cohort_size(self.share, len(names))])
+        wanted = [client for client in ordered if client in self.including]
+        if wanted and chosen.isdisjoint(wanted):
+            if self.kind == "uniform" and chosen:
+                chosen.remove(max(chosen, key=lots.__getitem__))
+            chosen.add(wanted[0])
+        return tuple(client for client in active if client in chosen)
+
+
+def cohort_size(share: float, clients: int) -> int:
+    """How many clients a share is, at least one; 0.8 of 50 is 40 whatever floats say."""
+    return max(1, int(share * clients + 1e-9))
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in a round."""
+
+    number: int
+    invited: tuple[str, ...]
+    traffic: Mapping[str, tuple[int, int]]  # of each client that answered: bytes (received, sent)
+    declined: tuple[str, ...]
+    active: tuple[str, ...]  # clients that can afford a further round
+    seconds: float
+
+
+@dataclass
+class _Counted:
+    """Asks through a transport, stamps tasks, and keeps count of who answered and what it took."""
+
+    transport: Ask
+    run: str
+    round: int
+
+    def __post_init__(self) -> None:
+        self.traffic: dict[str, tuple[int, int]] = {}
+        self.declined: list[str] = []
+        self.leaving: set[str] = set()
+
+    def __call__(self, task: Task) -> Replies:
+        if not task.to:
+            return Replies((), {}, ())
+        replies = self.transport(replace(task, run=self.run, round=self.round))
+        answered = set(replies.ids)
+        for client, ready in zip(replies.ids, replies.ready, strict=True):
+            received, sent = self.traffic.get(client, (0, 0))
+            self.traffic[client] = (received + replies.received, sent + replies.sent)
+            if not ready:
+                self.leaving.add(client)
+        missing = [client for client in task.to if client not in answered]
+        self.declined += missing
+        self.leaving.update(missing)
+        return replies
+
+
+def serve(
+    algorithm: Algorithm,
+    transport: Transport,
+    state: State,
+    *,
+    rounds: int,
+    participation: Participation,
+    seed: int,
+    run: str = "",
+    active: Iterable[str] | None = None,
+    observe: Callable[[Round, State], None] = lambda *_: None,
+) -> State:
+    """Run the rounds from `state` on; `active` says who was left at that point, when a run is resumed."""
+    roster = {profile.id: profile for profile in transport.profiles()}
+    check_disclosure(algorithm, roster.values())
+    state = replace(state, enrolled=tuple(roster.values()))
+    left = [p.id for p in roster.values() if p.ready] if active is None else list(active)
+    for number in range(state.round, rounds):
+        if len(left) < participation.quorum:
+            break
+        began = time.perf_counter()
+        invited = participation.draw(tuple(roster), left, seed, number)
+        ask = _Counted(transport, run, number)
+        state = replace(state, round=number, roster=tuple(roster[client] for client in invited))
+        state = replace(algorithm.round(state, ask), round=number + 1)
+        left = [client for client in left if client not in ask.leaving]
+        seconds = time.perf_counter() - began
+        observe(Round(number, invited, ask.traffic, tuple(ask.declined), tuple(left), seconds), state)
+    return state
+
+
+def check_disclosure(algorithm: Algorithm, roster: Iterable[Profile]) -> None:
+    """Refuse to start an algorithm that needs to know what a client keeps to itself."""
+    for profile in roster:
+        for name in algorithm.needs:
+            if getattr(profile, name) is None:
+                raise InputError(
+                    f"client {profile.id!r} does not disclose its {name}, which this algorithm needs; "
+                    "ask the client, or choose an algorithm that does without (pdp-fl)"
+                )

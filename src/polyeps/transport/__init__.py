@@ -1,0 +1,1 @@
+"""Ways to carry tasks to clients and replies back: in memory, as bytes, on Flower."""
