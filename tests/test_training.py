@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from polyeps import training
 from polyeps.core import Records
-from polyeps.engine import loop
+from polyeps.engine import captured, loop
 from polyeps.engine.captured import Graphs, train_on_device
-from polyeps.engine.layout import Plan, plan_exact, plan_padded, plan_sorted
-from polyeps.engine.loop import Settings, choose_plan, train_on_cpu
+from polyeps.engine.layout import Plan, lay_out, plan_exact, plan_padded, plan_sorted
+from polyeps.engine.loop import Settings, choose_plan, pace, train_on_cpu
 from polyeps.engine.memory import keep_freed_memory
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.engine.philox import normals
+from polyeps.engine.placing import Placed, Shape, place
 from polyeps.engine.sampling import Batches, poisson_batches
 from polyeps.errors import InputError
 from polyeps.models import MODELS, Model, cnn, cross_entropy, linear_svm, logistic, mlp
@@ -134,6 +135,73 @@ def test_renumbering_the_clients_changes_nothing() -> None:
         SMALL, rate=moved(RATE), steps=moved(STEPS), clip=moved(CLIP), learning_rate=moved(LEARNING_RATE)
     ).run(start(), rows_of(records, order), streams(order), moved(SCALE))
     torch.testing.assert_close(again, together[order], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [[2, 0], [4], [3, 1, 0, 4, 2]])
+def test_some_rows_train_as_they_do_among_all(rows: list[int]) -> None:
+    records = cohort()
+    way = dp_sgd(
+        SMALL, rate=RATE, steps=STEPS, clip=CLIP, learning_rate=LEARNING_RATE, batch=2.0, momentum=[0, 0.1, 0.2, 0.3, 0]
+    )
+    together = way.run(start(), records, streams(), SCALE)
+    scale = [SCALE[i] for i in rows]
+    some = way.run(start(), rows_of(records, rows), streams(rows), scale, rows=rows)
+    torch.testing.assert_close(some, together[rows], rtol=1e-5, atol=1e-6)
+
+
+def test_rows_of_plain_training() -> None:
+    records, rows = cohort(), [3, 1]
+    way = proximal(SMALL, rate=RATE, steps=STEPS, learning_rate=LEARNING_RATE, pull=[0.3, 0, 0, 0.1, 0])
+    together = way.run(start(), records, streams(), anchor=start() + 0.1)
+    some = way.run(start(), rows_of(records, rows), streams(rows), anchor=start() + 0.1, rows=rows)
+    torch.testing.assert_close(some, together[rows], rtol=1e-5, atol=1e-6)
+
+
+def test_one_number_for_all_is_any_rows() -> None:
+    records = rows_of(cohort(), [4, 0])
+    way = sgd(SMALL, rate=0.5, steps=3, learning_rate=0.1)
+    one, other = (way.run(start(), records, streams([4, 0]), rows=rows) for rows in (None, [70, 3]))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["poisson", "fixed"])
+def test_a_step_kept_from_other_rows_works_with_the_new_rows_numbers(fixed: bool) -> None:
+    """What replaying a graph does: the old step on the old buffers, filled with what the new rows need."""
+    records, starts = cohort(counts=[12, 9, 30, 12, 9, 30]), start().expand(3, -1).contiguous()
+
+    def of(rows: slice, shift: float, last: Shape | None) -> tuple[Settings, Records, SeededStreams, Placed]:
+        quarter = np.array([0.3, 0.6, 0.2]) - shift
+        some = Settings(
+            rate=quarter,
+            steps=np.array([4, 2, 3]) if shift else np.array([3, 4, 1]),
+            learning_rate=quarter / 2,
+            divisor=quarter * 30,
+            clip=quarter,
+            deviation=quarter,
+            momentum=quarter,
+            decay=quarter / 10,
+            pull=quarter,
+            batch=np.array([4, 3, 4]) if fixed else None,
+        )
+        mine = Records(records.features, records.labels, records.offsets[rows])
+        own = streams(list(range(rows.start, rows.stop - 1)))
+        placed = place(own, mine.offsets, some, SMALL.size, SMALL.floats_per_row, last, starts.device)
+        return some, mine, streams(list(range(rows.start, rows.stop - 1))), placed
+
+    first, mine, own, placed = of(slice(0, 4), 0.0, None)
+    layout, held = captured._prepare(starts, starts, placed, pace(first, None, starts.device), own)
+    with torch.no_grad():
+        for _ in range(4):
+            captured._step(SMALL, mine, layout, held)
+    second, mine, own, placed = of(slice(3, 7), 0.1, placed.shape)
+    fresh = captured._prepare(starts + 0.1, starts, placed, pace(second, None, starts.device), own)[1]
+    assert lay_out(3, list(placed.shape.cuts), np.array(placed.shape.widths), starts.device).groups == layout.groups
+    captured._refill(held, fresh)
+    with torch.no_grad():
+        for _ in range(4):
+            captured._step(SMALL, mine, layout, held)
+        wanted = train_on_device(SMALL, starts + 0.1, starts, mine, own, second, Graphs())
+    torch.testing.assert_close(held.models, wanted, rtol=1e-5, atol=1e-6)
 
 
 def smooth_cnn() -> Model:
@@ -386,6 +454,29 @@ def test_on_a_device_as_on_the_cpu(name: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_device_other_rows_may_replay_the_same_graph() -> None:
+    records = cohort(counts=[12, 9, 30, 7, 12, 9, 30, 7])
+    there = Records(records.features.cuda(), records.labels.cuda(), records.offsets.cuda())
+    way = dp_sgd(
+        SMALL,
+        rate=[0.5, 0.9, 0.3, 1.0, 0.4, 0.8, 0.2, 0.7],
+        steps=[5, 4, 2, 5, 3, 5, 5, 1],
+        clip=[0.5, 1.0, 0.7, 2.0, 0.1, 0.2, 0.3, 0.4],
+        learning_rate=[0.3, 0.1, 0.2, 0.25, 0.4, 0.05, 0.5, 0.6],
+        batch=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+    )
+    for first in (0, 4, 0, 4):  # the same block of records, so that the graph is the same
+        rows, edges = list(range(first, first + 4)), slice(first, first + 5)
+        host = way.run(
+            start(), Records(records.features, records.labels, records.offsets[edges]), streams(rows), 0.0, rows=rows
+        )
+        device = way.run(
+            start(), Records(there.features, there.labels, there.offsets[edges]), streams(rows), 0.0, rows=rows
+        )
+        torch.testing.assert_close(device.cpu(), host, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_kernel_draws_what_the_torch_operations_draw() -> None:
     from polyeps.engine.philox import fill_normals
 
@@ -438,6 +529,29 @@ BAD: dict[str, tuple[Callable[[], Tensor], str]] = {
     "no clip": (
         lambda: dp_sgd(SMALL, rate=1, steps=1, clip=math.inf, learning_rate=1).run(start(), cohort(), streams(), 1.0),
         "finite clip",
+    ),
+    "rows": (lambda: varied().run(start(), cohort(), streams(), SCALE, rows=[0, 1]), "rows must be 5 numbers"),
+    "mask": (lambda: varied().run(start(), cohort(), streams(), SCALE, rows=[True] * 5), "rows must be whole"),
+    "negative row": (lambda: varied().run(start(), cohort(), streams(), SCALE, rows=[0, 1, 2, 3, -1]), "rows must be"),
+    "unknown row": (
+        lambda: varied().run(start(), cohort(), streams(), SCALE, rows=[0, 1, 2, 3, 5]),
+        "clip must .* row 5",
+    ),
+    "empty row": (
+        lambda: varied().run(start(), cohort(counts=[3, 0]), streams([0, 4]), 1.0, rows=[0, 4]),
+        "row 4 has no",
+    ),
+    "rows of scale": (
+        lambda: varied().run(start(), cohort(counts=[3, 2]), streams([0, 4]), SCALE, rows=[0, 4]),
+        "scale must be one number or 2",
+    ),
+    "lengths": (
+        lambda: sgd(SMALL, rate=[0.5, 0.1], steps=[1, 2, 3], learning_rate=1).run(start(), cohort(), streams()),
+        "steps is given for 3 clients, but rate for 2",
+    ),
+    "endless": (
+        lambda: sgd(SMALL, rate=1, steps=math.inf, learning_rate=1).run(start(), cohort(), streams()),
+        "whole numbers",
     ),
     "no noise": (
         lambda: sgd(SMALL, rate=1, steps=1, learning_rate=1).run(start(), cohort(), streams(), 1.0),

@@ -1,8 +1,8 @@
 """Local optimisation as values: `sgd`, `dp_sgd` and `proximal`, a model per row in, an update per row out.
 
-Numbers that may differ between clients (`PerClient`) are given as one number for all or as one per row. A
-cohort is trained in chunks that fit into memory; the answer does not depend on the chunks beyond float
-rounding.
+Numbers that may differ between clients (`PerClient`) are given as one number for all or as one per row, and a run
+may train only some of the rows. Batches are Poisson, or of a fixed size as `published` forms take them. A cohort
+is trained in chunks that fit into memory; the answer does not depend on the chunks beyond float rounding.
 """
 
 from __future__ import annotations
@@ -15,17 +15,27 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
-from polyeps.core import Records
+from polyeps.core import Adjacency, Records
+from polyeps.engine.batching import Batching, Sampler
 from polyeps.engine.captured import Graphs, train_on_device
-from polyeps.engine.loop import Floats, Settings, train_on_cpu
+from polyeps.engine.loop import Settings, train_on_cpu
 from polyeps.engine.noise import Streams
+from polyeps.engine.per_client import (
+    Cohort,
+    PerClient,
+    above_zero,
+    check_lengths,
+    cohort_of,
+    each,
+    of_row,
+    unless_zero,
+    whole,
+)
 from polyeps.errors import InputError
 from polyeps.models import Model
 
-PerClient = float | Sequence[float] | Floats
 # On the CPU a chunk larger than this gains nothing more: 1 GiB holds a thousand small models' step.
 CPU_MEMORY = 1 << 30
 
@@ -40,6 +50,9 @@ class Run(Protocol):
         streams: Streams,
         scale: PerClient | None = None,  # noise multipliers; None where no noise is added
         anchor: Tensor | None = None,  # (n, d) or (d,): where `proximal` pulls to; None for the starts
+        *,
+        # Whose records these are, as rows of the settings the training was built with; None: all, in order.
+        rows: Sequence[int] | None = None,
     ) -> Tensor: ...  # (n, d)
 
 
@@ -48,14 +61,15 @@ class Training:
     """A way to train, and what one run of it costs a client's records in privacy."""
 
     run: Run
-    # price(scale) -> DpEvent of one run, for one record, add-remove; None: no guarantee is given.
+    # price(scale, row) -> DpEvent of one run, for one record of a client; None: no guarantee is given.
     price: Callable[..., Any] | None
+    adjacency: Adjacency = "add-remove"  # of the price
 
 
 def dp_sgd(
     model: Model,
     *,
-    rate: PerClient,
+    rate: PerClient | None = None,
     steps: PerClient,
     clip: PerClient,
     learning_rate: PerClient,
@@ -63,6 +77,8 @@ def dp_sgd(
     momentum: PerClient = 0.0,
     decay: PerClient = 0.0,
     memory: int | None = None,
+    sampler: Sampler = "poisson",
+    records_held: PerClient | None = None,
 ) -> Training:
     """DP-SGD with true Poisson batches, whose sums are divided by the public batch size, never the realised one.
 
@@ -70,98 +86,126 @@ def dp_sgd(
     noise of standard deviation scale · clip in every coordinate. Momentum and decay only process what was
     released. Without `batch` the divisor is rate · records: then a client's number of records counts as public,
     which it strictly is not where neighbours differ by one record.
-    """
 
-    def settings_for(records: Records, scale: PerClient | None) -> Settings:
+    With sampler "fixed" there is no `rate`: a batch is exactly `batch` records, and so is the divisor. Guarantee:
+    record, replace-one. Its price needs the public number of records of every client, `records_held`.
+    """
+    batching = Batching(sampler, rate, batch, records_held)
+    check_lengths(
+        rate=rate,
+        steps=steps,
+        clip=clip,
+        learning_rate=learning_rate,
+        batch=batch,
+        momentum=momentum,
+        decay=decay,
+        records_held=records_held,
+    )
+
+    def settings_for(cohort: Cohort, scale: PerClient | None) -> Settings:
         if scale is None:
             raise InputError("dp_sgd needs a noise scale for every client; give 0 to train without noise")
-        clients = records.clients
-        bound, scales = _each("clip", clip, clients), _each("scale", scale, clients)
+        bound, scales = each("clip", clip, cohort), each("scale", scale, Cohort(cohort.counts))
         if np.any(np.isinf(bound) & (scales > 0)):
             raise InputError("noise needs a finite clip: without one the scale has nothing to multiply")
-        counts = np.diff(records.offsets.cpu().numpy())
-        rates = _each("rate", rate, clients)
+        rates = batching.rates(cohort)
         return Settings(
             rate=rates,
-            steps=_whole("steps", steps, clients),
-            learning_rate=_each("learning_rate", learning_rate, clients),
-            divisor=rates * counts if batch is None else _above_zero("batch", batch, clients),
+            steps=whole("steps", steps, cohort),
+            learning_rate=each("learning_rate", learning_rate, cohort),
+            divisor=rates * cohort.counts if batch is None else above_zero("batch", batch, cohort),
             clip=None if np.isinf(bound).all() else bound,
             deviation=scales * np.where(np.isinf(bound), 0, bound) if scales.any() else None,
-            momentum=_unless_zero("momentum", momentum, clients),
-            decay=_unless_zero("decay", decay, clients),
+            momentum=unless_zero("momentum", momentum, cohort),
+            decay=unless_zero("decay", decay, cohort),
             pull=None,
+            batch=batching.sizes(cohort),
         )
 
     def price(scale: float, row: int | None = None) -> Any:
         import dp_accounting
 
-        sampled = dp_accounting.PoissonSampledDpEvent(_of_row("rate", rate, row), dp_accounting.GaussianDpEvent(scale))
-        return dp_accounting.SelfComposedDpEvent(sampled, int(_of_row("steps", steps, row)))
+        sampled = batching.event(dp_accounting.GaussianDpEvent(scale), row)
+        return dp_accounting.SelfComposedDpEvent(sampled, int(of_row("steps", steps, row)))
 
-    return Training(_runner(model, memory, settings_for), price)
+    return Training(_runner(model, memory, settings_for), price, "replace-one" if batching.fixed else "add-remove")
 
 
 def sgd(
     model: Model,
     *,
-    rate: PerClient,
+    rate: PerClient | None = None,
     steps: PerClient,
     learning_rate: PerClient,
+    batch: PerClient | None = None,
     momentum: PerClient = 0.0,
     decay: PerClient = 0.0,
     memory: int | None = None,
+    sampler: Sampler = "poisson",
 ) -> Training:
-    """Plain SGD on the mean loss of Poisson batches, stepping as torch.optim.SGD; rate 1 is full batch."""
+    """Plain SGD on the mean loss of batches, stepping as torch.optim.SGD; rate 1 is full batch.
+
+    Batches are Poisson at `rate`, or, with sampler "fixed", exactly `batch` records.
+    """
     return proximal(
         model,
         rate=rate,
         steps=steps,
         learning_rate=learning_rate,
         pull=0.0,
+        batch=batch,
         momentum=momentum,
         decay=decay,
         memory=memory,
+        sampler=sampler,
     )
 
 
 def proximal(
     model: Model,
     *,
-    rate: PerClient,
+    rate: PerClient | None = None,
     steps: PerClient,
     learning_rate: PerClient,
     pull: PerClient,
+    batch: PerClient | None = None,
     momentum: PerClient = 0.0,
     decay: PerClient = 0.0,
     memory: int | None = None,
+    sampler: Sampler = "poisson",
 ) -> Training:
     """SGD on the loss plus pull/2 · ‖model - anchor‖²: Ditto's personal step.
 
     Ditto starts at the client's personal model, with the received one as anchor. FedProx starts at the
-    received model, which is then the anchor too (the default).
+    received model, which is then the anchor too (the default). Batches as in `sgd`.
     """
+    batching = Batching(sampler, rate, batch)
+    if not batching.fixed and batch is not None:
+        raise InputError('batch is the exact size of batches with sampler="fixed"; give Poisson batches a rate alone')
+    check_lengths(
+        rate=rate, steps=steps, learning_rate=learning_rate, pull=pull, batch=batch, momentum=momentum, decay=decay
+    )
 
-    def settings_for(records: Records, scale: PerClient | None) -> Settings:
+    def settings_for(cohort: Cohort, scale: PerClient | None) -> Settings:
         if scale is not None:
             raise InputError("this training adds no noise, so it takes no scale; use dp_sgd for a guarantee")
-        clients = records.clients
         return Settings(
-            rate=_each("rate", rate, clients),
-            steps=_whole("steps", steps, clients),
-            learning_rate=_each("learning_rate", learning_rate, clients),
-            divisor=None,
+            rate=batching.rates(cohort),
+            steps=whole("steps", steps, cohort),
+            learning_rate=each("learning_rate", learning_rate, cohort),
+            divisor=None if batch is None else above_zero("batch", batch, cohort),
             clip=None,
             deviation=None,
-            momentum=_unless_zero("momentum", momentum, clients),
-            decay=_unless_zero("decay", decay, clients),
-            pull=_unless_zero("pull", pull, clients),
+            momentum=unless_zero("momentum", momentum, cohort),
+            decay=unless_zero("decay", decay, cohort),
+            pull=unless_zero("pull", pull, cohort),
+            batch=batching.sizes(cohort),
         )
 
     return Training(_runner(model, memory, settings_for), price=None)
 
 
-def _runner(model: Model, memory: int | None, settings_for: Callable[[Records, PerClient | None], Settings]) -> Run:
+def _runner(model: Model, memory: int | None, settings_for: Callable[[Cohort, PerClient | None], Settings]) -> Run:
     """Train in the way `settings_for` describes; device graphs live as long as the training."""
     graphs = Graphs()
 
@@ -171,8 +215,11 @@ def _runner(model: Model, memory: int | None, settings_for: Callable[[Records, P
         streams: Streams,
         scale: PerClient | None = None,
         anchor: Tensor | None = None,
+        *,
+        rows: Sequence[int] | None = None,
     ) -> Tensor:
-        settings = settings_for(records, scale)
+        counts = np.diff(records.offsets.cpu().numpy())
+        settings = settings_for(cohort_of(counts, rows), scale)
         return _train(model, starts, anchor, records, streams, settings, memory, graphs)
 
     return run
@@ -234,41 +281,3 @@ def _check(model: Model, starts: Tensor, records: Records, streams: Streams) -> 
         )
     if streams.clients != records.clients:
         raise InputError(f"{records.clients} clients have records, but {streams.clients} have a random stream")
-    empty = torch.nonzero(records.offsets.diff() <= 0)
-    if len(empty):
-        raise InputError(f"client in row {int(empty[0])} has no records; leave it out of the cohort")
-
-
-def _each(name: str, values: PerClient, clients: int) -> Floats:
-    array = np.asarray(values, dtype=np.float64)
-    if array.shape not in ((), (clients,)):
-        raise InputError(f"{name} must be one number or {clients} of them, not of shape {array.shape}")
-    if np.isnan(array).any() or (array < 0).any():
-        raise InputError(f"{name} must be at least 0 for every client, not {np.min(array)}")
-    return np.broadcast_to(array, (clients,)).copy()
-
-
-def _whole(name: str, values: ArrayLike, clients: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    array = _each(name, np.asarray(values, dtype=np.float64), clients)
-    if (array != np.floor(array)).any():
-        raise InputError(f"{name} must be whole numbers, not {array}")
-    return array.astype(np.int64)
-
-
-def _above_zero(name: str, values: PerClient, clients: int) -> Floats:
-    array = _each(name, values, clients)
-    if (array == 0).any():
-        raise InputError(f"{name} must be above 0 for every client")
-    return array
-
-
-def _unless_zero(name: str, values: PerClient, clients: int) -> Floats | None:
-    array = _each(name, values, clients)
-    return array if array.any() else None
-
-
-def _of_row(name: str, values: PerClient, row: int | None) -> float:
-    array = np.unique(np.asarray(values, dtype=np.float64)) if row is None else np.asarray(values).ravel()
-    if row is None and len(array) > 1:
-        raise InputError(f"{name} differs between clients; say whose price is asked with row=")
-    return float(array[0] if row is None or len(array) == 1 else array[row])

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyeps.engine.loop import Settings
+from polyeps.engine.loop import Settings, draw_batches
 from polyeps.engine.noise import SeededStreams
 from polyeps.engine.placing import Placed, Shape, place
-from polyeps.engine.sampling import poisson_batches
 from polyeps.errors import InputError
 
 COUNTS = [50, 7, 200, 90, 1]
@@ -34,11 +33,15 @@ def placed(size: int, last: Shape | None = None, settings: Settings = SETTINGS) 
     return place(SeededStreams(5, range(5), 0), OFFSETS, settings, size, 100, last, CPU)
 
 
+FIXED = replace(SETTINGS, batch=np.array([8, 7, 20, 3, 1]))
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, FIXED], ids=["poisson", "fixed"])
 @pytest.mark.parametrize(("size", "ordered"), [(10, True), (10**6, False)])
-def test_rows_hold_the_very_records_the_host_would_draw(size: int, ordered: bool) -> None:
-    found = placed(size)
+def test_rows_hold_the_very_records_the_host_would_draw(size: int, ordered: bool, settings: Settings) -> None:
+    found = placed(size, settings=settings)
     assert found.shape.ordered == ordered
-    wanted = poisson_batches(SeededStreams(5, range(5), 0), OFFSETS.numpy(), SETTINGS.rate, SETTINGS.steps)
+    wanted = draw_batches(SeededStreams(5, range(5), 0), OFFSETS.numpy(), settings)
     assert np.array_equal(found.sizes.numpy(), wanted.sizes)
     owner = np.repeat(np.arange(5), np.repeat(found.shape.widths, np.diff(found.shape.cuts)))
     used = 0
@@ -67,3 +70,11 @@ def test_a_later_run_keeps_the_shape_where_it_suffices(size: int) -> None:
 def test_rates_are_checked_here_too() -> None:
     with pytest.raises(InputError, match="sampling rate"):
         placed(10, settings=replace(SETTINGS, rate=np.zeros(5)))
+
+
+def test_batches_of_one_fixed_size_are_never_padded_and_keep_their_shape() -> None:
+    equal = replace(SETTINGS, steps=np.full(5, 12), batch=np.full(5, 1))
+    first = placed(10, settings=equal)
+    assert not first.shape.ordered
+    assert bool((first.valid == 1).all())
+    assert placed(10, first.shape, equal).shape == first.shape

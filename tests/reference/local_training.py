@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.func import functional_call
 
@@ -42,15 +46,43 @@ def dp_sgd_client(
     learning_rate: float,
 ) -> Tensor:
     """One client's update by DP-SGD, from the cohort of one that `records` and `streams` are."""
-    batches = poisson_batches(streams, records.offsets.numpy(), np.array([rate]), np.array([steps]))
-    vector, used = start.clone(), 0
-    for size in batches.sizes[:, 0].tolist():
-        batch = torch.from_numpy(batches.records[used : used + size])
-        used += size
+    drawn = poisson_batches(streams, records.offsets.numpy(), np.array([rate]), np.array([steps]))
+    batches = np.split(drawn.records, np.cumsum(drawn.sizes[:, 0])[:-1]) if steps else []
+    expected = rate * int(records.offsets[1] - records.offsets[0])
+    return dp_sgd_on(model, start, records, streams, batches, expected, clip, scale, learning_rate)
+
+
+def dp_sgd_on(
+    model: Model,
+    start: Tensor,
+    records: Records,
+    streams: Streams,
+    batches: Sequence[ArrayLike],
+    divisor: float,
+    clip: float,
+    scale: float,
+    learning_rate: float,
+) -> Tensor:
+    """One client's update by DP-SGD on these batches, a step each."""
+    vector = start.clone()
+    for batch in batches:
+        rows = torch.from_numpy(np.asarray(batch, np.int64))
         noise = torch.zeros(1, 1, model.size)
         if scale:
             streams.normals(noise, [0])
-        total = clipped_sum(model, vector, records.features[batch], records.labels[batch], clip)
-        expected = rate * int(records.offsets[1] - records.offsets[0])
-        vector = vector - learning_rate * (total + scale * clip * noise[0, 0]) / expected
+        total = clipped_sum(model, vector, records.features[rows], records.labels[rows], clip)
+        vector = vector - learning_rate * (total + scale * clip * noise[0, 0]) / divisor
     return vector - start
+
+
+def sets_of(streams: Streams, records: int, batch: int, steps: int) -> list[list[int]]:
+    """The batches of exactly `batch` of a lone client's records: for each step a set, grown by Floyd's rule."""
+    uniforms = streams.uniforms(batch * steps)[0].tolist()
+    found = []
+    for _ in range(steps):
+        taken: set[int] = set()
+        for last in range(records - batch, records):
+            pick = math.ceil(uniforms.pop(0) * (last + 1)) - 1
+            taken.add(last if pick in taken else pick)
+        found.append(sorted(taken))
+    return found

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.core import Records
@@ -19,7 +18,8 @@ from polyeps.engine.layout import Plan, Step, padding_is_cheaper, plan_exact, pl
 from polyeps.engine.memory import keep_freed_memory
 from polyeps.engine.network import add_gradients
 from polyeps.engine.noise import Streams
-from polyeps.engine.sampling import Batches, poisson_batches
+from polyeps.engine.per_client import Floats, Whole
+from polyeps.engine.sampling import Batches, fixed_batches, poisson_batches
 from polyeps.models import Model
 
 # From this many parameters on, one client's matrix products are work enough for a call of their own, and
@@ -28,15 +28,13 @@ LARGE = 200_000
 GROUPS = 4
 NOISE_BLOCK = 1 << 20  # normals drawn at once: enough to hide the calls, small enough for the cache
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Settings:
     """How each client trains: one entry per client."""
 
     rate: Floats  # sampling rate of a record
-    steps: NDArray[np.int64]
+    steps: Whole
     learning_rate: Floats
     divisor: Floats | None  # of gradient sums; None: the realised batch size
     clip: Floats | None  # None: do not clip
@@ -44,6 +42,7 @@ class Settings:
     momentum: Floats | None
     decay: Floats | None
     pull: Floats | None  # towards the anchor
+    batch: Whole | None = None  # exact size of every batch; None: Poisson batches
 
     def select(self, rows: slice) -> Settings:
         """The settings of some of the clients."""
@@ -64,7 +63,7 @@ class Pace:
     pull: Tensor | None
 
 
-def pace(settings: Settings, sizes: NDArray[np.int64] | None, device: torch.device) -> Pace:
+def pace(settings: Settings, sizes: Whole | None, device: torch.device) -> Pace:
     """The settings, laid out for the steps of a run; batch sizes (S, n) are needed where they are the divisor."""
 
     def column(values: Floats | None) -> Tensor | None:
@@ -96,7 +95,7 @@ def train_on_cpu(
 ) -> Tensor:
     """The models (n, d) after local training from starts (n, d), the clients of `records` all at once."""
     keep_freed_memory()
-    batches = poisson_batches(streams, records.offsets.numpy(), settings.rate, settings.steps)
+    batches = draw_batches(streams, records.offsets.numpy(), settings)
     steps = steps_of(choose_plan(model, batches))
     fixed = pace(settings, batches.sizes, starts.device)
     models = starts.clone()
@@ -106,6 +105,13 @@ def train_on_cpu(
         rate, divisor = fixed.rate[number], fixed.divisor[number]
         advance(model, models, velocity, anchor, records, step, fixed, rate, divisor, gradient)
     return models
+
+
+def draw_batches(streams: Streams, offsets: Whole, settings: Settings) -> Batches:
+    """All batches of a run, by the way of sampling that the settings say."""
+    if settings.batch is None:
+        return poisson_batches(streams, offsets, settings.rate, settings.steps)
+    return fixed_batches(streams, offsets, settings.batch, settings.steps)
 
 
 def choose_plan(model: Model, batches: Batches) -> Plan:

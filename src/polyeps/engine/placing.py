@@ -1,7 +1,8 @@
-"""Poisson batches drawn and laid out on the device itself: what `sampling` and `layout` do, without leaving it.
+"""Batches laid out on the device itself, Poisson ones drawn there too: what `sampling` and `layout` do.
 
-For thousands of clients the host would need longer to draw batches than the device to train on them. All steps
-of a run get one shape, so that one captured graph serves them all.
+For thousands of clients the host would need longer to draw Poisson batches than the device to train on them.
+Batches of fixed size, which only `published` forms take, are drawn by the host and copied over. All steps of a run
+get one shape, so that one captured graph serves them all.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.engine.layout import cuts_of, padding_is_cheaper
-from polyeps.engine.loop import Settings
+from polyeps.engine.loop import Settings, draw_batches
 from polyeps.engine.noise import SeededStreams, Streams
-from polyeps.engine.sampling import check_rates, draws_needed
+from polyeps.engine.sampling import Batches, check_rates, draws_needed
 
 GROUPS = 8
 
@@ -51,7 +52,7 @@ class Placed(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """The records drawn, by client, then step, then record."""
+    """The records drawn, in any order."""
 
     client: Tensor
     step: Tensor
@@ -70,7 +71,10 @@ def place(
     device: torch.device,
 ) -> Placed:
     """Draw all batches of a run (of at least one step), in the last run's shape where that suffices."""
-    drawn = _draw(streams, offsets.to(device), settings, device)
+    if settings.batch is None:
+        drawn = _draw(streams, offsets.to(device), settings, device)
+    else:
+        drawn = _upload(draw_batches(streams, offsets.cpu().numpy(), settings), device)
     steps, clients = drawn.sizes.shape
     order = None
     if last is None:
@@ -125,3 +129,15 @@ def _draw(streams: Streams, offsets: Tensor, settings: Settings, device: torch.d
     starts = torch.cumsum(by_client, 0) - by_client
     within = torch.arange(len(client), device=device) - starts[client * longest + step]
     return Drawn(client, step, record, within, sizes)
+
+
+def _upload(batches: Batches, device: torch.device) -> Drawn:
+    """The batches that the host drew."""
+    sizes = torch.from_numpy(batches.sizes).to(device)
+    steps, clients = sizes.shape
+    flat = sizes.view(-1)  # by step, then client, as the records lie
+    total = len(batches.records)
+    batch = torch.repeat_interleave(torch.arange(steps * clients, device=device), flat, output_size=total)
+    within = torch.arange(total, device=device) - (torch.cumsum(flat, 0) - flat)[batch]
+    record = torch.from_numpy(batches.records).to(device)
+    return Drawn(batch % clients, batch // clients, record, within, sizes)

@@ -1,7 +1,11 @@
-"""Poisson batches: every record of a client enters each of its batches independently, with the client's rate.
+"""Batches of a client's records, drawn from its own stream.
 
-A client's S batches of N records are one sequence of S·N independent coin tosses. The gap from one success to
-the next is geometric, so a client's batches cost as many draws as they hold records, not S·N.
+Poisson: every record enters each batch independently, with the client's rate. A client's S batches of N records
+are one sequence of S·N independent coin tosses. The gap from one success to the next is geometric, so a client's
+batches cost as many draws as they hold records, not S·N.
+
+Fixed size: every batch is a uniformly random set of exactly B records, independent of the other batches. Only
+`published` forms take them.
 """
 
 from __future__ import annotations
@@ -64,6 +68,41 @@ def poisson_batches(
     records = np.empty(len(client), np.int64)
     records[there[step, client] + np.arange(len(client)) - here[client, step]] = record + offsets[client]
     return Batches(sizes, records)
+
+
+def fixed_batches(
+    streams: Streams, offsets: NDArray[np.int64], sizes: NDArray[np.int64], steps: NDArray[np.int64]
+) -> Batches:
+    """Draw steps[i] batches of sizes[i] of client i's records; later batches, up to the longest client's, are empty.
+
+    By Floyd's way to draw a set, which takes one uniform per record: position k of B picks one of the first
+    N - B + k + 1 records, and takes the last of them where the pick is in the batch already.
+    """
+    counts = np.diff(offsets)
+    if not np.all((sizes >= 1) & (sizes <= counts)):
+        raise InputError("a batch of fixed size must hold at least 1 and at most all of the client's records")
+    active = np.arange(steps.max(initial=0))[:, None] < steps  # (S, n)
+    step, client = np.nonzero(active)
+    # Largest batches first: those that still lack a record are then a slice, which numpy does not copy.
+    falling = np.argsort(-sizes[client], kind="stable")
+    step, client = step[falling], client[falling]
+    size, count = sizes[client], counts[client]
+    # Client i's batch in step s uses the uniforms from s · B_i on, so who is drawn beside it changes nothing.
+    uniforms = streams.uniforms(int(np.max(sizes * steps, initial=0)))  # (n, draws) in (0, 1]
+    # A place that stays unused sorts behind the records.
+    chosen = np.repeat(count[None], size.max(initial=0), axis=0)  # (B, batches)
+    for place in range(len(chosen)):
+        lack = slice(np.count_nonzero(size > place))
+        last = count[lack] - size[lack] + place
+        chance = uniforms[client[lack], step[lack] * size[lack] + place]
+        pick = np.ceil(chance * (last + 1)).astype(np.int64) - 1
+        taken = (chosen[:place, lack] == pick).any(0)
+        chosen[place, lack] = np.where(taken, last, pick)
+    records = np.empty_like(chosen.T)
+    records[falling] = chosen.T + offsets[client][:, None]
+    records.sort(axis=1)
+    realised = np.where(active, sizes, 0)
+    return Batches(realised, records[np.arange(len(chosen)) < realised[active][:, None]])
 
 
 def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
