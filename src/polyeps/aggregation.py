@@ -1,0 +1,295 @@
+"""Linear algebra on a cohort's updates: weighted means, noise estimates, subspaces and projections onto them.
+
+Row i is client i's update; n clients, d parameters. Everything here sees updates that already carry their
+noise, so it is post-processing and costs no privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from polyeps.errors import InputError
+
+# Updates are float32: what is smaller than this part of a matrix is its rounding, whatever arithmetic we use.
+ROUNDING = torch.finfo(torch.float32).eps
+
+
+class Span(Protocol):
+    """Where a named tensor lies in the vector: `polyeps.models.Slice` is one."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+
+
+Slices = Mapping[str, Span]
+Kind = Literal["set", "mean", "centred"]
+RandomKind = Literal["gaussian", "sparse"]
+
+
+def weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
+    """The mean of rows (n, d) by weights (n,); equal weights give the same bits whatever they equal.
+
+    Rows of weight zero are not looked at, so a client left out cannot spoil the mean with a NaN.
+    """
+    shares = _shares(rows, weights)
+    if not bool(shares.all()):
+        rows, shares = rows[shares > 0], shares[shares > 0]
+    return torch.matmul(shares.to(rows.dtype), rows)
+
+
+def _shares(rows: Tensor, weights: Tensor) -> Tensor:
+    """Weights as shares of one, in float64."""
+    if rows.ndim != 2 or weights.shape != rows.shape[:1]:
+        raise InputError(f"weights must be one number per row of {tuple(rows.shape)}, not {tuple(weights.shape)}")
+    weights = weights.to(rows.device, torch.float64)
+    if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
+        raise InputError("weights must be finite and at least 0; give the client to leave out a weight of 0")
+    if not bool(weights.any()):
+        raise InputError("weights are all 0, so there is nothing to average; give at least one client a weight")
+    # By the largest first: equal weights are then exactly ones, and their sum cannot overflow.
+    weights = weights / weights.max()
+    return weights.div(weights.sum())
+
+
+def noise_variances(updates: Tensor, silent: Tensor | None = None) -> Tensor:
+    """Each client's noise variance per coordinate (n,), read off its update; inf where an update is not finite.
+
+    `silent` names coordinates no gradient reaches, as a mask (d,) or as indices: there an update is all
+    noise. Without any, what a client's squared norm has over the smallest one counts as noise, floored at
+    what chance alone makes of that difference: squared norms of d coordinates vary by √(2/d) of themselves.
+    """
+    if updates.ndim != 2 or not updates.numel():
+        raise InputError(f"updates must be one row per client, not of shape {tuple(updates.shape)}")
+    size = updates.shape[1]
+    noise = updates if silent is None else updates[:, silent.to(updates.device)]
+    only_noise = silent is not None and noise.shape[1] > 0
+    squares: Tensor = torch.linalg.vector_norm(noise if only_noise else updates, dim=1, dtype=torch.float64) ** 2
+    squares = squares.where(torch.isfinite(squares), math.inf)
+    if only_noise:
+        return squares.div(noise.shape[1])
+    # An update of exactly zero is no update: it must not pass for the quietest one.
+    quietest = float(squares.where(squares > 0, math.inf).min())
+    if math.isinf(quietest):
+        return squares
+    return (squares - quietest).clamp(min=quietest * math.sqrt(2 / size)).div(size)
+
+
+def inverse_variance_weights(variances: Tensor, signal: float = 0.0) -> Tensor:
+    """Shares ∝ 1/(variance + signal²), where `signal` is the deviation of clients' true updates per coordinate.
+
+    If some clients have neither, they share everything equally: the limit as the signal goes to zero.
+    """
+    if not (math.isfinite(signal) and signal >= 0):
+        raise InputError(f"signal must be a finite number of at least 0, not {signal}")
+    if variances.ndim != 1 or not bool((variances >= 0).all()):
+        raise InputError("variances must be one number of at least 0 per client")
+    totals = variances.double() + signal**2
+    least = totals.min() if len(totals) else torch.tensor(math.inf)
+    if not bool(torch.isfinite(least)):
+        raise InputError("variances are finite for no client, so there is nobody to weigh; ask other clients")
+    weights = (totals == 0).double() if least == 0 else least / totals  # at most one, never overflows
+    return weights.div(weights.sum())
+
+
+class Part(NamedTuple):
+    """Directions (k, stop - start) for one stretch of the vector."""
+
+    start: int
+    stop: int
+    matrix: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """Directions per tensor, or for the whole vector, around a centre (d,), which is zero unless centred.
+
+    Rows may be (n, d) or a single (d,).
+    """
+
+    parts: tuple[Part, ...]
+    centre: Tensor
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(len(part.matrix) for part in self.parts)
+
+    @property
+    def orthonormal(self) -> bool:
+        """Whether `project` is a projection, which done twice is done once; a random one is not."""
+        for _, _, matrix in self.parts:
+            one = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+            if not torch.allclose(matrix @ matrix.T, one, rtol=0, atol=1e-4):
+                return False
+        return True
+
+    def coordinates(self, rows: Tensor) -> Tensor:
+        """What a client of PFA+ uploads: (n, Σk) for rows (n, d)."""
+        if rows.shape[-1:] != self.centre.shape:
+            raise InputError(f"rows must have {len(self.centre)} columns, not shape {tuple(rows.shape)}")
+        pieces = [(rows[..., a:b] - self.centre[a:b]) @ matrix.T for a, b, matrix in self.parts]
+        return torch.cat(pieces, dim=-1)
+
+    def rebuild(self, coordinates: Tensor) -> Tensor:
+        """Rows (n, d) from coordinates (n, Σk)."""
+        if coordinates.shape[-1:] != (sum(self.ranks),):
+            raise InputError(f"coordinates must have {sum(self.ranks)} columns, not shape {tuple(coordinates.shape)}")
+        rows = self.centre.expand(*coordinates.shape[:-1], -1).clone()
+        pieces = torch.split(coordinates, list(self.ranks), dim=-1)
+        for (a, b, matrix), piece in zip(self.parts, pieces, strict=True):
+            rows[..., a:b] += piece @ matrix
+        return rows
+
+    def project(self, rows: Tensor) -> Tensor:
+        """Rows with all but the directions of this basis taken away and the centre put in its place."""
+        return self.rebuild(self.coordinates(rows))
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Named tensors for a payload or a checkpoint; a zero centre travels as no numbers."""
+        return {
+            "basis": torch.cat([part.matrix.flatten() for part in self.parts]),
+            "ranks": torch.tensor(self.ranks, dtype=torch.int64),
+            "centre": self.centre if bool(self.centre.any()) else self.centre[:0],
+        }
+
+
+def basis_from_tensors(tensors: Mapping[str, Tensor], slices: Slices | None, size: int) -> Basis:
+    """The basis `to_tensors` wrote, by someone who knows the model's slices and number of parameters."""
+    spans = _spans(slices, size)
+    if missing := {"basis", "ranks", "centre"} - set(tensors):
+        raise InputError(f"a basis needs the tensor {min(missing)!r}; write it with to_tensors")
+    flat, centre, ranks = tensors["basis"], tensors["centre"], tensors["ranks"].tolist()
+    if len(ranks) != len(spans) or any(rank < 0 for rank in ranks):
+        raise InputError(f"ranks must be {len(spans)} numbers of at least 0, one per tensor, not {ranks}")
+    lengths = [rank * (b - a) for rank, (a, b) in zip(ranks, spans, strict=True)]
+    if flat.shape != (sum(lengths),):
+        raise InputError(f"basis must hold {sum(lengths)} numbers for ranks {ranks}, not shape {tuple(flat.shape)}")
+    if centre.shape not in ((0,), (size,)):
+        raise InputError(f"centre must hold {size} numbers or none, not shape {tuple(centre.shape)}")
+    pieces = zip(spans, ranks, torch.split(flat, lengths), strict=True)
+    parts = tuple(Part(a, b, piece.reshape(rank, b - a)) for (a, b), rank, piece in pieces)
+    return Basis(parts, centre if len(centre) else flat.new_zeros(size))
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
+def subspace(
+    rows: Tensor,
+    slices: Slices | None = None,
+    *,
+    rank: int | Literal["auto"] = 1,
+    kind: Kind = "set",
+    weights: Tensor | None = None,
+    dominance: float = 1.0,
+) -> Basis:
+    """The directions most of the public updates (n, d) lie in: per tensor, or of the whole vector without slices.
+
+    "set": the leading eigenvectors of Σ w·Δ·Δᵀ. "mean": those of x̄·x̄ᵀ for the weighted mean x̄, as paper 000 is
+    written, which has one only. "centred": of the updates around their plain mean, which becomes the centre, as
+    its code does; nobody is weighed, and one update alone is not centred.
+
+    No part has more directions than its updates have rank: one of zero updates has none. `rank` "auto" is paper
+    000's Remark 3: the fewest directions whose singular values sum to at least `dominance` times the sum of the
+    others; the paper calls that constant domain-dependent and gives no value.
+    """
+    _check_rank(rank if rank != "auto" else 1)
+    _check_kind(kind, get_args(Kind))
+    if not 0 <= dominance < math.inf:
+        raise InputError(f"dominance must be a finite number of at least 0, not {dominance}")
+    if rows.ndim != 2 or not len(rows):
+        raise InputError(f"a subspace needs the updates of at least one client, not shape {tuple(rows.shape)}")
+    shares = _shares(rows, rows.new_ones(len(rows)) if weights is None or kind == "centred" else weights)
+    if not bool(shares.all()):
+        rows, shares = rows[shares > 0], shares[shares > 0]
+    centre = torch.zeros_like(rows[0])
+    parts = []
+    for a, b in _spans(slices, rows.shape[1]):
+        block = rows[:, a:b].double()
+        if not bool(torch.isfinite(block).all()):
+            raise InputError("an update holds a number that is not finite; leave that client out")
+        matrix = block * shares.sqrt()[:, None]
+        # Relative to the rows themselves: a mean, or a rest after centring, may be nothing but their rounding.
+        smallest = ROUNDING * float(torch.linalg.vector_norm(matrix))
+        if kind == "mean":
+            matrix = (shares @ block)[None]
+        elif kind == "centred" and len(rows) > 1:
+            mean = block.mean(0)
+            centre[a:b] = mean.to(rows.dtype)
+            matrix = (block - mean) * shares.sqrt()[:, None]
+        parts.append(Part(a, b, _directions(matrix, rank, smallest, dominance).to(rows.dtype)))
+    return Basis(tuple(parts), centre)
+
+
+def _directions(matrix: Tensor, rank: int | Literal["auto"], smallest: float, dominance: float) -> Tensor:
+    """Right singular vectors (k, size) of a float64 matrix (n, size) whose singular values exceed `smallest`."""
+    tall = matrix.shape[0] > matrix.shape[1]
+    # The smaller Gram matrix: its eigenvalues resolve singular values down to 1e-8, finer than float32 rows are.
+    values, vectors = torch.linalg.eigh(matrix.T @ matrix if tall else matrix @ matrix.T)
+    values, vectors = values.flip(0).clamp(min=0).sqrt(), vectors.flip(1)
+    count = int((values > smallest).sum())
+    if rank == "auto":
+        values = values[:count]
+        rest = values.flip(0).cumsum(0).flip(0) - values  # what is left after the first k
+        enough = values.cumsum(0) >= dominance * rest
+        count = int(enough.to(torch.int8).argmax()) + 1 if count else 0
+    else:
+        count = min(rank, count)
+    if tall:
+        return torch.t(vectors[:, :count])
+    raw = (vectors[:, :count].T @ matrix) / values[:count, None]
+    # Weak directions inherit rounding from strong ones; made orthonormal in order, the strong stay as they are.
+    fine, corner = torch.linalg.qr(raw.T)
+    return torch.mul(fine.T, corner.diagonal().sign()[:, None])
+
+
+def random_basis(
+    size: int,
+    slices: Slices | None,
+    rank: int,
+    generator: torch.Generator,
+    kind: RandomKind = "gaussian",
+) -> Basis:
+    """Paper 000's control (figure 6b): random directions R (k, size) of data nobody holds, rebuilt by Rᵀ.
+
+    "gaussian" has entries N(0, 1/k); "sparse" is the Johnson–Lindenstrauss transform with entries ±√(3/k), each
+    one time in six, else 0. RᵀR is the identity on average only: what is rebuilt is right in the mean, off by about
+    √(size/k) times the row, and not idempotent, so `orthonormal` is False. A part takes at most as many
+    directions as it has parameters.
+    """
+    _check_rank(rank)
+    _check_kind(kind, get_args(RandomKind))
+    parts = []
+    for a, b in _spans(slices, size):
+        count = min(rank, b - a)
+        if kind == "gaussian":
+            matrix = torch.randn(count, b - a, generator=generator, device=generator.device) / math.sqrt(count)
+        else:
+            drawn = torch.randint(6, (count, b - a), generator=generator, device=generator.device, dtype=torch.int8)
+            matrix = ((drawn == 0).float() - (drawn == 1).float()) * math.sqrt(3 / count)
+        parts.append(Part(a, b, matrix))
+    return Basis(tuple(parts), torch.zeros(size, device=generator.device))
+
+
+def _check_rank(rank: int) -> None:
+    if rank < 1:
+        raise InputError(f"rank must be at least 1, not {rank}")
+
+
+def _check_kind(kind: str, known: tuple[str, ...]) -> None:
+    if kind not in known:
+        raise InputError(f"there is no kind {kind!r} of basis here; choose one of {', '.join(known)}")
+
+
+def _spans(slices: Slices | None, size: int) -> list[tuple[int, int]]:
+    if slices is None:
+        return [(0, size)]
+    spans = [(part.start, part.stop) for part in slices.values()]
+    if not spans or min(a for a, _ in spans) < 0 or max(b for _, b in spans) > size or any(a >= b for a, b in spans):
+        raise InputError(f"slices must lie within the {size} parameters of a row; take them from the same model")
+    return spans
