@@ -1,0 +1,249 @@
+"""What every algorithm must do, whatever it is: listed in ALGORITHMS is tested here."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federations import as_bytes, experiment, finish, in_memory, job_of, ledger_of, on_flower, with_zero_features
+
+from polyeps.accounting import epsilon
+from polyeps.algorithms import ALGORITHMS
+from polyeps.build import Job
+from polyeps.client import Cohort, answer, profiles
+from polyeps.core import Profile, Replies, Task
+from polyeps.errors import InputError, UnknownEvent
+from polyeps.server import Participation, Transport
+from polyeps.transport.memory import InMemory
+
+PRIVATE = [name for name, entry in ALGORITHMS.items() if entry.budgets != "none"]
+every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+every_private = pytest.mark.parametrize("name", PRIVATE)
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def first_task(job: Job, clients: tuple[str, ...]) -> Task:
+    """The first request the server makes of these clients."""
+    asked: list[Task] = []
+
+    class Stopped(Exception):
+        pass
+
+    def ask(task: Task) -> Replies:
+        asked.append(task)
+        raise Stopped
+
+    faces = profiles(job.cohort(None), replace(job.algorithm, actions={}), ())
+    faces = tuple(replace(face, epsilon=b.epsilon) for face, b in zip(faces, job.population.budgets, strict=True))
+    with pytest.raises(Stopped):
+        job.algorithm.round(replace(job.state, enrolled=faces, roster=faces), ask)
+    return replace(asked[0], to=clients, run="test")
+
+
+# 1, 2: one client alone, bytes and Flower's messages change nothing
+
+
+@every_algorithm
+@pytest.mark.parametrize("wrap", [as_bytes, on_flower])
+def test_one_by_one_and_over_the_wire_as_all_at_once(name: str, wrap: Any, tmp_path: Path) -> None:
+    job = job_of(experiment(name))
+    together = finish(job, tmp_path / "a.db")
+    apart = finish(job_of(experiment(name)), tmp_path / "b.db", wrap)
+    torch.testing.assert_close(apart.state.model, together.state.model, **CLOSE)
+    assert together.state.model.abs().sum() > 0
+    assert apart.spent() == together.spent()
+    for one, other in zip(together.rounds, apart.rounds, strict=True):
+        assert one.traffic == other.traffic  # to the byte
+        assert (one.invited, one.declined, one.active) == (other.invited, other.declined, other.active)
+    for name_of, kept in together.cohort.memory.items():
+        torch.testing.assert_close(apart.cohort.memory[name_of], kept, **CLOSE)
+
+
+# 3, 4: budgets
+
+
+@every_private
+def test_spends_what_was_planned_and_no_more(name: str, tmp_path: Path) -> None:
+    job = job_of(experiment(name))
+    done = finish(job, tmp_path / "a.db")
+    asked = {client for round in done.rounds for client in round.traffic}
+    assert asked
+    assert job.budgets is not None
+    for client, budget in zip(job.population.ids, job.budgets, strict=True):
+        spent = done.spent()[client]
+        assert spent <= budget.epsilon
+        if client in asked:
+            assert spent >= 0.95 * budget.epsilon
+        else:
+            assert spent == 0
+    assert not set(done.rounds[-1].active) & asked  # nobody who took part could afford another round
+
+
+@every_private
+@pytest.mark.parametrize("wrap", [in_memory, as_bytes, on_flower])
+def test_declines_beyond_the_budget_whatever_the_server_asks(name: str, wrap: Any, tmp_path: Path) -> None:
+    job = job_of(experiment(name))
+    done = finish(job, tmp_path / "a.db")
+    assert done.ledger is not None
+    rows, spent = len(done.ledger.rows()), done.spent()
+    served = {client for round in done.rounds for client in round.traffic}
+    transport = wrap(done.cohort, job)
+    assert not {face.id for face in transport.profiles() if face.ready} & served
+    clients = tuple(client for client in done.cohort.ids if client in served)
+    overreaching = replace(first_task(job, clients), round=99)
+    assert transport(overreaching).ids == ()
+    assert done.spent() == spent
+    assert len(done.ledger.rows()) == rows
+
+
+@every_private
+def test_charges_before_it_works(name: str, tmp_path: Path) -> None:
+    job = job_of(experiment(name))
+    ledger = ledger_of(job, tmp_path / "a.db")
+    assert ledger is not None
+    cohort = job.cohort(ledger)
+    task = first_task(job, cohort.ids)
+
+    def fail(work: Any) -> Any:
+        assert all(ledger.spent(client) > 0 for client in cohort.ids)  # on disk by now
+        raise RuntimeError("the data cannot be read")
+
+    action = replace(job.algorithm.actions[task.action], run=fail)
+    with pytest.raises(RuntimeError):
+        answer(cohort, replace(job.algorithm, actions={task.action: action}), task)
+    assert all(ledger.spent(client) > 0 for client in cohort.ids)
+
+
+@every_private
+def test_without_a_price_or_a_ledger_nothing_is_done(name: str, tmp_path: Path) -> None:
+    job = job_of(experiment(name))
+    task = first_task(job, job.population.ids)
+    free = replace(job.algorithm.actions[task.action], price=None)
+    with pytest.raises(UnknownEvent, match="no price"):
+        answer(job.cohort(ledger_of(job, tmp_path / "a.db")), replace(job.algorithm, actions={task.action: free}), task)
+    with pytest.raises(InputError, match="no ledger"):
+        answer(job.cohort(None), job.algorithm, task)
+
+
+# 6: seeds, numbering, chunks
+
+
+@every_algorithm
+def test_same_seed_same_run_in_any_order_of_clients(name: str, tmp_path: Path) -> None:
+    some = Participation("uniform", 0.7)
+    first = finish(job_of(experiment(name)), tmp_path / "a.db", participation=some)
+    again = finish(job_of(experiment(name)), tmp_path / "b.db", participation=some)
+    mixed = finish(job_of(experiment(name)), tmp_path / "c.db", participation=some, order=[3, 1, 5, 0, 2, 4])
+    assert torch.equal(first.state.model, again.state.model)
+    torch.testing.assert_close(mixed.state.model, first.state.model, **CLOSE)
+    assert mixed.spent() == first.spent()
+    other = finish(job_of(experiment(name), seed=2), tmp_path / "d.db", participation=some)
+    assert not torch.allclose(other.state.model, first.state.model)
+
+
+@every_algorithm
+def test_chunks_change_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = finish(job_of(experiment(name)), tmp_path / "a.db")
+    monkeypatch.setattr("polyeps.training.CPU_MEMORY", 1)  # one client at a time
+    again = finish(job_of(experiment(name)), tmp_path / "b.db")
+    torch.testing.assert_close(again.state.model, first.state.model, **CLOSE)
+
+
+# 7: what is hidden stays hidden
+
+
+class Spy:
+    """Carries messages, and keeps all of them."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner, self.seen = inner, list[Any]()
+
+    def profiles(self) -> tuple[Profile, ...]:
+        faces = self.inner.profiles()
+        self.seen += [value for face in faces for value in (face.examples, face.epsilon, face.group)]
+        return faces
+
+    def __call__(self, task: Task) -> Replies:
+        replies = self.inner(task)
+        for payload in (task.payload, replies.payload):
+            for tensor in payload.values():
+                self.seen += tensor.double().flatten().tolist()
+        return replies
+
+
+@every_algorithm
+def test_a_hidden_budget_is_refused_or_never_seen(name: str, tmp_path: Path) -> None:
+    job = job_of(experiment(name, budgets={"disclosed": False}))
+    spies: list[Spy] = []
+
+    def spying(cohort: Cohort, job: Job) -> Transport:
+        spies.append(Spy(InMemory(cohort, job.algorithm, job.tells)))
+        return spies[0]
+
+    if "epsilon" in job.algorithm.needs:
+        with pytest.raises(InputError, match="client '0' does not disclose its epsilon"):
+            finish(job, tmp_path / "a.db", spying)
+        return
+    done = finish(job, tmp_path / "a.db", spying)
+    assert done.rounds
+    secrets = {float(budget.epsilon) for budget in job.population.budgets} | {
+        float(scale) for scale in job.scale if scale
+    }
+    numbers = np.array([value for value in spies[0].seen if value is not None])
+    for secret in secrets:
+        assert not np.isclose(numbers, secret, rtol=1e-7, atol=0).any(), secret
+    assert None in spies[0].seen
+
+
+@every_private
+def test_needed_fields_are_declared(name: str) -> None:
+    """A round never looks at a field its algorithm does not say it needs."""
+    job = job_of(experiment(name))
+    if "epsilon" not in job.algorithm.needs:
+        hidden = tuple(Profile(client) for client in job.population.ids)
+        with pytest.raises(StopIteration):
+            job.algorithm.round(
+                replace(job.state, enrolled=hidden, roster=hidden), lambda task: (_ for _ in ()).throw(StopIteration)
+            )
+
+
+# 9: prices
+
+
+@every_private
+def test_a_price_paid_three_times_is_the_price_of_three(name: str, tmp_path: Path) -> None:
+    job = job_of(experiment(name))
+    done = finish(job, tmp_path / "a.db")
+    assert done.ledger is not None
+    for place, client in enumerate(job.population.ids):
+        paid = sum(client in round.traffic for round in done.rounds)
+        if not paid:
+            continue
+        import dp_accounting
+
+        (price,) = {action.price for action in job.algorithm.actions.values() if action.price} or {None}
+        assert price is not None
+        event = dp_accounting.SelfComposedDpEvent(price(float(job.scale[place]), place), paid)
+        judged = epsilon(event, 1e-3, adjacency=job.algorithm.adjacency)
+        assert math.isclose(done.ledger.spent(client), judged, rel_tol=1e-9)
+
+
+@every_private
+def test_noise_is_as_large_as_its_price_says(name: str, tmp_path: Path) -> None:
+    # Features of zero leave the weights no gradient, so what moves them is noise alone.
+    wanted = experiment(name)
+    job = job_of(wanted)
+    cohort = job.cohort(ledger_of(job, tmp_path / "a.db"))
+    cohort.data = with_zero_features(cohort.data)
+    task = first_task(job, cohort.ids)
+    replies = answer(cohort, job.algorithm, task)
+    if "update" not in replies.payload:
+        pytest.skip("this action does not send its update")
+    weights = replies.payload["update"][:, : 64 * 10]
+    settings = wanted.training
+    expected = job.scale * settings.clip * settings.learning_rate / settings.batch * math.sqrt(settings.local_steps)
+    ratio = weights.std(1).numpy() / expected
+    assert np.all(abs(ratio - 1) < 6 / math.sqrt(2 * weights.shape[1]))

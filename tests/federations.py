@@ -1,0 +1,170 @@
+"""Small federations for tests: any algorithm by name, on digits, with budgets that are spent quickly."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from polyeps import build, config
+from polyeps.client import Cohort
+from polyeps.core import Records, State
+from polyeps.ledger import Ledger
+from polyeps.populate import populate
+from polyeps.server import Participation, Round, Transport, serve
+from polyeps.transport.flower import OnFlower, client_app
+from polyeps.transport.memory import AsBytes, InMemory
+
+# Two liberal clients among strict ones, so that every way to split finds two groups.
+EPSILONS = (0.5, 0.6, 8.0, 0.55, 9.0, 0.65)
+
+
+def experiment(algorithm: str | dict[str, Any] = "fedavg", **changes: Any) -> config.Experiment:
+    """Six clients, three rounds, everything small; a change like training={"batch": 4} replaces single settings."""
+    values: dict[str, Any] = {
+        "name": "small",
+        "rounds": 3,
+        "data": {"name": "digits", "clients": len(EPSILONS), "size": 60},
+        "budgets": {"epsilons": EPSILONS, "delta": 1e-3},
+        "training": {"batch": 6, "local_steps": 4, "learning_rate": 0.2},
+        "algorithm": algorithm,
+    }
+    for name, value in changes.items():
+        values[name] = {**values[name], **value} if isinstance(value, dict) and name in values else value
+    return config.experiment(values)
+
+
+def job_of(wanted: config.Experiment, seed: int = 1) -> build.Job:
+    """The first method of an experiment, prepared."""
+    return build.prepare(wanted, wanted.algorithm[0], populate(wanted, seed))
+
+
+def ledger_of(job: build.Job, path: Path) -> Ledger | None:
+    return None if job.budgets is None else Ledger.create(path, job.terms)
+
+
+def reordered(cohort: Cohort, order: list[int]) -> Cohort:
+    """The same clients, listed in another order."""
+    places = np.array(order)
+    assert cohort.rows is not None
+    return replace(
+        cohort,
+        ids=tuple(cohort.ids[place] for place in order),
+        data=cohort.data.select(places),
+        scale=cohort.scale[places],
+        rows=cohort.rows[places],
+        memory={name: kept[torch.from_numpy(places)] for name, kept in cohort.memory.items()},
+    )
+
+
+Wrap = Callable[[Cohort, build.Job], Transport]
+
+
+def in_memory(cohort: Cohort, job: build.Job) -> Transport:
+    return InMemory(cohort, job.algorithm, job.tells)
+
+
+def as_bytes(cohort: Cohort, job: build.Job) -> Transport:
+    return AsBytes(cohort, job.algorithm, job.tells)
+
+
+def on_flower(cohort: Cohort, job: build.Job) -> Transport:
+    return OnFlower(LocalGrid(cohort, job))
+
+
+@dataclass
+class Finished:
+    state: State
+    rounds: list[Round]
+    ledger: Ledger | None
+    cohort: Cohort
+
+    def spent(self) -> dict[str, float]:
+        return {client: self.ledger.spent(client) for client in self.ledger.clients} if self.ledger else {}
+
+
+def finish(
+    job: build.Job,
+    path: Path,
+    wrap: Wrap = in_memory,
+    *,
+    rounds: int = 3,
+    order: list[int] | None = None,
+    participation: Participation | None = None,
+) -> Finished:
+    """Run a job's rounds over a transport."""
+    ledger = ledger_of(job, path)
+    cohort = job.cohort(ledger)
+    if order is not None:
+        cohort = reordered(cohort, order)
+    seen: list[Round] = []
+    state = serve(
+        job.algorithm,
+        wrap(cohort, job),
+        job.state,
+        rounds=rounds,
+        participation=participation or replace(job.participation, quorum=1),
+        seed=5,
+        run="test",
+        observe=lambda round, _: seen.append(round),
+    )
+    return Finished(state, seen, ledger, cohort)
+
+
+class LocalGrid(Grid):  # type: ignore[misc]
+    """Flower's messages, written and read as Flower does, handed to ClientApps in this process."""
+
+    def __init__(self, cohort: Cohort, job: build.Job) -> None:
+        self.nodes = {100 + place: cohort.alone(client) for place, client in enumerate(cohort.ids)}
+        self.app = client_app(lambda context: (self.nodes[context.node_id], job.algorithm, job.tells))
+        self.failing: set[int] = set()
+        # What Flower's own process for a ServerApp sets before the app begins.
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        replies = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            if node in self.failing:
+                continue
+            arrived = _over_the_wire(message)
+            reply = self.app(arrived, Context(1, node, {}, RecordDict(), {}))
+            replies.append(_over_the_wire(reply))
+        return replies[::-1]  # replies come in any order
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *_: Any, **__: Any) -> Message:
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise NotImplementedError
+
+
+def _over_the_wire(message: Message) -> Message:
+    proto = message_to_proto(message)
+    content = proto.SerializeToString()
+    arrived = type(proto)()
+    arrived.ParseFromString(content)
+    return message_from_proto(arrived)
+
+
+def with_zero_features(records: Records) -> Records:
+    return replace(records, features=torch.zeros_like(records.features))
