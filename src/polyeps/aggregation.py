@@ -211,11 +211,11 @@ def subspace(
     parts = []
     for a, b in _spans(slices, rows.shape[1]):
         block = rows[:, a:b].double()
-        if not bool(torch.isfinite(block).all()):
-            raise InputError("an update holds a number that is not finite; leave that client out")
         matrix = block * shares.sqrt()[:, None]
         # Relative to the rows themselves: a mean, or a rest after centring, may be nothing but their rounding.
         smallest = ROUNDING * float(torch.linalg.vector_norm(matrix))
+        if not math.isfinite(smallest):
+            raise InputError("an update holds a number that is not finite; leave that client out")
         if kind == "mean":
             matrix = (shares @ block)[None]
         elif kind == "centred" and len(rows) > 1:

@@ -6,7 +6,7 @@ No split depends on the order of the clients, except that `liberal_by_top` break
 
 Norms tell noise levels apart only where noise outweighs the signal: two of paper 002's three mixtures stay
 unreliable with any rule here. Logarithms of noise-only coordinates' norms, where a model has such coordinates,
-go through the same `quiet_by_log_norms` and tell them all apart.
+go through the same `quiet_by_log_norms`, which then tells all three apart nearly always.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ Labels = NDArray[np.int64]
 SMALLEST_GAP = math.log(1.3)
 # What clients of one noise level differ by in log norm at the least: their signals are never equal.
 SMALLEST_SPREAD = 0.1
-MOST_GROUPS = 3
 
 
 @dataclass(frozen=True)
@@ -225,7 +224,7 @@ def _mixture(values: Floats, groups: int, seed: int) -> tuple[Labels, Floats]:
         return np.zeros(len(values), dtype=np.int64), values[:1]
     order = np.argsort(values, kind="stable")  # the fit starts at random, so it must not see the clients' order
     column = values[order][:, None]
-    model: Any = GaussianMixture(groups, max_iter=1000, random_state=seed)
+    model: Any = GaussianMixture(groups, max_iter=1000, random_state=int(seed))
     with warnings.catch_warnings():  # values a rounding apart are too few for the fit's taste; it answers all the same
         warnings.simplefilter("ignore", ConvergenceWarning)
         found = model.fit(column).predict(column)
