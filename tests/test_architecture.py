@@ -12,10 +12,16 @@ LAYERS = [
     {"errors"},
     {"core"},
     {"accounting"},
-    {"mechanisms", "engine", "models", "population", "head", "chain", "accounts"},
+    {"mechanisms", "engine", "models", "population", "head", "chain", "accounts", "aggregation", "grouping"},
     {"certificate", "training"},
     {"methods", "ledger"},
-    {"plan"},
+    {"plan", "algorithms"},
+    {"client", "server"},
+    {"transport", "journal", "config"},
+    {"populate"},
+    {"build"},
+    {"runs"},
+    {"report"},
     {"cli", "__main__"},
 ]
 MODULES = sorted(SOURCE.rglob("*.py"))

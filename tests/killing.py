@@ -1,0 +1,63 @@
+"""Runs an experiment in a child that is killed at random moments and resumed, until it is done; prints the kills.
+
+    python tests/killing.py FOLDER KILLS SEED
+
+The children are forked from a parent that has imported everything and computed nothing, so that starting one is
+cheap and no thread of torch's is lost in the fork.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from federations import experiment
+
+from polyeps import runs
+
+METHODS = [{"name": "fedavg"}, {"name": "public-only"}]
+
+
+def wanted() -> object:
+    return experiment(METHODS, rounds=30, training={"local_steps": 8}, participation={"kind": "uniform", "share": 0.8})
+
+
+def child(folder: Path) -> None:
+    torch.set_num_threads(1)
+    if (folder / "journal.db").exists():
+        runs.resume(folder)
+    else:
+        runs.run(wanted(), folder)  # type: ignore[arg-type]
+
+
+def main(folder: Path, kills: int, seed: int) -> None:
+    chance = random.Random(seed)
+    killed = 0
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                child(folder)
+                status = 0
+            finally:
+                os._exit(status)
+        if killed < kills:
+            # A child needs some time to open what it finds; what comes after that is where a kill hurts.
+            time.sleep(chance.uniform(0.0, 1.0))
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        if os.WIFSIGNALED(status):
+            killed += 1
+        elif os.WEXITSTATUS(status):
+            sys.exit(f"the run failed after {killed} kills")
+        else:
+            print(killed)
+            return
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

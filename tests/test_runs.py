@@ -1,0 +1,163 @@
+"""Run folders: what they hold, and that whatever stops a run, resuming it ends as if nothing had happened."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federations import EPSILONS, experiment
+from killing import METHODS, wanted
+
+from polyeps import config, runs
+from polyeps.algorithms import ALGORITHMS
+from polyeps.errors import InputError, JournalError
+from polyeps.journal import Journal
+from polyeps.ledger import Ledger
+from polyeps.server import Round
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """All that must be equal between two runs of one experiment: models, ledgers, journal; not times and names."""
+    ledgers = {
+        path.name: [(row.kind, row.content) for row in Ledger(path).rows() if row.kind != "opened"]
+        for path in sorted((folder / "ledgers").glob("*.db"))
+    }
+    models = {path.name: path.read_bytes() for path in sorted((folder / "models").glob("*"))}
+    journal = Journal(folder / "journal.db")
+    tables = {
+        "rounds": "SELECT job, round, invited, answered, declined, active FROM rounds ORDER BY job, round",
+        "metrics": "SELECT * FROM metrics ORDER BY job, round, name",
+        "answers": "SELECT * FROM answers ORDER BY job, round, client",
+        "clients": "SELECT * FROM clients ORDER BY job, client",
+        "jobs": "SELECT job, status FROM jobs",
+        "checkpoints": "SELECT job FROM checkpoints",
+    }
+    rows = {name: journal.query(statement) for name, statement in tables.items()}
+    journal.close()
+    return {"ledgers": ledgers, "models": models, **rows}
+
+
+def test_a_folder_holds_everything(tmp_path: Path) -> None:
+    wanted = experiment(["fedavg", "non-private"], seeds=[3, 4], evaluate_every=2)
+    outcome = runs.run(wanted, tmp_path / "run")
+    assert set(outcome.accuracy) == {(m, s) for m in ("fedavg", "non-private") for s in (3, 4)}
+    assert all(len(values) == 2 for values in outcome.accuracy.values())  # rounds 2 and 3 of 3
+    spent = outcome.spent["fedavg", 3]
+    assert all(0.95 * e <= spent[str(i)] <= e for i, e in enumerate(EPSILONS))
+    assert outcome.spent["non-private", 3] == {}
+    assert outcome.models["fedavg", 3].shape == (650,)
+    assert not torch.equal(outcome.models["fedavg", 3], outcome.models["fedavg", 4])
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 4 * 3
+    assert lines[0]["method"] == "fedavg"
+    assert lines[0]["accuracy"] == ""
+    assert float(lines[2]["accuracy"]) == outcome.accuracy["fedavg", 3][-1]
+
+
+def test_methods_of_a_comparison_draw_the_same_cohorts(tmp_path: Path) -> None:
+    wanted = experiment(["fedavg", "minimum", "maximum"], participation={"kind": "uniform", "share": 0.5}, rounds=4)
+    runs.run(wanted, tmp_path / "run")
+    journal = Journal(tmp_path / "run" / "journal.db")
+    invited = [
+        journal.query("SELECT round, client FROM answers WHERE job = ? ORDER BY round, client", (f"{name}-1",))
+        for name in ("fedavg", "minimum", "maximum")
+    ]
+    assert invited[0] == invited[1] == invited[2]
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("after", [1, 2])
+def test_stop_and_resume_is_never_stopped(name: str, after: int, tmp_path: Path) -> None:
+    settings = experiment(name, rounds=4, participation={"kind": "uniform", "share": 0.8})
+    runs.run(settings, tmp_path / "whole")
+    heard = 0
+
+    def stop(_: str, __: Round, ___: int, ____: Any) -> None:
+        nonlocal heard
+        heard += 1
+        if heard == after:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        runs.run(settings, tmp_path / "parts", watch=runs.Watch(round_done=stop))
+    runs.resume(tmp_path / "parts")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    again = contents(tmp_path / "whole")
+    runs.resume(tmp_path / "whole")  # of a run that is done: nothing happens
+    assert contents(tmp_path / "whole") == again
+
+
+def test_stopped_between_the_charge_and_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = experiment("fedavg", rounds=4)
+    runs.run(settings, tmp_path / "whole")
+
+    def full(*_: Any) -> None:
+        raise JournalError("no room")
+
+    real = Journal.write_round
+    calls = 0
+
+    def write(self: Journal, *arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        full() if calls == 3 else real(self, *arguments)
+
+    monkeypatch.setattr(Journal, "write_round", write)
+    with pytest.raises(JournalError):
+        runs.run(settings, tmp_path / "parts")
+    before = len(Ledger(tmp_path / "parts" / "ledgers" / "fedavg-1.db").rows())
+    runs.resume(tmp_path / "parts")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    assert before > 0
+
+
+def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
+    settings = wanted()
+    assert isinstance(settings, config.Experiment)
+    runs.run(settings, tmp_path / "whole")
+    script = Path(__file__).parent / "killing.py"
+    ran = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "parts"), "20", "7"],
+        env={"PYTHONPATH": str(script.parent), "PATH": "", "POLYEPS_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) == 20
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    assert len(METHODS) == 2
+
+
+def test_early_leavers_under_one_scale(tmp_path: Path) -> None:
+    wanted = experiment("fedavg", rounds=12, budgets={"epsilons": (1.0, 2.0, 8.0, 1.5, 9.0, 2.5), "scale": 1.5})
+    outcome = runs.run(wanted, tmp_path / "run")
+    journal = Journal(tmp_path / "run" / "journal.db")
+    left = {r["own_epsilon"]: r["left_after"] for r in journal.query("SELECT own_epsilon, left_after FROM clients")}
+    leavers = [left[epsilon] for epsilon in (1.0, 1.5, 2.0, 2.5)]
+    assert leavers == sorted(leavers)
+    assert leavers[0] < leavers[-1]
+    assert left[8.0] is None
+    assert all(spent <= e for spent, e in zip(outcome.spent["fedavg", 1].values(), wanted.budgets.epsilons or ()))
+    assert [r["scale"] for r in journal.query("SELECT DISTINCT scale FROM clients")] == [1.5]
+
+
+def test_nothing_begins_when_a_plan_cannot_be_afforded(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"client '0' cannot afford a single round.*raise the scale"):
+        runs.run(experiment("fedavg", budgets={"scale": 0.4}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_is_never_overwritten(tmp_path: Path) -> None:
+    runs.run(experiment(), tmp_path / "run")
+    with pytest.raises(InputError, match="holds a run already"):
+        runs.run(experiment(), tmp_path / "run")
+    with pytest.raises(InputError, match="there is no run at"):
+        runs.resume(tmp_path / "nowhere")
