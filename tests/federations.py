@@ -130,7 +130,7 @@ class LocalGrid(Grid):  # type: ignore[misc]
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(self, messages: Iterable[Message], **_: Any) -> Iterable[Message]:
         replies = []
         for message in messages:
             node = message.metadata.dst_node_id

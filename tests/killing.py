@@ -17,12 +17,12 @@ import torch
 from federations import experiment
 
 from polyeps import runs
+from polyeps.config import Experiment
 
-METHODS = [{"name": "fedavg"}, {"name": "public-only"}]
 
-
-def wanted() -> object:
-    return experiment(METHODS, rounds=30, training={"local_steps": 8}, participation={"kind": "uniform", "share": 0.8})
+def wanted() -> Experiment:
+    participation = {"kind": "uniform", "share": 0.8}
+    return experiment(["fedavg", "public-only"], rounds=80, training={"local_steps": 8}, participation=participation)
 
 
 def child(folder: Path) -> None:
@@ -30,7 +30,7 @@ def child(folder: Path) -> None:
     if (folder / "journal.db").exists():
         runs.resume(folder)
     else:
-        runs.run(wanted(), folder)  # type: ignore[arg-type]
+        runs.run(wanted(), folder)
 
 
 def main(folder: Path, kills: int, seed: int) -> None:
@@ -47,7 +47,7 @@ def main(folder: Path, kills: int, seed: int) -> None:
                 os._exit(status)
         if killed < kills:
             # A child needs some time to open what it finds; what comes after that is where a kill hurts.
-            time.sleep(chance.uniform(0.0, 1.0))
+            time.sleep(chance.uniform(0.0, 0.6))
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         if os.WIFSIGNALED(status):

@@ -61,9 +61,7 @@ class Job:
     def terms(self) -> dict[str, Terms]:
         """What each client's ledger is opened with."""
         agreed = zip(self.population.ids, self.budgets or (), strict=self.budgets is not None)
-        return {
-            client: Terms(budget, self.algorithm.unit, self.algorithm.adjacency) for client, budget in agreed
-        }
+        return {client: Terms(budget, self.algorithm.unit, self.algorithm.adjacency) for client, budget in agreed}
 
     @property
     def state(self) -> State:

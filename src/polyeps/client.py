@@ -49,7 +49,8 @@ class Cohort:
 
     def event(self, name: str, action: Action, place: int) -> Any:
         """What an action costs a client; settled by its scale before any data is touched."""
-        assert action.price is not None and self.rows is not None
+        assert action.price is not None
+        assert self.rows is not None
         if (name, place) not in self._events:
             self._events[name, place] = action.price(float(self.scale[place]), int(self.rows[place]))
         return self._events[name, place]

@@ -182,4 +182,6 @@ class Algorithm:
     trust: Trust = "nobody"
     unit: Unit = "record"
     adjacency: Adjacency = "add-remove"
-    memory: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shape of what each client keeps, zero at first
+    memory: Mapping[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # shape of what each client keeps, zero at first

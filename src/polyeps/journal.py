@@ -152,7 +152,8 @@ class Journal:
                 "UPDATE clients SET left_after = ? WHERE job = ? AND client = ?", [(round, job, who) for who in left]
             )
             db.executemany(
-                "INSERT INTO metrics VALUES (?, ?, ?, ?)", [(job, round, name, value) for name, value in metrics.items()]
+                "INSERT INTO metrics VALUES (?, ?, ?, ?)",
+                [(job, round, name, value) for name, value in metrics.items()],
             )
             db.execute(
                 "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)",

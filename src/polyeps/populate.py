@@ -130,7 +130,9 @@ def _budgets(wanted: config.Budgets, partition: Partition, seed: int) -> tuple[B
         assert wanted.epsilons is not None
         drawn = list(wanted.epsilons)
         if len(drawn) != len(clients):
-            raise InputError(f"budgets.epsilons names {len(drawn)} budgets for {len(clients)} clients; give one for each")
+            raise InputError(
+                f"budgets.epsilons names {len(drawn)} budgets for {len(clients)} clients; give one for each"
+            )
     return tuple(Budget(epsilon, wanted.delta) for epsilon in drawn)
 
 

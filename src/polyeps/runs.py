@@ -116,9 +116,7 @@ def read(folder: Path | str) -> Outcome:
     models: dict[tuple[str, int], Tensor] = {}
     for row in journal.jobs():
         key, job = (row["label"], row["seed"]), row["job"]
-        metrics = journal.query(
-            "SELECT value FROM metrics WHERE job = ? AND name = 'accuracy' ORDER BY round", (job,)
-        )
+        metrics = journal.query("SELECT value FROM metrics WHERE job = ? AND name = 'accuracy' ORDER BY round", (job,))
         accuracy[key] = [metric["value"] for metric in metrics]
         clients = journal.query("SELECT client, spent FROM clients WHERE job = ? AND spent IS NOT NULL", (job,))
         spent[key] = {client["client"]: client["spent"] for client in clients}
@@ -137,7 +135,7 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
     if checkpoint is None:
         journal.begin(job.name, _client_rows(job), _facts(job, experiment))
     else:
-        state, active = _restored(checkpoint, job), checkpoint.active
+        state, active = _restored(checkpoint), checkpoint.active
         cohort.memory.update({k: v.to(job.population.device) for k, v in codec.decode(checkpoint.memory).items()})
     before = set(job.population.ids if active is None else active)
 
@@ -195,7 +193,7 @@ def _open_ledger(job: Job, folder: Path) -> Ledger | None:
     return Ledger(path) if path.exists() else Ledger.create(path, job.terms)
 
 
-def _restored(checkpoint: Checkpoint, job: Job) -> State:
+def _restored(checkpoint: Checkpoint) -> State:
     held = dict(codec.decode(checkpoint.state))
     model = held.pop("model")
     return State(model, {name.removeprefix("kept/"): kept for name, kept in held.items()}, round=checkpoint.round)
@@ -256,7 +254,9 @@ def _write_metrics(journal: Journal, path: Path) -> None:
     with partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "seed", "round", *columns, *names])
-        statement = "SELECT jobs.label, jobs.seed, rounds.* FROM rounds JOIN jobs USING (job) ORDER BY jobs.rowid, round"
+        statement = (
+            "SELECT jobs.label, jobs.seed, rounds.* FROM rounds JOIN jobs USING (job) ORDER BY jobs.rowid, round"
+        )
         for row in journal.query(statement):
             found = [values.get((row["job"], row["round"], name)) for name in names]
             writer.writerow([row["label"], row["seed"], row["round"], *(row[c] for c in columns), *found])

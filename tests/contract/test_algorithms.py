@@ -29,18 +29,18 @@ def first_task(job: Job, clients: tuple[str, ...], faces: tuple[Profile, ...] = 
     """The first request the server makes, addressed to these clients."""
     asked: list[Task] = []
 
-    class Stopped(Exception):
+    class StoppedError(Exception):
         pass
 
     def ask(task: Task) -> Replies:
         asked.append(task)
-        raise Stopped
+        raise StoppedError
 
     faces = faces or tuple(
         Profile(client, epsilon=budget.epsilon)
         for client, budget in zip(job.population.ids, job.population.budgets, strict=True)
     )
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         job.algorithm.round(replace(job.state, enrolled=faces, roster=faces), ask)
     return replace(asked[0], to=clients, run="test")
 
@@ -204,7 +204,7 @@ def test_a_hidden_budget_is_refused_or_never_seen(name: str, tmp_path: Path) -> 
 def test_needed_fields_are_declared(name: str) -> None:
     """A round never looks at a field its algorithm does not say it needs."""
     job = job_of(experiment(name))
-    told = {field: 1 for field in job.algorithm.needs}
+    told = dict.fromkeys(job.algorithm.needs, 1)
     faces = tuple(replace(Profile(client), **told) for client in job.population.ids)
     assert first_task(job, job.population.ids, faces).payload
 

@@ -22,6 +22,7 @@ app.add_typer(calibrate.app, name="calibrate")
 app.command("plan")(plan.plan)
 app.command("run")(run_command.run)
 app.command("demo")(run_command.demo)
+app.command("report")(report.report)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(data.app, name="data")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +12,7 @@ from polyeps.cli.output import print_json, print_table, remark
 
 if TYPE_CHECKING:
     from polyeps.journal import Journal
+    from polyeps.report.tables import MethodSummary
     from polyeps.runs import Watch
     from polyeps.server import Round
 
@@ -69,9 +70,31 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
         clients = {job["job"]: [asdict(row) for row in client_rows(journal, job["job"])] for job in journal.jobs()}
         print_json({"folder": str(folder), "methods": [asdict(row) for row in methods], "clients": clients})
         return
-    print_methods(methods, journal)
+    print_methods(methods)
     print_clients(journal)
     print(f"Everything is in {folder}; look at it with: polyeps report {folder}")
+
+
+def print_methods(methods: Sequence[MethodSummary]) -> None:
+    """One line per method."""
+    from polyeps.report.words import percent, share, size
+
+    print_table(
+        ["method", "accuracy", "rounds", "most spent of a budget", "left early", "sent per client and round", "s/round"],
+        [
+            [
+                row.label,
+                percent(row.final_accuracy, row.final_accuracy_deviation),
+                row.rounds_run,
+                share(row.largest_ratio) if row.largest_ratio is not None else "no promise",
+                row.left_early,
+                size(row.bytes_up_per_client_round),
+                row.seconds_per_round,
+            ]
+            for row in methods
+        ],
+        title="Test accuracy over the last ten evaluated rounds",
+    )
 
 
 def print_clients(journal: Journal) -> None:

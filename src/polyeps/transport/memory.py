@@ -36,7 +36,9 @@ class AsBytes(InMemory):
         sent = codec.encode(task.payload)
         answers = []
         for client in task.to:
-            own = answer(self.cohort.alone(client), self.algorithm, replace(task, to=(client,), payload=codec.decode(sent)))
+            own = answer(
+                self.cohort.alone(client), self.algorithm, replace(task, to=(client,), payload=codec.decode(sent))
+            )
             if own.ids:
                 content = codec.encode(codec.row(own.payload, 0))
                 payload = {name: tensor[None] for name, tensor in codec.decode(content).items()}

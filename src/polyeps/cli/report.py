@@ -1,0 +1,39 @@
+"""`polyeps report`: one offline page about one or more runs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyeps.cli.output import Json, print_json, remark
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUN...")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    as_json: Json = False,
+) -> None:
+    """Write a page with tables, pictures and promises of one or more runs; with --json, print the figures too."""
+    from polyeps.report.page import open_journals, write_page
+    from polyeps.report.tables import read, summarise
+
+    write_page(runs, output)
+    remark(f"wrote {output}")
+    if as_json:
+        with ExitStack() as stack:
+            lines = read(open_journals(runs, stack))
+        print_json(
+            {
+                "methods": [asdict(summarise(line)) for line in lines],
+                "clients": [
+                    {"label": line.label, "run": line.run, "seed": job.seed, **asdict(row)}
+                    for line in lines
+                    for job in line.jobs
+                    for row in job.clients
+                ],
+            }
+        )

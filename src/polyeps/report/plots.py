@@ -1,0 +1,168 @@
+"""Pictures over rounds: accuracy, and who is left. Each is an `svg` element for the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from polyeps.report.curves import Curve, accuracy_curve, active_curve
+from polyeps.report.svg import MUTED, WIDE, coloured, cut, inline, new_figure, place_axes, styled
+from polyeps.report.tables import Line, summarise
+from polyeps.report.words import percent, short
+
+_ROW = 17  # pixels between lines of text
+_LONGEST = 40  # letters of a name
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A curve to draw, with the look of its method."""
+
+    label: str
+    curve: Curve
+    colour: str
+    control: bool
+
+
+def accuracy_picture(lines: Sequence[Line], width: int = WIDE) -> str:
+    """Accuracy per round, a line per method with a band of one standard deviation over seeds."""
+    drawn = [_Drawn(line.label, accuracy_curve(line), colour, line.control) for line, colour in coloured(lines)]
+    drawn = [one for one in drawn if any(map(math.isfinite, one.curve.mean))]
+    if not drawn:
+        return ""
+    said = [f"{line.label} {percent(summarise(line).final_accuracy)}" for line in lines if line.counted]
+    with styled():
+        figure, axes = _rounds_axes(drawn, width, 400 if width == WIDE else 300, "test accuracy")
+        for one in drawn:
+            rounds, mean, deviation = one.curve.rounds, one.curve.mean, one.curve.deviation
+            lower = [m - d for m, d in zip(mean, deviation, strict=True)]
+            upper = [m + d for m, d in zip(mean, deviation, strict=True)]
+            if any(deviation):
+                axes.fill_between(rounds, lower, upper, color=one.colour, alpha=0.16, linewidth=0)
+            marker = "o" if len(rounds) == 1 else None
+            axes.plot(rounds, mean, color=one.colour, linewidth=2, marker=marker, linestyle=_stroke(one.control))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
+        _name(figure, axes, drawn, width)
+        return inline(figure, f"accuracy-{width}", f"Test accuracy per round. At the end: {'; '.join(said)}.")
+
+
+def active_picture(lines: Sequence[Line], width: int = WIDE) -> str:
+    """How many clients could still afford each round; methods that lost the same clients share a line."""
+    together: dict[Curve, list[tuple[Line, str]]] = {}
+    for line, colour in coloured(lines):
+        together.setdefault(active_curve(line), []).append((line, colour))
+    drawn = [
+        _Drawn(_names([line.label for line, _ in same]), curve, same[0][1], all(line.control for line, _ in same))
+        for curve, same in together.items()
+        if curve.rounds
+    ]
+    if not drawn:
+        return ""
+    said = [f"{one.label} from {short(one.curve.mean[0])} to {short(one.curve.mean[-1])}" for one in drawn]
+    with styled():
+        figure, axes = _rounds_axes(drawn, width, 280 if width == WIDE else 260, "clients left")
+        for one in drawn:
+            rounds, mean = one.curve.rounds, one.curve.mean
+            axes.plot(
+                rounds, mean, color=one.colour, linewidth=2, drawstyle="steps-mid", linestyle=_stroke(one.control)
+            )
+        axes.set_ylim(0, 1.08 * max(max(one.curve.mean) for one in drawn))
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        _name(figure, axes, drawn, width)
+        return inline(figure, f"active-{width}", f"Clients that could afford a further round: {'; '.join(said)}.")
+
+
+def _names(labels: Sequence[str]) -> str:
+    """What to call a line that several methods share.
+
+    >>> _names(["PFA", "PFA+"]), _names(["PFA", "PFA+", "Minimum", "Maximum"])
+    ('PFA, PFA+', 'PFA and 3 more')
+    """
+    together = ", ".join(labels)
+    return together if len(labels) == 1 or len(together) <= 20 else f"{labels[0]} and {len(labels) - 1} more"
+
+
+def _stroke(control: bool) -> Literal["-"] | tuple[float, Sequence[float]]:
+    return (0, (3, 1.6)) if control else "-"
+
+
+def _rounds_axes(drawn: Sequence[_Drawn], width: int, height: int, title: str) -> tuple[Figure, Axes]:
+    """Axes over rounds with room for names: at the right of a wide picture, below a narrow one."""
+    names = [cut(one.label, _LONGEST) for one in drawn]
+    if width == WIDE and _fits(drawn):
+        right, below = 28 + 7.4 * max(map(len, names)), 0.0
+    else:
+        right, below = 12.0, _ROW * math.ceil(len(names) / _columns(width)) + 6.0
+    figure = new_figure(width, height + below)
+    axes = place_axes(figure, left=46, right=right, bottom=44 + below, top=24)
+    axes.set_xlabel("round", fontsize=12)
+    axes.set_title(title, loc="left", fontsize=12, color=MUTED, pad=8, x=0)
+    axes.xaxis.set_major_locator(MaxNLocator(8 if width == WIDE else 5, integer=True))
+    axes.grid(axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.margins(x=0.0 if max(len(one.curve.rounds) for one in drawn) > 1 else 0.5)
+    return figure, axes
+
+
+def _name(figure: Figure, axes: Axes, drawn: Sequence[_Drawn], width: int) -> None:
+    """Name the lines at their ends, moved apart where names would touch; without the room, in a legend below."""
+    low, high = axes.get_ylim()
+    ends = [(next(m for m in reversed(one.curve.mean) if math.isfinite(m)), one) for one in drawn]
+    ends.sort(key=lambda end: end[0])
+    if width == WIDE and _fits(drawn):
+        tall = axes.get_window_extent().height
+        spots = [(value - low) / (high - low) * tall for value, _ in ends]
+        for spot, height, (_, one) in zip(spots, _apart(spots, tall), ends, strict=True):
+            axes.annotate(
+                "", (1, spot / tall), (18, height - spot), xycoords="axes fraction", textcoords="offset points",
+                arrowprops={"arrowstyle": "-", "color": one.colour, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 2},
+                annotation_clip=False,
+            )  # fmt: skip
+            axes.annotate(
+                cut(one.label, _LONGEST), (1, spot / tall), (23, height - spot), xycoords="axes fraction",
+                textcoords="offset points", va="center", annotation_clip=False,
+            )  # fmt: skip
+        return
+    total = figure.get_size_inches()[1] * 72
+    columns = _columns(width)
+    for number, (_, one) in enumerate(reversed(ends)):
+        row, column = divmod(number, columns)
+        spot = (_ROW * (math.ceil(len(ends) / columns) - row) - 8) / total
+        left = (46 + column * (width - 46) / columns) / width
+        line = Line2D([left, left + 28 / width], [spot] * 2, color=one.colour, linewidth=2)
+        line.set_linestyle(_stroke(one.control))
+        figure.add_artist(line)
+        figure.text(left + 36 / width, spot, cut(one.label, 26 if columns > 1 else _LONGEST), va="center", fontsize=12)
+
+
+def _columns(width: int) -> int:
+    return 4 if width == WIDE else 1
+
+
+def _fits(drawn: Sequence[_Drawn]) -> bool:
+    return len(drawn) <= 10
+
+
+def _apart(spots: Sequence[float], tall: float) -> list[float]:
+    """Ascending heights moved apart to a line of text each, inside the picture and near where they were."""
+    moved: list[list[float]] = []  # blocks of names that touch: [sum of wanted heights of the lowest, count]
+    for spot in spots:
+        moved.append([spot, 1])
+        while len(moved) > 1 and moved[-1][0] - moved[-2][0] < _ROW * moved[-2][1]:
+            base, count = moved.pop()
+            below, others = moved[-1]
+            moved[-1] = [(below * others + (base - _ROW * others) * count) / (others + count), others + count]
+    heights = [base + _ROW * place for base, count in moved for place in range(int(count))]
+    for place, height in reversed(list(enumerate(heights))):
+        ceiling = heights[place + 1] - _ROW if place + 1 < len(heights) else tall
+        heights[place] = min(height, ceiling)
+    for place, height in enumerate(heights):
+        heights[place] = max(height, heights[place - 1] + _ROW if place else 0.0)
+    return heights

@@ -1,0 +1,277 @@
+import json
+import math
+import re
+import shutil
+import subprocess
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from journals import ABOUT, CLIENTS, new_journal, write_job
+
+from polyeps.errors import InputError
+from polyeps.journal import ClientRow
+from polyeps.report.page import write_page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CONTROL = [ClientRow("ward-a", 2.0, 1e-5, 0.5, 100, 1.0, None), ClientRow("ward-b", 2.0, 1e-5, 2.0, 200, 1.0, None)]
+OPEN = [ClientRow("ward-a", None, None, 0.5, 100, None, None)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two methods under own budgets and three controls, two seeds each."""
+    folder = tmp_path / "run"
+    journal = new_journal(folder)
+    for seed in (0, 1):
+        write_job(journal, "fedavg", seed, accuracies=[0.5 + seed / 10, 0.6, 0.7])
+        write_job(journal, "weiavg", seed, spent={"ward-a": 0.4955, "ward-b": 1.5}, left={"ward-a": 1})
+        write_job(journal, "minimum", seed, facts={"budgets": "strictest"})
+        write_job(journal, "maximum", seed, clients=CONTROL, facts={"budgets": "most-liberal"})
+        write_job(journal, "open", seed, clients=OPEN, facts={"budgets": "none"})
+    journal.close()
+    return folder
+
+
+def page(*folders: Path) -> str:
+    output = folders[0].parent / "page.html"
+    write_page(folders, output)
+    return output.read_text(encoding="utf-8")
+
+
+def words(text: str) -> str:
+    """What a reader reads: no tags, no styles, plain spaces."""
+    bare = re.sub(r"<(style|svg).*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", bare.replace("&#39;", "'")).replace(" ,", ",")
+
+
+class Balance(HTMLParser):
+    """Notes every tag that is opened and not closed, or the other way round."""
+
+    FREE = frozenset({"meta", "br", "tr", "td", "path", "use", "i"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+        if tag not in self.FREE:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.FREE:
+            assert self.open.pop() == tag
+
+
+def test_the_page_says_what_happened(run: Path) -> None:
+    said = words(page(run))
+    assert "2 clients with budgets from ε 0.5 to 2 trained a model of 26,010 parameters on mnist in 3 rounds" in said
+    assert "Every client stayed within its own budget: the closest came to 99.1 % of it" in said
+    assert "61.7 ± 2.4 %" in said  # fedavg: 0.6 and 0.6333, by hand
+    assert "The strictest client, ward-a, own budget ε 0.5" in said
+    assert f"by a factor of at most {math.exp(0.4955):.4g} (ε = 0.4955), except with probability at most 1e-05" in said
+    assert "the budget in force is not the client's own but the most liberal of all, ε 2 for everybody" in said
+    assert "1 of 2 clients spent more than their own budgets" in said
+    assert "nothing is promised to any client" in said
+    assert "1 of 2 clients left early on average over 2 seeds, after round 2." in said
+    assert "training.clip 1.0" in said
+    assert "polyeps run small.toml" in said
+    assert "computed in simulation" in said
+    assert "Budget exceeded" not in said
+    assert "Not finished" not in said
+
+
+def test_sections_come_in_order(run: Path) -> None:
+    found = re.findall(r"<h2>(.*?)</h2>", page(run))
+    assert found == [
+        "Methods",
+        "Accuracy",
+        "What was promised",
+        "Spent against budget",
+        "Clients",
+        "Who left, and when",
+        "Bytes per client",
+        "Settings",
+    ]
+
+
+def test_the_page_needs_nothing_else(run: Path) -> None:
+    text = page(run)
+    assert "//" not in re.sub(r"/\*.*?\*/", "", text)
+    assert "<script" not in text
+    assert not re.search(r"\b(src|href)=\"(?!#)", text.replace("xlink:", ""))
+    assert "url(" not in text.replace("url(#", "")
+    Balance().feed(text)
+
+
+def test_identifiers_are_unique_and_pictures_have_words(run: Path) -> None:
+    text = page(run)
+    identifiers = re.findall(r'\bid="([^"]*)"', text)
+    assert len(identifiers) == len(set(identifiers))
+    assert set(re.findall(r"url\(#([^)]*)\)", text)) <= set(identifiers)
+    pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(pictures) == 3 * 2 + 4  # three for desk and phone, and one per method that promises something
+    for picture in pictures:
+        assert re.search(r'role="img" aria-label="[^"]{20,}"><title>', picture)
+        assert not re.search(r"#[0-9a-f]{6}\b", picture), "a colour that does not follow the reader's scheme"
+
+
+def test_the_page_is_reproducible(run: Path) -> None:
+    assert page(run) == page(run)
+
+
+def test_spending_more_than_the_budget_is_said_loudly(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    write_job(journal, spent={"ward-a": 0.5001, "ward-b": 1.0})
+    journal.close()
+    text = page(tmp_path / "run")
+    said = words(text)
+    assert "Budget exceeded. One client spent more than it may." in said
+    assert "ward-a spent ε 0.5001 of 0.5 (fedavg, seed 0)" in said
+    assert text.index("Budget exceeded") < text.index("2 clients with budgets")
+    assert "Not every client stayed within its own budget: 1 did not." in said
+    assert "Every client stayed" not in said
+    assert "100.1 %" in said
+
+
+def test_a_finished_job_that_does_not_say_what_was_spent(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    write_job(journal, spent={"ward-b": 1.0})
+    journal.close()
+    said = words(page(tmp_path / "run"))
+    assert "Spent is not known. Finished jobs do not say what 1 client spent" in said
+    assert "Every client stayed" not in said
+
+
+def test_names_cannot_write_into_the_page(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    about = {**ABOUT, "name": evil, "command": evil, "experiment": {evil: evil}, "version": evil}
+    journal = new_journal(tmp_path / "run", about)
+    names = [evil, "$x_1^{", "--><b>", '" onload="x', "line\nbreak\x07", "病院"]
+    clients = [ClientRow(name, 1.0, 1e-5, 1.0, 10, 1.0, None) for name in names]
+    write_job(journal, evil, clients=clients, facts={"summary": evil, "data": evil})
+    journal.close()
+    text = page(tmp_path / "run")
+    assert "<script" not in text
+    assert "<b>" not in re.sub(r"<b>\s*&lt;script", "", text)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "$x_1^{" in text
+    Balance().feed(text)
+
+
+def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    write_job(journal, seed=0, planned=9, finished=False)
+    journal.add_job("fedavg-1", "fedavg", "fedavg", 1, 9)
+    journal.close()
+    said = words(page(tmp_path / "run"))
+    assert "Not finished. 0 of 2 jobs finished. fedavg with seed 0 has done 3 of 9 rounds." in said
+    assert "What the clients spent is not known yet." in said
+    assert "What it has spent is not known before the job is finished." in said
+
+
+def test_a_run_in_which_nothing_has_begun(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    assert "No job of this run has begun." in words(page(tmp_path / "run"))
+    journal.add_job("fedavg-1", "fedavg", "fedavg", 1, 9)
+    assert "No job of this run has begun." in words(page(tmp_path / "run"))
+
+
+def test_one_client_one_round(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    write_job(journal, accuracies=[0.5], clients=CLIENTS[:1])
+    journal.close()
+    said = words(page(tmp_path / "run"))
+    assert "1 client with a budget of ε 0.5 trained" in said
+    assert "in 1 round, with 1 method and 1 seed." in said
+    assert "The client stayed within its own budget and used 50.0 % of it." in said
+
+
+def test_what_is_not_a_number(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    write_job(journal, accuracies=[0.5, math.nan, math.nan], spent={"ward-a": math.inf, "ward-b": 0.0})
+    write_job(journal, "never", accuracies=[math.nan] * 3)
+    write_job(journal, "unseen", accuracies=[None] * 3)
+    journal.close()
+    said = words(page(tmp_path / "run"))
+    assert "not a number" in said
+    assert "Nothing is promised: the outcome may reveal" in said
+    assert "ward-a spent ε ∞ of 0.5" in said
+
+
+def test_missing_terms_are_named(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    job = write_job(journal)
+    with journal._writing() as db:
+        db.execute("UPDATE jobs SET facts = ? WHERE job = ?", (json.dumps({"budgets": "own"}), job))
+    said = words(page(tmp_path / "run"))
+    assert "does not say under which terms it was protected (adjacency is missing)" in said
+
+
+def test_two_runs_on_one_page(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        journal = new_journal(tmp_path / name, {**ABOUT, "name": name})
+        write_job(journal)
+        journal.close()
+    said = words(page(tmp_path / "first", tmp_path / "second", tmp_path / "first"))
+    assert "fedavg (first)" in said
+    assert "Settings of second" in said
+    assert said.count("Settings of first") == 1
+
+
+def test_many_methods_get_a_legend(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    for number in range(14):
+        write_job(journal, f"method-{number}")
+    journal.close()
+    assert page(tmp_path / "run").count("method-13") > 4
+
+
+def test_two_thousand_clients_stay_light(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    clients = [
+        ClientRow(f"hospital-{number}", epsilon, 1e-5, epsilon, 1200, 1.0, None)
+        for number in range(2000)
+        for epsilon in [0.05 + number / 200]
+    ]
+    for label in ("fedavg", "weiavg", "pfa", "pfa-plus"):
+        write_job(journal, label, clients=clients, accuracies=[0.5] * 10)
+    journal.close()
+    began = time.perf_counter()
+    text = page(tmp_path / "run")
+    assert time.perf_counter() - began < 15  # about 3 s where nothing else runs
+    assert len(text.encode()) < 3_000_000
+    assert "polyeps report --json prints all" in text
+
+
+def test_places_that_cannot_be_written(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a folder; give the name of a file"):
+        write_page([run], tmp_path)
+    with pytest.raises(InputError, match="lies in a folder that does not exist"):
+        write_page([run], tmp_path / "absent" / "page.html")
+    with pytest.raises(InputError, match="no run to report on"):
+        write_page([], tmp_path / "page.html")
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed")
+def test_a_browser_shows_the_tables(run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "page.html"
+    write_page([run], output)
+    ran = subprocess.run(
+        [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", output.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    dom = ran.stdout
+    assert dom.count('<table id="methods">') == 1
+    rows = re.findall(r"<tr.*?</tr>", dom[dom.index('<table id="methods">') : dom.index("</table>")], re.DOTALL)
+    assert len(rows) == 1 + 5
+    assert all(row.count("<td") == rows[1].count("<td") == rows[0].count("<th") for row in rows[1:])
+    # The browser closes the cells that we leave open to keep the page light.
+    tables = re.findall(r'<details class="clients">.*?</details>', dom, re.DOTALL)
+    assert [table.count("<tr") for table in tables] == [3, 3, 3, 3, 2]
+    assert all(table.count("<td") == table.count("</td>") == 13 * (table.count("<tr") - 1) for table in tables)
