@@ -243,6 +243,9 @@ def test_two_thousand_clients_stay_light(tmp_path: Path) -> None:
     assert time.perf_counter() - began < 15  # about 3 s where nothing else runs
     assert len(text.encode()) < 3_000_000
     assert "polyeps report --json prints all" in text
+    # A dot for every place that can be told apart: budgets are evenly spread, so hundreds of them.
+    dots = [path.count("L") for path in re.findall(r'<path d="([^"]*)"', text)]
+    assert sorted(dots)[-4] > 400
 
 
 def test_places_that_cannot_be_written(run: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def bytes_picture(lines: Sequence[Line], width: int = WIDE) -> str:
     with styled():
         label = 8 + 7.2 * max(len(cut(line.label, 26)) for line, *_ in shown) if wide else 2
         figure = new_figure(width, step * len(shown) + 34)
-        axes = place_axes(figure, left=label, right=96, bottom=30, top=4)
+        axes = place_axes(figure, left=label, right=108, bottom=30, top=4)
         for row, (line, colour, one) in enumerate(shown):
             middle = row if wide else row + 0.12
             for beside, (mean, least, largest), alpha in ((-0.17, one.sent, 1.0), (0.17, one.received, 0.45)):
@@ -109,13 +109,17 @@ def _dots(rows: Sequence[ClientSummary], colour: str) -> Figure:
     figure = new_figure(_WIDTH, 360)
     axes = place_axes(figure, left=48, right=14, bottom=46, top=28)
     axes.plot([low, high], [low, high], color=MUTED, linewidth=1, dashes=(4, 3))
-    for shown, exceeded in ((colour, False), (ALARM, True)):
+    for shown, exceeded, wide in ((colour, False, 5), (ALARM, True, 9)):
         # One path of round dots: a mark of its own for each of thousands of clients would make the page heavy.
         spots = sorted({_spot(row, low, high) for row in rows if row.exceeded == exceeded and (row.spent or 0) > 0})
         if spots:
             corners = [corner for spot in spots for corner in (spot, spot)]
             path = Path(corners, [Path.MOVETO, Path.LINETO] * len(spots))
-            axes.add_patch(PathPatch(path, edgecolor=shown, linewidth=5, capstyle="round", fill=False, alpha=0.7))
+            axes.add_patch(
+                PathPatch(
+                    path, edgecolor=shown, linewidth=wide, capstyle="round", fill=False, alpha=1.0 if exceeded else 0.7
+                )
+            )
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):

@@ -152,7 +152,7 @@ def _fits(drawn: Sequence[_Drawn]) -> bool:
 
 def _apart(spots: Sequence[float], tall: float) -> list[float]:
     """Ascending heights moved apart to a line of text each, inside the picture and near where they were."""
-    moved: list[list[float]] = []  # blocks of names that touch: [sum of wanted heights of the lowest, count]
+    moved: list[list[float]] = []  # blocks of names that touch: height of the lowest, how many
     for spot in spots:
         moved.append([spot, 1])
         while len(moved) > 1 and moved[-1][0] - moved[-2][0] < _ROW * moved[-2][1]:

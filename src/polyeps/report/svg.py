@@ -26,6 +26,7 @@ _SHOWN = {INK: "ink", MUTED: "muted", GRID: "grid", ALARM: "alarm"} | {
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "text.parse_math": False,  # a client may be called $x$
+    "path.simplify": False,  # simplified, a path of dots is one dot
     "text.color": INK,
     "axes.labelcolor": MUTED,
     "axes.edgecolor": GRID,
@@ -40,7 +41,6 @@ _SETTINGS: Any = {
     "grid.color": GRID,
     "grid.linewidth": 1,
     "font.size": 13,
-    "legend.frameon": False,
 }
 
 
