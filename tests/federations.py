@@ -25,7 +25,7 @@ from polyeps.transport.memory import AsBytes, InMemory
 EPSILONS = (0.5, 0.6, 8.0, 0.55, 9.0, 0.65)
 
 
-def experiment(algorithm: str | dict[str, Any] = "fedavg", **changes: Any) -> config.Experiment:
+def experiment(algorithm: Any = "fedavg", **changes: Any) -> config.Experiment:
     """Six clients, three rounds, everything small; a change like training={"batch": 4} replaces single settings."""
     values: dict[str, Any] = {
         "name": "small",

@@ -135,17 +135,17 @@ def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
 
 
 def test_early_leavers_under_one_scale(tmp_path: Path) -> None:
-    wanted = experiment("fedavg", rounds=12, budgets={"epsilons": (1.0, 2.0, 8.0, 1.5, 9.0, 2.5), "scale": 1.5})
+    wanted = experiment("fedavg", rounds=40, budgets={"epsilons": (1.0, 1.6, 9.0, 1.3, 8.0, 2.0), "scale": 1.2})
     outcome = runs.run(wanted, tmp_path / "run")
     journal = Journal(tmp_path / "run" / "journal.db")
     left = {r["own_epsilon"]: r["left_after"] for r in journal.query("SELECT own_epsilon, left_after FROM clients")}
-    leavers = [left[epsilon] for epsilon in (1.0, 1.5, 2.0, 2.5)]
+    leavers = [left[epsilon] for epsilon in (1.0, 1.3, 1.6, 2.0)]
     assert leavers == sorted(leavers)
     assert leavers[0] < leavers[-1]
     assert left[8.0] is None
-    budgets = dict(zip(outcome.spent["fedavg", 1], (1.0, 2.0, 8.0, 1.5, 9.0, 2.5), strict=True))
+    budgets = dict(zip(outcome.spent["fedavg", 1], (1.0, 1.6, 9.0, 1.3, 8.0, 2.0), strict=True))
     assert all(spent <= budgets[client] for client, spent in outcome.spent["fedavg", 1].items())
-    assert [r["scale"] for r in journal.query("SELECT DISTINCT scale FROM clients")] == [1.5]
+    assert [r["scale"] for r in journal.query("SELECT DISTINCT scale FROM clients")] == [1.2]
 
 
 def test_nothing_begins_when_a_plan_cannot_be_afforded(tmp_path: Path) -> None:

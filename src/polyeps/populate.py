@@ -22,6 +22,9 @@ from polyeps.population.partition import Partition, divide, to_records
 from polyeps.population.splits import hold_out, validation
 
 
+EVALUATED_AT_ONCE = 5000  # test records: a few hundred MB of activations for the largest of our networks
+
+
 @dataclass(frozen=True, eq=False)
 class Population:
     """The clients of one seed: whose records are whose, and what each is willing to lose."""
@@ -52,7 +55,8 @@ class Population:
         """Accuracy and mean loss of a model on the test records."""
         features, labels = self.test
         right, loss = 0.0, 0.0
-        for rows, truth in zip(features.split(5000), labels.split(5000), strict=True):
+        for first in range(0, len(labels), EVALUATED_AT_ONCE):
+            rows, truth = features[first : first + EVALUATED_AT_ONCE], labels[first : first + EVALUATED_AT_ONCE]
             outputs = self.model.outputs(vector.to(self.device), rows)
             right += float((outputs.argmax(-1) == truth).sum())
             loss += float(self.model.loss(outputs, truth).sum())

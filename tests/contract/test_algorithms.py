@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import numpy as np
 import pytest
 import torch
@@ -204,8 +205,8 @@ def test_a_hidden_budget_is_refused_or_never_seen(name: str, tmp_path: Path) -> 
 def test_needed_fields_are_declared(name: str) -> None:
     """A round never looks at a field its algorithm does not say it needs."""
     job = job_of(experiment(name))
-    told = dict.fromkeys(job.algorithm.needs, 1)
-    faces = tuple(replace(Profile(client), **told) for client in job.population.ids)
+    told: Any = dict.fromkeys(job.algorithm.needs, 1)
+    faces = tuple(Profile(client, **told) for client in job.population.ids)
     assert first_task(job, job.population.ids, faces).payload
 
 
@@ -221,10 +222,7 @@ def test_a_price_paid_three_times_is_the_price_of_three(name: str, tmp_path: Pat
         paid = sum(client in round.traffic for round in done.rounds)
         if not paid:
             continue
-        import dp_accounting
-
-        (price,) = {action.price for action in job.algorithm.actions.values() if action.price} or {None}
-        assert price is not None
+        price = next(action.price for action in job.algorithm.actions.values() if action.price is not None)
         event = dp_accounting.SelfComposedDpEvent(price(float(job.scale[place]), place), paid)
         judged = epsilon(event, 1e-3, adjacency=job.algorithm.adjacency)
         assert math.isclose(done.ledger.spent(client), judged, rel_tol=1e-9)

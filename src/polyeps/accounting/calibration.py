@@ -98,9 +98,13 @@ def calibrate_each(
     scale, certified = np.empty(len(budgets)), np.empty(len(budgets))
     served = 0
     for rows in alike.values():
+
+        def alone(at: float, row: int = rows[0]) -> DpEvent:
+            return price(at, row)
+
         answer = calibrate(
             [budgets[row] for row in rows],
-            partial(price, row=rows[0]),
+            alone,
             uses,
             adjacency=adjacency,
             directory=directory,

@@ -18,7 +18,7 @@ def train_locally(training: Training) -> Action:
 
     def run(work: Work) -> tuple[Payload, Payload]:
         scale = work.scale if training.price is not None else None
-        update = training.run(work.payload["model"], work.data, work.streams, scale, rows=work.rows)
+        update = training.run(work.payload["model"], work.data, work.streams, scale, rows=work.rows.tolist())
         return {"update": update}, {}
 
     return Action(run, training.price)

@@ -80,7 +80,15 @@ def print_methods(methods: Sequence[MethodSummary]) -> None:
     from polyeps.report.words import percent, share, size
 
     print_table(
-        ["method", "accuracy", "rounds", "most spent of a budget", "left early", "sent per client and round", "s/round"],
+        [
+            "method",
+            "accuracy",
+            "rounds",
+            "most spent of a budget",
+            "left early",
+            "sent per client and round",
+            "s/round",
+        ],
         [
             [
                 row.label,
