@@ -111,7 +111,7 @@ def test_dp_sgd_equals_the_plain_loop_client_by_client() -> None:
 
 def test_the_loops_empty_batches_are_really_there() -> None:
     records = cohort()
-    drawn = poisson_batches(streams(), records.offsets.numpy(), np.array(RATE), np.array(STEPS))
+    drawn = poisson_batches(streams(), records.spans.numpy(), np.array(RATE), np.array(STEPS))
     sizes = drawn.sizes[:, 4]
     assert (sizes == 0).any()  # noise is added and a step taken all the same: see the test above
 
@@ -185,7 +185,7 @@ def test_a_step_kept_from_other_rows_works_with_the_new_rows_numbers(fixed: bool
         )
         mine = Records(records.features, records.labels, records.offsets[rows])
         own = streams(list(range(rows.start, rows.stop - 1)))
-        placed = place(own, mine.offsets, some, SMALL.size, SMALL.floats_per_row, last, starts.device)
+        placed = place(own, mine.spans, some, SMALL.size, SMALL.floats_per_row, last, starts.device)
         return some, mine, streams(list(range(rows.start, rows.stop - 1))), placed
 
     first, mine, own, placed = of(slice(0, 4), 0.0, None)
@@ -287,7 +287,7 @@ def torch_sgd(
     updates = []
     for i in ids:
         mine = rows_of(records, [i])
-        batches = poisson_batches(streams([i]), mine.offsets.numpy(), np.array([RATE[i]]), np.array([STEPS[i]]))
+        batches = poisson_batches(streams([i]), mine.spans.numpy(), np.array([RATE[i]]), np.array([STEPS[i]]))
         vector = start(model).requires_grad_()
         optimiser = torch.optim.SGD([vector], **options)  # type: ignore[arg-type]
         used = 0

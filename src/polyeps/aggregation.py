@@ -75,6 +75,11 @@ def noise_variances(updates: Tensor, silent: Tensor | None = None) -> Tensor:
     squares = squares.where(torch.isfinite(squares), math.inf)
     if only_noise:
         return squares.div(noise.shape[1])
+    return variances_of_norms(squares, size)
+
+
+def variances_of_norms(squares: Tensor, size: int) -> Tensor:
+    """Noise variances per coordinate from squared norms (n,) of updates with `size` coordinates."""
     # An update of exactly zero is no update: it must not pass for the quietest one.
     quietest = float(squares.where(squares > 0, math.inf).min())
     if math.isinf(quietest):

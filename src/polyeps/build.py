@@ -111,7 +111,7 @@ def entry_of(method: config.Method) -> Entry:
 def checked_options(method: config.Method, entry: Entry) -> dict[str, Any]:
     """An algorithm's own options, checked against what its builder takes."""
     parameters = inspect.signature(entry.build).parameters.values()
-    own = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    own = [one for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in entry.options]
     hints = get_type_hints(entry.build)
     fields: dict[str, Any] = {one.name: (hints[one.name], one.default) for one in own}
     for key in method.options:
@@ -119,7 +119,7 @@ def checked_options(method: config.Method, entry: Entry) -> dict[str, Any]:
             known = [*fields, *config.Method.model_fields]
             raise InputError(config.unknown_key(f"algorithm.{key} (of {method.name})", key, known))
     shape: type[pydantic.BaseModel] = pydantic.create_model("Options", **fields)
-    return dict(config.checked(shape, method.options, f"algorithm ({method.name})"))
+    return {**config.checked(shape, method.options, f"algorithm ({method.name})").__dict__, **entry.options}
 
 
 def _in_force(entry: Entry, own: Sequence[Budget]) -> tuple[Budget, ...] | None:

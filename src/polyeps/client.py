@@ -61,7 +61,7 @@ class Cohort:
         assert self.rows is not None
         return Cohort(
             ids=(client,),
-            data=Records(self.data.features, self.data.labels, self.data.offsets[place : place + 2]),
+            data=self.data.select([int(place)]),
             scale=self.scale[place : place + 1],
             streams=self.streams,
             repeatable=self.repeatable,
@@ -78,7 +78,7 @@ def profiles(cohort: Cohort, algorithm: Algorithm, tells: Iterable[Field]) -> tu
     ready = np.ones(len(everyone), dtype=bool)
     for name, action in algorithm.actions.items():
         ready &= np.isin(everyone, _able(cohort, algorithm, name, action, everyone))
-    sizes = cohort.data.offsets.diff().tolist()
+    sizes = cohort.data.counts.tolist()
     faces = []
     for place, client in enumerate(cohort.ids):
         epsilon = cohort.ledger.account(client).terms.budget.epsilon if cohort.ledger else None

@@ -53,31 +53,33 @@ def check_delta(delta: float) -> None:
 
 @dataclass(frozen=True)
 class Records:
-    """The records of n clients in one block: client i owns rows offsets[i] up to offsets[i + 1]."""
+    """The records of n clients in one block: client i owns rows offsets[i] up to offsets[i + 1].
+
+    Offsets may also be (n, 2), first row and end of each client: then a few of many clients share the block.
+    """
 
     features: Tensor  # (R, ...)
     labels: Tensor  # (R,)
-    offsets: Tensor  # (n + 1,) int64
+    offsets: Tensor  # (n + 1,) or (n, 2) int64
 
     @property
     def clients(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.offsets) - (self.offsets.ndim == 1)
 
-    def select(self, rows: NDArray[np.int64]) -> Records:
-        """The records of some of the clients."""
-        import torch
+    @property
+    def spans(self) -> Tensor:
+        """First row and end of each client, (n, 2)."""
+        return self.offsets.unfold(0, 2, 1) if self.offsets.ndim == 1 else self.offsets
 
-        if len(rows) == self.clients and (rows == range(self.clients)).all():
-            return self
-        pieces = [torch.arange(int(self.offsets[row]), int(self.offsets[row + 1])) for row in rows]
-        taken = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
-        sizes = torch.tensor([0, *(len(piece) for piece in pieces)])
-        taken = taken.to(self.features.device)
-        return Records(
-            self.features.index_select(0, taken),
-            self.labels.index_select(0, taken),
-            sizes.cumsum(0).to(self.offsets.device),
-        )
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How many records each client has, (n,)."""
+        held: NDArray[np.int64] = self.spans.diff(dim=1)[:, 0].cpu().numpy()
+        return held
+
+    def select(self, rows: Sequence[int] | slice | NDArray[np.int64]) -> Records:
+        """Some of the clients, on the same block."""
+        return replace(self, offsets=self.spans[rows])
 
 
 class Streams(Protocol):

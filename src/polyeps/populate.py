@@ -21,7 +21,6 @@ from polyeps.population.own_files import load_own
 from polyeps.population.partition import Partition, divide, to_records
 from polyeps.population.splits import hold_out, validation
 
-
 EVALUATED_AT_ONCE = 5000  # test records: a few hundred MB of activations for the largest of our networks
 
 

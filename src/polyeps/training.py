@@ -60,6 +60,7 @@ class Run(Protocol):
 class Training:
     """A way to train, and what one run of it costs a client's records in privacy."""
 
+    model: Model
     run: Run
     # price(scale, row) -> DpEvent of one run, for one record of a client; None: no guarantee is given.
     price: Callable[..., Any] | None
@@ -128,7 +129,9 @@ def dp_sgd(
         sampled = batching.event(dp_accounting.GaussianDpEvent(scale), row)
         return dp_accounting.SelfComposedDpEvent(sampled, int(of_row("steps", steps, row)))
 
-    return Training(_runner(model, memory, settings_for), price, "replace-one" if batching.fixed else "add-remove")
+    return Training(
+        model, _runner(model, memory, settings_for), price, "replace-one" if batching.fixed else "add-remove"
+    )
 
 
 def sgd(
@@ -202,7 +205,7 @@ def proximal(
             batch=batching.sizes(cohort),
         )
 
-    return Training(_runner(model, memory, settings_for), price=None)
+    return Training(model, _runner(model, memory, settings_for), price=None)
 
 
 def _runner(model: Model, memory: int | None, settings_for: Callable[[Cohort, PerClient | None], Settings]) -> Run:
@@ -218,7 +221,7 @@ def _runner(model: Model, memory: int | None, settings_for: Callable[[Cohort, Pe
         *,
         rows: Sequence[int] | None = None,
     ) -> Tensor:
-        counts = np.diff(records.offsets.cpu().numpy())
+        counts = records.counts
         settings = settings_for(cohort_of(counts, rows), scale)
         return _train(model, starts, anchor, records, streams, settings, memory, graphs)
 
@@ -243,7 +246,7 @@ def _train(
     pulled_to = starts if anchor is None else anchor.to(device).expand(clients, model.size)
     updates = torch.empty(clients, model.size, device=device)
     for rows in _chunks(model, records, settings, memory):
-        mine = Records(features, records.labels, records.offsets[rows.start : rows.stop + 1])
+        mine = Records(features, records.labels, records.spans[rows])
         some = streams.select(range(rows.start, rows.stop))
         before, fixed = starts[rows].contiguous(), pulled_to[rows]
         if device.type == "cpu":
@@ -256,7 +259,7 @@ def _train(
 
 def _chunks(model: Model, records: Records, settings: Settings, memory: int | None) -> list[slice]:
     """Slices of clients whose step fits into memory (bytes), all about equally large."""
-    counts = np.diff(records.offsets.cpu().numpy())
+    counts = records.counts
     rows = float(np.max(settings.rate * counts, initial=0.0))
     # models, gradient, their framed copies and room for noise
     per_client = 4 * (6 * model.size + math.ceil(rows * model.floats_per_row * 1.2))

@@ -14,7 +14,7 @@ from polyeps.engine.placing import Placed, Shape, place
 from polyeps.errors import InputError
 
 COUNTS = [50, 7, 200, 90, 1]
-OFFSETS = torch.tensor([0, *np.cumsum(COUNTS)])
+SPANS = torch.tensor([0, *np.cumsum(COUNTS)]).unfold(0, 2, 1)
 CPU = torch.device("cpu")
 SETTINGS = Settings(
     rate=np.array([0.1, 0.9, 0.04, 0.2, 0.5]),
@@ -30,7 +30,7 @@ SETTINGS = Settings(
 
 
 def placed(size: int, last: Shape | None = None, settings: Settings = SETTINGS) -> Placed:
-    return place(SeededStreams(5, range(5), 0), OFFSETS, settings, size, 100, last, CPU)
+    return place(SeededStreams(5, range(5), 0), SPANS, settings, size, 100, last, CPU)
 
 
 FIXED = replace(SETTINGS, batch=np.array([8, 7, 20, 3, 1]))

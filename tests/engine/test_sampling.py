@@ -15,9 +15,10 @@ from polyeps.errors import InputError
 
 
 def draw(counts: list[int], rates: list[float], steps: list[int], ids: list[int] | None = None) -> Batches:
-    offsets = np.concatenate([[0], np.cumsum(counts)])
+    ends = np.cumsum(counts)
+    spans = np.stack([ends - counts, ends], axis=1)
     streams = SeededStreams(11, ids if ids is not None else range(len(counts)), 0)
-    return poisson_batches(streams, offsets, np.array(rates), np.array(steps))
+    return poisson_batches(streams, spans, np.array(rates), np.array(steps))
 
 
 def members(batches: Batches, client: int) -> list[list[int]]:
@@ -90,9 +91,10 @@ def test_rates_outside_zero_to_one_are_refused(rate: float) -> None:
 
 
 def draw_fixed(counts: list[int], sizes: list[int], steps: list[int], ids: list[int] | None = None) -> Batches:
-    offsets = np.concatenate([[0], np.cumsum(counts)])
+    ends = np.cumsum(counts)
+    spans = np.stack([ends - counts, ends], axis=1)
     streams = SeededStreams(11, ids if ids is not None else range(len(counts)), 0)
-    return fixed_batches(streams, offsets, np.array(sizes), np.array(steps))
+    return fixed_batches(streams, spans, np.array(sizes), np.array(steps))
 
 
 def test_fixed_batches_have_their_exact_size_and_no_record_twice_or_of_another_client() -> None:

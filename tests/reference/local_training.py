@@ -46,9 +46,9 @@ def dp_sgd_client(
     learning_rate: float,
 ) -> Tensor:
     """One client's update by DP-SGD, from the cohort of one that `records` and `streams` are."""
-    drawn = poisson_batches(streams, records.offsets.numpy(), np.array([rate]), np.array([steps]))
+    drawn = poisson_batches(streams, records.spans.numpy(), np.array([rate]), np.array([steps]))
     batches = np.split(drawn.records, np.cumsum(drawn.sizes[:, 0])[:-1]) if steps else []
-    expected = rate * int(records.offsets[1] - records.offsets[0])
+    expected = rate * int(records.counts[0])
     return dp_sgd_on(model, start, records, streams, batches, expected, clip, scale, learning_rate)
 
 

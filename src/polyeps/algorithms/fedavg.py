@@ -7,7 +7,7 @@ the paper lacks: the mean over the liberal clients alone, without which a gain o
 Departure: the mean is over who answered, not over who was asked, so a client that declines does not shrink the step.
 """
 
-from polyeps.algorithms.blocks import ask_updates, split_roster, step, train_locally
+from polyeps.algorithms.blocks import ask_updates, mean, public_clients, step, train_locally
 from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
 
@@ -17,7 +17,7 @@ def fedavg(training: Training) -> Algorithm:
 
     def round(state: State, ask: Ask) -> State:
         replies = ask_updates(state, ask, state.roster)
-        return step(state, replies.payload["update"].mean(0)) if replies.ids else state
+        return step(state, mean(replies.payload["update"])) if replies.ids else state
 
     return Algorithm({"train": train_locally(training)}, round, adjacency=training.adjacency)
 
@@ -26,8 +26,8 @@ def public_only(training: Training, *, split: str = "mixture") -> Algorithm:
     """The mean of the liberal clients' updates; the others are never asked."""
 
     def round(state: State, ask: Ask) -> State:
-        public, _ = split_roster(state, split)
-        replies = ask_updates(state, ask, public)
-        return step(state, replies.payload["update"].mean(0)) if replies.ids else state
+        public = public_clients(state.enrolled, split)
+        replies = ask_updates(state, ask, [client for client in state.roster if client.id in public])
+        return step(state, mean(replies.payload["update"])) if replies.ids else state
 
     return Algorithm({"train": train_locally(training)}, round, needs=("epsilon",), adjacency=training.adjacency)

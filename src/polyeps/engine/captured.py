@@ -80,7 +80,7 @@ def train_on_device(
     held = graphs.held.get(key)
     # At least as wide as last time, so that rounds soon agree on one shape.
     last = None if held is None else held.shape
-    placed = place(streams, records.offsets, settings, model.size, model.floats_per_row, last, device)
+    placed = place(streams, records.spans, settings, model.size, model.floats_per_row, last, device)
     sizes = placed.sizes.cpu().numpy() if settings.divisor is None else None
     layout, buffers = _prepare(starts, anchor, placed, pace(settings, sizes, device), streams)
 

@@ -95,7 +95,7 @@ def train_on_cpu(
 ) -> Tensor:
     """The models (n, d) after local training from starts (n, d), the clients of `records` all at once."""
     keep_freed_memory()
-    batches = draw_batches(streams, records.offsets.numpy(), settings)
+    batches = draw_batches(streams, records.spans.numpy(), settings)
     steps = steps_of(choose_plan(model, batches))
     fixed = pace(settings, batches.sizes, starts.device)
     models = starts.clone()
@@ -107,11 +107,11 @@ def train_on_cpu(
     return models
 
 
-def draw_batches(streams: Streams, offsets: Whole, settings: Settings) -> Batches:
+def draw_batches(streams: Streams, spans: Whole, settings: Settings) -> Batches:
     """All batches of a run, by the way of sampling that the settings say."""
     if settings.batch is None:
-        return poisson_batches(streams, offsets, settings.rate, settings.steps)
-    return fixed_batches(streams, offsets, settings.batch, settings.steps)
+        return poisson_batches(streams, spans, settings.rate, settings.steps)
+    return fixed_batches(streams, spans, settings.batch, settings.steps)
 
 
 def choose_plan(model: Model, batches: Batches) -> Plan:

@@ -63,7 +63,7 @@ class Drawn(NamedTuple):
 
 def place(
     streams: Streams,
-    offsets: Tensor,
+    spans: Tensor,
     settings: Settings,
     size: int,
     floats_per_row: int,
@@ -72,9 +72,9 @@ def place(
 ) -> Placed:
     """Draw all batches of a run (of at least one step), in the last run's shape where that suffices."""
     if settings.batch is None:
-        drawn = _draw(streams, offsets.to(device), settings, device)
+        drawn = _draw(streams, spans.to(device), settings, device)
     else:
-        drawn = _upload(draw_batches(streams, offsets.cpu().numpy(), settings), device)
+        drawn = _upload(draw_batches(streams, spans.cpu().numpy(), settings), device)
     steps, clients = drawn.sizes.shape
     order = None
     if last is None:
@@ -100,10 +100,10 @@ def place(
     return Placed(shape, drawn.sizes, order, records, valid)
 
 
-def _draw(streams: Streams, offsets: Tensor, settings: Settings, device: torch.device) -> Drawn:
+def _draw(streams: Streams, spans: Tensor, settings: Settings, device: torch.device) -> Drawn:
     """The successes of each client's tosses, as in `sampling.poisson_batches`."""
     check_rates(settings.rate)
-    counts = offsets.diff()
+    counts = spans.diff(dim=1)[:, 0]
     clients, longest = len(counts), int(settings.steps.max(initial=0))
     tosses = counts * torch.from_numpy(settings.steps).to(device)
     log_miss = torch.log1p(-torch.from_numpy(settings.rate).to(device))[:, None]
@@ -123,7 +123,7 @@ def _draw(streams: Streams, offsets: Tensor, settings: Settings, device: torch.d
     toss = positions[hit].long()
     own = counts.clamp(min=1)[client]
     step = toss // own
-    record = toss - step * own + offsets[client]
+    record = toss - step * own + spans[client, 0]
     sizes = torch.bincount(step * clients + client, minlength=longest * clients).view(longest, clients)
     by_client = sizes.T.reshape(-1)
     starts = torch.cumsum(by_client, 0) - by_client

@@ -40,11 +40,11 @@ def draws_needed(tosses: NDArray[np.int64], rates: NDArray[np.float64]) -> int:
 
 
 def poisson_batches(
-    streams: Streams, offsets: NDArray[np.int64], rates: NDArray[np.float64], steps: NDArray[np.int64]
+    streams: Streams, spans: NDArray[np.int64], rates: NDArray[np.float64], steps: NDArray[np.int64]
 ) -> Batches:
     """Draw steps[i] batches of client i's records; later batches, up to the longest client's, are empty."""
     check_rates(rates)
-    counts = np.diff(offsets)
+    counts = np.diff(spans)[:, 0]
     tosses = counts * steps
     draws = draws_needed(tosses, rates)
     with np.errstate(divide="ignore"):  # rate 1: log 0 = -inf, and every gap becomes 1
@@ -66,19 +66,19 @@ def poisson_batches(
     # Found by client, then step; wanted by step, then client: each batch moves as a whole, so no sorting.
     here, there = _starts(sizes.T), _starts(sizes)
     records = np.empty(len(client), np.int64)
-    records[there[step, client] + np.arange(len(client)) - here[client, step]] = record + offsets[client]
+    records[there[step, client] + np.arange(len(client)) - here[client, step]] = record + spans[client, 0]
     return Batches(sizes, records)
 
 
 def fixed_batches(
-    streams: Streams, offsets: NDArray[np.int64], sizes: NDArray[np.int64], steps: NDArray[np.int64]
+    streams: Streams, spans: NDArray[np.int64], sizes: NDArray[np.int64], steps: NDArray[np.int64]
 ) -> Batches:
     """Draw steps[i] batches of sizes[i] of client i's records; later batches, up to the longest client's, are empty.
 
     By Floyd's way to draw a set, which takes one uniform per record: position k of B picks one of the first
     N - B + k + 1 records, and takes the last of them where the pick is in the batch already.
     """
-    counts = np.diff(offsets)
+    counts = np.diff(spans)[:, 0]
     if not np.all((sizes >= 1) & (sizes <= counts)):
         raise InputError("a batch of fixed size must hold at least 1 and at most all of the client's records")
     active = np.arange(steps.max(initial=0))[:, None] < steps  # (S, n)
@@ -99,7 +99,7 @@ def fixed_batches(
         taken = (chosen[:place, lack] == pick).any(0)
         chosen[place, lack] = np.where(taken, last, pick)
     records = np.empty_like(chosen.T)
-    records[falling] = chosen.T + offsets[client][:, None]
+    records[falling] = chosen.T + spans[client, :1]
     records.sort(axis=1)
     realised = np.where(active, sizes, 0)
     return Batches(realised, records[np.arange(len(chosen)) < realised[active][:, None]])

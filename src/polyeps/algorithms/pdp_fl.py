@@ -1,0 +1,114 @@
+"""Budget-hiding PDP-FL (paper 002): PFA for clients that do not disclose ε; groups come from the updates' norms.
+
+    ‖Δx_m‖₂  log_norms      C_pub  the quietest group      ω_m  weights from estimated noise
+
+A strict client adds much noise, so its update is long: the server groups by norms, after local training (the
+paper's algorithm lists the partition before it). All of this looks at updates that are noisy already, and is free.
+
+Departures: by default log-norms are averaged over the rounds, one to three groups are chosen by BIC, and with one
+group nothing is projected; `grouping="mixture"` is the paper's Gaussian mixture on one round's norms. The paper
+weighs by ε_m, which it hides: we weigh by estimated noise, or equally (`weights="count"`). `delayed=True` is PFA+
+under hidden budgets, which the paper holds impossible: groups are settled in the first `warm_up` rounds, since
+noise levels stay as they are.
+
+What is hidden is only the declared number: norms give the noise away, and with it ε (docs/pdp-fl.md).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyeps.aggregation import inverse_variance_weights, variances_of_norms
+from polyeps.algorithms.blocks import ask_updates, step, train_locally
+from polyeps.algorithms.projecting import Rank, SubspaceOf, combine, directions_of, project_locally, thin_round
+from polyeps.core import Algorithm, Ask, Payload, Replies, State
+from polyeps.grouping import quiet_by_log_norms, quiet_by_mixture
+from polyeps.training import Training
+
+Grouping = Literal["robust", "mixture"]
+Weights = Literal["noise", "count"]
+
+
+def pdp_fl(
+    training: Training,
+    *,
+    rank: Rank = 1,
+    subspace: SubspaceOf = "set",
+    per_tensor: bool = True,
+    grouping: Grouping = "robust",
+    weights: Weights = "noise",
+    delayed: bool = False,
+    warm_up: int = 3,
+) -> Algorithm:
+    """Projected averaging with estimated groups."""
+    directions = directions_of(training, rank, subspace, per_tensor)
+    size = training.model.size
+
+    def round(state: State, ask: Ask) -> State:
+        if delayed and state.round >= warm_up and "basis" in state.kept:
+            quiet, trust = estimates(state.kept, size, grouping, weights)
+            public = {client.id for client, yes in zip(state.enrolled, quiet, strict=True) if yes}
+            return thin_round(
+                state, ask, public, lambda ids: trust[_places(state, ids)].tolist(), directions, training, per_tensor
+            )
+        replies = ask_updates(state, ask, state.roster)
+        if not replies.ids:
+            return state
+        memory = remember(state, replies, anew=grouping == "mixture")
+        quiet, trust = estimates(memory, size, grouping, weights)
+        places = _places(state, replies.ids)
+        chosen = np.flatnonzero(quiet[places]).tolist()
+        rows = replies.payload["update"]
+        update, basis = combine(rows, trust[places].tolist(), chosen, directions, state.round)
+        return step(state, update, **memory, **(basis.to_tensors() if basis and delayed else {}))
+
+    actions = {"train": train_locally(training)}
+    if delayed:
+        actions["project"] = project_locally(training, per_tensor)
+    return Algorithm(actions, round, adjacency=training.adjacency)
+
+
+def remember(state: State, replies: Replies, anew: bool) -> dict[str, torch.Tensor]:
+    """The sum of every enrolled client's log-norms, and over how many rounds; `anew` forgets earlier rounds."""
+    nothing = torch.zeros(len(state.enrolled), dtype=torch.float64)
+    before = {} if anew else state.kept
+    sums, seen = (before.get(name, nothing).cpu().clone() for name in ("log_norms", "seen"))
+    places = _places(state, replies.ids)
+    norms = torch.linalg.vector_norm(replies.payload["update"], dim=1, dtype=torch.float64).cpu()
+    finite = torch.isfinite(norms) & (norms > 0)  # an update without a length says nothing of its noise
+    sums[places] += torch.where(finite, norms.log(), 0.0)
+    seen[places] += finite
+    return {"log_norms": sums, "seen": seen}
+
+
+def estimates(
+    memory: Payload, size: int, grouping: Grouping, weights: Weights
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Who seems public, and how much each client is to be trusted; nobody is public when all look alike."""
+    seen = memory["seen"].cpu().numpy()
+    known = seen > 0
+    quiet, trust = np.zeros(len(known), dtype=bool), np.ones(len(known))
+    if not known.any():
+        return quiet, trust
+    logs = memory["log_norms"].cpu().numpy()[known] / seen[known]
+    if grouping == "mixture":
+        quiet[known] = quiet_by_mixture(np.exp(logs)) == 0
+    else:
+        groups = quiet_by_log_norms(logs, size)
+        quiet[known] = groups.public & groups.projecting
+    if weights == "noise":
+        squares = torch.from_numpy(np.exp(2 * logs))
+        # The quietest update bounds the signal everybody carries: nobody is trusted much beyond it.
+        signal = float(squares.min() / size) ** 0.5
+        trust[known] = inverse_variance_weights(variances_of_norms(squares, size), signal).numpy()
+        trust[~known] = trust[known].min()
+    return quiet, trust
+
+
+def _places(state: State, ids: tuple[str, ...]) -> list[int]:
+    where = {client.id: place for place, client in enumerate(state.enrolled)}
+    return [where[client] for client in ids]

@@ -1,0 +1,22 @@
+"""WeiAvg (paper 000, algorithm 2): the mean of all updates, weighted by the clients' budgets.
+
+    ε_m  Profile.epsilon     Δx_m  the update of client m     w_m = ε_m / Σ ε
+
+Departure: the paper's contribution (2) prints the weights upside down; equation 4, which we follow, does not.
+"""
+
+from polyeps.algorithms.blocks import ask_updates, epsilons, mean, step, train_locally
+from polyeps.core import Algorithm, Ask, State
+from polyeps.training import Training
+
+
+def weiavg(training: Training) -> Algorithm:
+    """The mean of all updates, weighted by ε."""
+
+    def round(state: State, ask: Ask) -> State:
+        replies = ask_updates(state, ask, state.roster)
+        if not replies.ids:
+            return state
+        return step(state, mean(replies.payload["update"], epsilons(state, replies.ids)))
+
+    return Algorithm({"train": train_locally(training)}, round, needs=("epsilon",), adjacency=training.adjacency)
