@@ -16,7 +16,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 
 demo: $(INSTALLED)
-	$(BIN)/polyeps plan --distribution mixgauss1 --clients 20 --seed 1 --records 1200 --batch 8 --local-steps 100 --rounds 100 --participation 0.8
+	$(BIN)/polyeps demo
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 
 from polyeps import config
 from polyeps.accounting import cache
+from polyeps.accounting.afford import known_epsilon
 from polyeps.accounting.calibration import Progress, calibrate_each
+from polyeps.accounting.events import history_of
 from polyeps.accounts import Account, Terms
 from polyeps.algorithms import ALGORITHMS, Entry
+from polyeps.certificate import Form
 from polyeps.client import Cohort
 from polyeps.core import Algorithm, Budget, Field, State, Streams
 from polyeps.engine.noise import SeededStreams
@@ -75,12 +78,15 @@ def prepare(
     entry = entry_of(method)
     settings = experiment.training_of(method)
     budgets = _in_force(entry, population.budgets)
-    local = _training(settings, population, private=budgets is not None)
+    local = _training(settings, population, budgets is not None, method.form)
     algorithm = entry.build(local, **checked_options(method, entry))
     scale = np.zeros(len(population.ids))
     if budgets is not None:
-        scale = _scales(experiment, budgets, population, algorithm, progress)
-    share = 1.0 if experiment.participation.kind == "full" else experiment.participation.share
+        if method.form == "published":
+            scale, budgets = _published(experiment, settings, budgets, population, algorithm)
+        else:
+            scale = _scales(experiment, budgets, population, algorithm, progress)
+    share = _share(experiment)
     wanted = cohort_size(share, len(population.ids))
     # With scales of their own all clients leave at about the same time, and a few stragglers would end the run
     # with a noisy mean; under a common scale leaving early is the rule, and the rest go on.
@@ -135,9 +141,15 @@ def _in_force(entry: Entry, own: Sequence[Budget]) -> tuple[Budget, ...] | None:
             return tuple(own)
 
 
-def _training(settings: config.Training, population: Population, private: bool) -> Training:
+def _training(settings: config.Training, population: Population, private: bool, form: Form) -> Training:
+    sizes = population.partition.sizes
+    if form == "published":
+        drawing: dict[str, Any] = {"sampler": "fixed", "batch": settings.batch}
+        priced: dict[str, Any] = {"records_held": sizes}
+    else:
+        drawing, priced = {"rate": settings.batch / sizes}, {"batch": settings.batch}
     shared: dict[str, Any] = {
-        "rate": settings.batch / population.partition.sizes,
+        **drawing,
         "steps": settings.local_steps,
         "learning_rate": settings.learning_rate,
         "momentum": settings.momentum,
@@ -145,7 +157,49 @@ def _training(settings: config.Training, population: Population, private: bool) 
     }
     if not private:
         return sgd(population.model, **shared)
-    return dp_sgd(population.model, clip=settings.clip, batch=settings.batch, **shared)
+    return dp_sgd(population.model, clip=settings.clip, **priced, **shared)
+
+
+def _share(experiment: config.Experiment) -> float:
+    return 1.0 if experiment.participation.kind == "full" else experiment.participation.share
+
+
+def expected_rounds(experiment: config.Experiment) -> int:
+    """How many rounds a client joins on average, rounded up: what its noise is calibrated for."""
+    return math.ceil(experiment.rounds * _share(experiment) - 1e-9)
+
+
+def _published(
+    experiment: config.Experiment,
+    settings: config.Training,
+    claimed: Sequence[Budget],
+    population: Population,
+    algorithm: Algorithm,
+) -> tuple[NDArray[np.float64], tuple[Budget, ...]]:
+    """The closed form of paper 000's code, σ = 10·(B/N)·√(T·log10(1/δ))/ε, and the budgets it really takes.
+
+    With the code's batches of fixed size the sound cost is not the ε it claims: below it where ε is small, above
+    it where ε is large. The ledger is opened with that cost, so that a run can be as the paper's was.
+    """
+    rounds = expected_rounds(experiment)
+    steps = rounds * settings.local_steps
+    scale = np.array(
+        [
+            10 * settings.batch / size * math.sqrt(steps * math.log10(1 / budget.delta)) / budget.epsilon
+            for size, budget in zip(population.partition.sizes.tolist(), claimed, strict=True)
+        ]
+    )
+    price = priced_action(algorithm)
+    costs = [
+        known_epsilon(history_of(price(float(sigma), row), rounds), budget.delta, algorithm.adjacency, "pld")
+        for row, (sigma, budget) in enumerate(zip(scale, claimed, strict=True))
+    ]
+    return scale, tuple(Budget(cost, budget.delta) for cost, budget in zip(costs, claimed, strict=True))
+
+
+def priced_action(algorithm: Algorithm) -> Callable[[float, int], Any]:
+    """What a round costs: a client does one of the priced actions in a round, and they all cost the same."""
+    return next(action.price for action in algorithm.actions.values() if action.price is not None)
 
 
 def _scales(
@@ -156,16 +210,13 @@ def _scales(
     progress: Progress | None,
 ) -> NDArray[np.float64]:
     """Every client's noise: what spends its budget over the rounds it can expect, or one scale for all."""
-    # A client does one of the actions in a round, all at one price; a dearer one would make it leave earlier.
-    price = next(action.price for action in algorithm.actions.values() if action.price is not None)
+    price = priced_action(algorithm)
     common = experiment.budgets.scale
     if common is None:
-        share = 1.0 if experiment.participation.kind == "full" else experiment.participation.share
-        expected = math.ceil(experiment.rounds * share - 1e-9)
         return calibrate_each(
             budgets,
             price,
-            expected,
+            expected_rounds(experiment),
             adjacency=algorithm.adjacency,
             directory=cache.default_directory(),
             progress=progress,

@@ -83,12 +83,14 @@ class Method(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
+    # published: batches and noise of paper 000's reference code; what they really cost is then put in force
+    form: Literal["sound", "published"] = "sound"
     label: str | None = Field(default=None, pattern=r"^[^/\\.][^/\\]*$")  # it becomes part of file names
     training: dict[str, Any] = Field(default_factory=dict)  # settings in which it differs from [training]
 
     @property
     def title(self) -> str:
-        return self.label or self.name
+        return self.label or (self.name if self.form == "sound" else f"{self.name} ({self.form})")
 
     @property
     def options(self) -> dict[str, Any]:

@@ -222,11 +222,12 @@ def _client_rows(job: Job) -> list[ClientRow]:
 def _facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
     return {
         "summary": job.entry.summary,
-        "budgets": job.entry.budgets,
+        "budgets": job.entry.budgets if job.method.form == "sound" else "published",
+        "form": job.method.form,
         "trust": job.algorithm.trust,
         "unit": job.algorithm.unit,
         "adjacency": job.algorithm.adjacency,
-        "sampler": "poisson",
+        "sampler": "poisson" if job.method.form == "sound" else "fixed",
         "parameters": job.population.model.size,
         "data": job.population.dataset.name,
         "scale_strategy": "own" if experiment.budgets.scale is None else "common",

@@ -41,7 +41,7 @@ FIXED = replace(SETTINGS, batch=np.array([8, 7, 20, 3, 1]))
 def test_rows_hold_the_very_records_the_host_would_draw(size: int, ordered: bool, settings: Settings) -> None:
     found = placed(size, settings=settings)
     assert found.shape.ordered == ordered
-    wanted = draw_batches(SeededStreams(5, range(5), 0), OFFSETS.numpy(), settings)
+    wanted = draw_batches(SeededStreams(5, range(5), 0), SPANS.numpy(), settings)
     assert np.array_equal(found.sizes.numpy(), wanted.sizes)
     owner = np.repeat(np.arange(5), np.repeat(found.shape.widths, np.diff(found.shape.cuts)))
     used = 0

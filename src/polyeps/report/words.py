@@ -14,6 +14,7 @@ IN_FORCE = {
     "strictest": "control: the strictest budget, for everybody",
     "most-liberal": "control: the most liberal budget, for everybody",
     "none": "control: no privacy",
+    "published": "as published: what its noise really costs",
 }
 
 
@@ -220,11 +221,19 @@ def control_promise(line: Line) -> str:
     """What a control does not promise."""
     if line.budgets == "none":
         return "A control without any privacy: nothing is promised to any client, whatever budget it set."
+    if line.budgets == "published":
+        return (
+            "A paper's form as published: its noise and batches are not those of the budgets the clients set. "
+            f"The budget in force is what they really cost.{_overspent(line)}"
+        )
     force = sorted({row.epsilon for job in line.jobs for row in job.clients if row.epsilon is not None})
     which = f"ε\u00a0{short(force[0])}" if len(force) == 1 else "another one"
     kind = {"strictest": "the strictest of all, ", "most-liberal": "the most liberal of all, "}.get(line.budgets, "")
+    return f"A control: the budget in force is not the client's own but {kind}{which} for everybody.{_overspent(line)}"
+
+
+def _overspent(line: Line) -> str:
     broken = sum(
         row.spent is not None and row.spent > row.own_epsilon for job in line.counted[:1] for row in job.clients
     )
-    cost = f" {broken} of {len(line.counted[0].clients)} clients spent more than their own budgets." if broken else ""
-    return f"A control: the budget in force is not the client's own but {kind}{which} for everybody.{cost}"
+    return f" {broken} of {len(line.counted[0].clients)} clients spent more than their own budgets." if broken else ""
