@@ -77,7 +77,7 @@ def prepare(
     """One method for a population: algorithm built, noise calibrated; no record was looked at."""
     entry = entry_of(method)
     settings = experiment.training_of(method)
-    budgets = _in_force(entry, population.budgets)
+    budgets = _in_force(method, entry, population.budgets)
     local = _training(settings, population, budgets is not None, method.form)
     algorithm = entry.build(local, **checked_options(method, entry))
     scale = np.zeros(len(population.ids))
@@ -128,8 +128,15 @@ def checked_options(method: config.Method, entry: Entry) -> dict[str, Any]:
     return {**config.checked(shape, method.options, f"algorithm ({method.name})").__dict__, **entry.options}
 
 
-def _in_force(entry: Entry, own: Sequence[Budget]) -> tuple[Budget, ...] | None:
+def _in_force(method: config.Method, entry: Entry, own: Sequence[Budget]) -> tuple[Budget, ...] | None:
     """The budgets a method runs under: the clients' own, or those a control pretends."""
+    if method.epsilon is not None:
+        if entry.budgets not in ("strictest", "most-liberal"):
+            raise InputError(
+                f"algorithm.epsilon is for the controls minimum and maximum; {method.name} runs under "
+                + ("no budget" if entry.budgets == "none" else "the clients' own budgets")
+            )
+        return tuple(Budget(method.epsilon, budget.delta) for budget in own)
     match entry.budgets:
         case "none":
             return None

@@ -45,6 +45,8 @@ class Budgets(Section):
     distribution: str | None = None
     file: Path | None = None
     epsilons: tuple[float, ...] | None = None
+    # As many clients from each part of a mixture as its weight says, instead of by chance.
+    stratified: bool = False
     delta: float = Field(default=1e-5, ge=0, lt=1)
     disclosed: bool = True
     # One noise scale for all, so that strict clients leave early; without it every client has its own.
@@ -85,6 +87,8 @@ class Method(BaseModel):
     name: str
     # published: batches and noise of paper 000's reference code; what they really cost is then put in force
     form: Literal["sound", "published"] = "sound"
+    # Of a control (minimum, maximum): the ε it puts in force for everybody, instead of the clients' least or largest.
+    epsilon: float | None = Field(default=None, gt=0)
     label: str | None = Field(default=None, pattern=r"^[^/\\.][^/\\]*$")  # it becomes part of file names
     training: dict[str, Any] = Field(default_factory=dict)  # settings in which it differs from [training]
 

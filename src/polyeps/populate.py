@@ -128,7 +128,9 @@ def _budgets(wanted: config.Budgets, partition: Partition, seed: int) -> tuple[B
             raise InputError(f"client {partition_names[0]!r} has no budget in {wanted.file}; add a line for it")
         return tuple(named[client] for client in clients)
     if wanted.distribution is not None:
-        drawn = draw_budgets(wanted.distribution, len(clients), generator(seed, "budgets")).epsilons.tolist()
+        drawn = draw_budgets(
+            wanted.distribution, len(clients), generator(seed, "budgets"), stratified=wanted.stratified
+        ).epsilons.tolist()
     else:
         assert wanted.epsilons is not None
         drawn = list(wanted.epsilons)

@@ -20,7 +20,8 @@ from polyeps.core import Budget
 from polyeps.errors import InputError
 
 Array = NDArray[np.float64]
-Draw = Callable[[np.random.Generator, int], Array]
+# (generator, clients, stratified) -> ε
+Draw = Callable[[np.random.Generator, int, bool], Array]
 
 LOWEST = 0.01  # a draw below it, which no noise could serve usefully, is moved up to it
 
@@ -49,11 +50,19 @@ class DrawnBudgets:
 
 
 def mixture(*parts: tuple[float, float, float]) -> Draw:
-    """Normals (weight, mean, deviation); every client picks its part by weight."""
+    """Normals (weight, mean, deviation); every client picks its part by weight.
+
+    Stratified, as many clients have each part as its weight says, the first part taking what rounding leaves.
+    """
     weights, means, deviations = (np.array(column) for column in zip(*parts, strict=True))
 
-    def draw(rng: np.random.Generator, clients: int) -> Array:
-        part = rng.choice(len(parts), size=clients, p=weights)
+    def draw(rng: np.random.Generator, clients: int, stratified: bool) -> Array:
+        if stratified:
+            counts = np.rint(weights * clients).astype(int)
+            counts[0] = clients - counts[1:].sum()
+            part = rng.permutation(np.repeat(np.arange(len(parts)), counts))
+        else:
+            part = rng.choice(len(parts), size=clients, p=weights)
         return rng.normal(means[part], deviations[part])
 
     return draw
@@ -65,10 +74,10 @@ def _mixed(*parts: tuple[float, float, float], until_above: float = -math.inf) -
 
 
 DISTRIBUTIONS: dict[str, Distribution] = {
-    "uniform": Distribution("U(1, 10)", lambda rng, clients: rng.uniform(1, 10, clients)),
-    "gauss": Distribution("N(3, 1)", lambda rng, clients: rng.normal(3, 1, clients)),
+    "uniform": Distribution("U(1, 10)", lambda rng, clients, _: rng.uniform(1, 10, clients)),
+    "gauss": Distribution("N(3, 1)", lambda rng, clients, _: rng.normal(3, 1, clients)),
     # Paper 000 names no parameters; these are its code's: (Pareto(1) + 1)·0.5.
-    "pareto": Distribution("(Pareto(1) + 1)·0.5", lambda rng, clients: (rng.pareto(1, clients) + 1) * 0.5),
+    "pareto": Distribution("(Pareto(1) + 1)·0.5", lambda rng, clients, _: (rng.pareto(1, clients) + 1) * 0.5),
     "mixgauss1": _mixed((0.9, 0.1, 0.01), (0.1, 10, 0.1)),
     "mixgauss2": _mixed((0.9, 0.5, 0.01), (0.1, 10, 0.1)),
     "mixgauss3": _mixed((0.9, 1, 0.1), (0.1, 10, 0.1)),
@@ -82,7 +91,7 @@ DISTRIBUTIONS: dict[str, Distribution] = {
 }
 
 
-def draw_budgets(name: str, clients: int, rng: np.random.Generator) -> DrawnBudgets:
+def draw_budgets(name: str, clients: int, rng: np.random.Generator, *, stratified: bool = False) -> DrawnBudgets:
     """Draw one ε per client.
 
     >>> draw_budgets("uniform", 3, np.random.default_rng(1)).epsilons.round(2)
@@ -93,9 +102,9 @@ def draw_budgets(name: str, clients: int, rng: np.random.Generator) -> DrawnBudg
     if clients < 1:
         raise InputError(f"clients must be at least 1, not {clients}")
     distribution = DISTRIBUTIONS[name]
-    epsilons = distribution.draw(rng, clients)
+    epsilons = distribution.draw(rng, clients, stratified)
     while not epsilons.max() > distribution.until_above:
-        epsilons = distribution.draw(rng, clients)
+        epsilons = distribution.draw(rng, clients, stratified)
     low = epsilons < LOWEST
     return DrawnBudgets(np.where(low, LOWEST, epsilons), int(low.sum()))
 
