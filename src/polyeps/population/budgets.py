@@ -63,7 +63,8 @@ def mixture(*parts: tuple[float, float, float]) -> Draw:
             part = rng.permutation(np.repeat(np.arange(len(parts)), counts))
         else:
             part = rng.choice(len(parts), size=clients, p=weights)
-        return rng.normal(means[part], deviations[part])
+        drawn: Array = rng.normal(means[part], deviations[part])
+        return drawn
 
     return draw
 
