@@ -90,7 +90,8 @@ def place(
     else:
         framed, cuts, position = drawn.sizes, (0, clients), drawn.client
     widest = torch.stack([framed[:, a:b].amax() for a, b in pairwise(cuts)]).tolist()
-    widths = tuple(max(a, b) for a, b in zip(widest, last.widths if last else widest, strict=True))
+    # A group that has outgrown the last shape gets room to spare: every new shape costs a captured graph.
+    widths = tuple(b if a <= b else a + 1 for a, b in zip(widest, last.widths if last else widest, strict=True))
     shape = Shape(ordered, cuts, widths)
     slot = torch.from_numpy(shape.starts()).to(device)[position] + drawn.within
     records = torch.zeros(steps, shape.rows, dtype=torch.int64, device=device)
