@@ -9,7 +9,8 @@ Departures: by default log-norms are averaged over the rounds, one to three grou
 group nothing is projected; `grouping="mixture"` is the paper's Gaussian mixture on one round's norms. The paper
 weighs by ε_m, which it hides: we weigh by estimated noise, or equally (`weights="count"`). `delayed=True` is PFA+
 under hidden budgets, which the paper holds impossible: groups are settled in the first `warm_up` rounds, since
-noise levels stay as they are.
+noise levels stay as they are. As long as all look alike, rounds stay full. A client that was never heard in full
+counts as private and is trusted as little as the least trusted one.
 
 What is hidden is only the declared number: norms give the noise away, and with it ε (docs/pdp-fl.md).
 """
@@ -24,7 +25,15 @@ from numpy.typing import NDArray
 
 from polyeps.aggregation import inverse_variance_weights, variances_of_norms
 from polyeps.algorithms.blocks import ask_updates, step, train_locally
-from polyeps.algorithms.projecting import Rank, SubspaceOf, combine, directions_of, project_locally, thin_round
+from polyeps.algorithms.projecting import (
+    Rank,
+    SubspaceOf,
+    combine,
+    directions_of,
+    kept_basis,
+    project_locally,
+    thin_round,
+)
 from polyeps.core import Algorithm, Ask, Payload, Replies, State
 from polyeps.grouping import quiet_by_log_norms, quiet_by_mixture
 from polyeps.training import Training
@@ -52,19 +61,22 @@ def pdp_fl(
         if delayed and state.round >= warm_up and "basis" in state.kept:
             quiet, trust = estimates(state.kept, size, grouping, weights)
             public = {client.id for client, yes in zip(state.enrolled, quiet, strict=True) if yes}
-            return thin_round(
-                state, ask, public, lambda ids: trust[_places(state, ids)].tolist(), directions, training, per_tensor
-            )
+            if public:
+
+                def weigh(ids: tuple[str, ...]) -> list[float]:
+                    return [float(trust[place]) for place in _places(state, ids)]
+
+                return thin_round(state, ask, public, weigh, directions, training, per_tensor)
         replies = ask_updates(state, ask, state.roster)
         if not replies.ids:
             return state
-        memory = remember(state, replies, anew=grouping == "mixture")
+        memory = remember(state, replies, anew=grouping == "mixture" and not delayed)
         quiet, trust = estimates(memory, size, grouping, weights)
         places = _places(state, replies.ids)
         chosen = np.flatnonzero(quiet[places]).tolist()
         rows = replies.payload["update"]
         update, basis = combine(rows, trust[places].tolist(), chosen, directions, state.round)
-        return step(state, update, **memory, **(basis.to_tensors() if basis and delayed else {}))
+        return step(state, update, **memory, **(kept_basis(basis) if delayed else {}))
 
     actions = {"train": train_locally(training)}
     if delayed:
