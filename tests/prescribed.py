@@ -11,7 +11,7 @@ from reference.federated import Vector
 from torch import Tensor
 
 from polyeps.core import Algorithm, Payload, Profile, Replies, State, Task
-from polyeps.models import logistic
+from polyeps.models import Model, logistic
 from polyeps.server import Participation, Round, serve
 from polyeps.training import Training, sgd
 from polyeps.transport import codec
@@ -52,6 +52,7 @@ class Prescribed:
     epsilons: Sequence[float | None]
     updates: Updates
     per_tensor: bool = True
+    model: Model = MODEL
     silent: Callable[[str, int], bool] = lambda *_: False  # who does not answer in which round
     tasks: list[Task] = field(default_factory=list)
     traffic: list[Round] = field(default_factory=list)
@@ -69,7 +70,9 @@ class Prescribed:
         name = "update"
         if task.action == "project":
             spans = (
-                [(part.start, part.stop) for part in MODEL.slices.values()] if self.per_tensor else [(0, len(model))]
+                [(part.start, part.stop) for part in self.model.slices.values()]
+                if self.per_tensor
+                else [(0, len(model))]
             )
             rows, name = [coordinates(task.payload, row, spans) for row in rows], "coordinates"
         payload = {name: torch.from_numpy(np.stack(rows)).float()}
@@ -83,7 +86,7 @@ class Prescribed:
         return serve(
             algorithm,
             self,
-            State(torch.zeros(MODEL.size) if start is None else start),
+            State(torch.zeros(self.model.size) if start is None else start),
             rounds=rounds,
             participation=Participation() if share is None else Participation("uniform", share),
             seed=3,
