@@ -21,7 +21,7 @@ LAYERS = [
     {"populate"},
     {"build"},
     {"runs"},
-    {"report"},
+    {"report", "studies"},
     {"cli", "__main__"},
 ]
 MODULES = sorted(SOURCE.rglob("*.py"))

@@ -58,7 +58,12 @@ class Job:
             name: torch.zeros(len(people.ids), *shape, device=people.device)
             for name, shape in self.algorithm.memory.items()
         }
-        return Cohort(people.ids, people.records, self.scale, streams, True, ledger, memory=memory)
+        declared = None
+        if self.method.form == "published" and self.budgets is not None:
+            # A published form weighs by what is claimed; its ledgers hold what that really costs.
+            claimed = _in_force(self.entry, people.budgets) or ()
+            declared = {client: budget.epsilon for client, budget in zip(people.ids, claimed, strict=True)}
+        return Cohort(people.ids, people.records, self.scale, streams, True, ledger, declared, memory=memory)
 
     @property
     def terms(self) -> dict[str, Terms]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ class Cohort:
     streams: Callable[[Sequence[str], int], Streams]  # (ids, round) -> this round's random numbers
     repeatable: bool  # whether the streams give the same numbers when asked again: in simulation only
     ledger: Ledger | None  # None: nobody here has a budget, and nothing is promised
+    declared: Mapping[str, float] | None = None  # the ε clients say they have; None: what their ledgers say
     rows: NDArray[np.int64] | None = None  # which clients of the population these are; None: all, in order
     memory: dict[str, Tensor] = field(default_factory=dict)  # (n, ...) each
     _place: dict[str, int] = field(init=False, repr=False)
@@ -66,6 +67,7 @@ class Cohort:
             streams=self.streams,
             repeatable=self.repeatable,
             ledger=self.ledger,
+            declared=self.declared,
             rows=self.rows[place : place + 1],
             memory={name: kept[place : place + 1] for name, kept in self.memory.items()},
         )
@@ -82,6 +84,8 @@ def profiles(cohort: Cohort, algorithm: Algorithm, tells: Iterable[Field]) -> tu
     faces = []
     for place, client in enumerate(cohort.ids):
         epsilon = cohort.ledger.account(client).terms.budget.epsilon if cohort.ledger else None
+        if cohort.declared is not None:
+            epsilon = cohort.declared[client]
         faces.append(
             Profile(
                 id=client,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
+import torch
 
 from polyeps.core import Algorithm, Ask, Profile, Replies, State, Task
 from polyeps.errors import InputError
@@ -74,6 +75,7 @@ class Round:
     declined: tuple[str, ...]
     active: tuple[str, ...]  # clients that can afford a further round
     seconds: float
+    discarded: tuple[str, ...] = ()  # clients whose reply held a number that is not finite
 
 
 @dataclass
@@ -87,6 +89,7 @@ class _Counted:
     def __post_init__(self) -> None:
         self.traffic: dict[str, tuple[int, int]] = {}
         self.declined: list[str] = []
+        self.discarded: list[str] = []
         self.leaving: set[str] = set()
 
     def __call__(self, task: Task) -> Replies:
@@ -102,7 +105,29 @@ class _Counted:
         missing = [client for client in task.to if client not in answered]
         self.declined += missing
         self.leaving.update(missing)
+        usable = finite_replies(replies)
+        self.discarded += [client for client in replies.ids if client not in set(usable.ids)]
+        return usable
+
+
+def finite_replies(replies: Replies) -> Replies:
+    """The replies without those that hold a NaN or an infinity: one diverged client must not take all with it.
+
+    Such a client has paid, its bytes have travelled and it stays in the federation; the round goes on without it.
+    """
+    finite = torch.ones(len(replies.ids), dtype=torch.bool)
+    for tensor in replies.payload.values():
+        if len(replies.ids) and tensor.is_floating_point():
+            finite &= torch.isfinite(tensor).reshape(len(finite), -1).all(1).cpu()
+    if bool(finite.all()):
         return replies
+    rows = finite.nonzero()[:, 0].tolist()
+    return replace(
+        replies,
+        ids=tuple(replies.ids[row] for row in rows),
+        payload={name: tensor[rows] for name, tensor in replies.payload.items()} if rows else {},
+        ready=tuple(replies.ready[row] for row in rows),
+    )
 
 
 def serve(
@@ -132,7 +157,9 @@ def serve(
         state = replace(algorithm.round(state, ask), round=number + 1)
         left = [client for client in left if client not in ask.leaving]
         seconds = time.perf_counter() - began
-        observe(Round(number, invited, ask.traffic, tuple(ask.declined), tuple(left), seconds), state)
+        observe(
+            Round(number, invited, ask.traffic, tuple(ask.declined), tuple(left), seconds, tuple(ask.discarded)), state
+        )
     return state
 
 

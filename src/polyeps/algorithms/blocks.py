@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from polyeps.aggregation import weighted_mean
 from polyeps.core import Action, Ask, Payload, Profile, Replies, State, Task, Work
 from polyeps.grouping import split_by_epsilon
 from polyeps.training import Training
+
+Split = Literal["mixture", "k-means", "top", "threshold"]
 
 
 def train_locally(training: Training) -> Action:
@@ -48,17 +51,28 @@ def step(state: State, update: Tensor, **kept: Tensor) -> State:
 
 def epsilons(state: State, ids: Iterable[str]) -> list[float]:
     """The budgets some clients disclosed."""
-    known = _disclosed(state.enrolled)
+    known = {client.id: client.epsilon for client in state.enrolled if client.epsilon is not None}
     return [known[client] for client in ids]
 
 
-@lru_cache(maxsize=32)
-def _disclosed(enrolled: tuple[Profile, ...]) -> dict[str, float]:
-    return {client.id: client.epsilon for client in enrolled if client.epsilon is not None}
+def public_clients(enrolled: Sequence[Profile], rule: Split, at: float | None = None) -> frozenset[str]:
+    """The clients with the liberal budgets, among all who are enrolled; where all budgets are equal, everybody.
 
-
-@lru_cache(maxsize=32)
-def public_clients(enrolled: tuple[Profile, ...], rule: str) -> frozenset[str]:
-    """The clients with the liberal budgets; decided once, over all who are enrolled."""
-    liberal = split_by_epsilon(np.array([client.epsilon for client in enrolled]), rule)
+    `at` is the share of the rule "top", or the ε of "threshold".
+    """
+    liberal = _liberal(tuple(client.epsilon for client in enrolled), rule, at)
     return frozenset(client.id for client, yes in zip(enrolled, liberal, strict=True) if yes)
+
+
+@lru_cache(maxsize=4)  # a mixture is fitted once, not every round
+def _liberal(epsilons: tuple[float | None, ...], rule: Split, at: float | None) -> tuple[bool, ...]:
+    parameter = {} if at is None else {_PARAMETER.get(rule, "at"): at}
+    return tuple(split_by_epsilon(np.array(epsilons, dtype=np.float64), rule, **parameter).tolist())
+
+
+_PARAMETER = {"top": "share", "threshold": "threshold"}
+
+
+def check_split(rule: Split, at: float | None) -> None:
+    """Refuse a rule or a parameter of it before anybody trains."""
+    _liberal((1.0, 2.0), rule, at)

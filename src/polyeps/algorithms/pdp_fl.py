@@ -6,10 +6,11 @@ A strict client adds much noise, so its update is long: the server groups by nor
 paper's algorithm lists the partition before it). All of this looks at updates that are noisy already, and is free.
 
 Departures: by default log-norms are averaged over the rounds, one to three groups are chosen by BIC, and with one
-group nothing is projected; `grouping="mixture"` is the paper's Gaussian mixture on one round's norms. The paper
-weighs by ε_m, which it hides: we weigh by estimated noise, or equally (`weights="count"`). `delayed=True` is PFA+
-under hidden budgets, which the paper holds impossible: groups are settled in the first `warm_up` rounds, since
-noise levels stay as they are.
+group nothing is projected; `grouping="mixture"` is the paper's mixture of `groups` Gaussians on the norms of one
+round (of all rounds, if `delayed`). The paper weighs by ε_m, which it hides: we weigh by estimated noise, or equally
+(`weights="count"`). `delayed=True` is PFA+ under hidden budgets, which the paper holds impossible: groups are
+settled in the first `warm_up` rounds, since noise levels stay as they are. As long as all look alike, rounds stay
+full. A client never heard in full counts as private and is trusted as little as the least trusted one.
 
 What is hidden is only the declared number: norms give the noise away, and with it ε (docs/pdp-fl.md).
 """
@@ -24,7 +25,15 @@ from numpy.typing import NDArray
 
 from polyeps.aggregation import inverse_variance_weights, variances_of_norms
 from polyeps.algorithms.blocks import ask_updates, step, train_locally
-from polyeps.algorithms.projecting import Rank, SubspaceOf, combine, directions_of, project_locally, thin_round
+from polyeps.algorithms.projecting import (
+    Rank,
+    SubspaceOf,
+    combine,
+    directions_of,
+    kept_basis,
+    project_locally,
+    thin_round,
+)
 from polyeps.core import Algorithm, Ask, Payload, Replies, State
 from polyeps.grouping import quiet_by_log_norms, quiet_by_mixture
 from polyeps.training import Training
@@ -40,6 +49,7 @@ def pdp_fl(
     subspace: SubspaceOf = "set",
     per_tensor: bool = True,
     grouping: Grouping = "robust",
+    groups: int = 2,
     weights: Weights = "noise",
     delayed: bool = False,
     warm_up: int = 3,
@@ -50,21 +60,24 @@ def pdp_fl(
 
     def round(state: State, ask: Ask) -> State:
         if delayed and state.round >= warm_up and "basis" in state.kept:
-            quiet, trust = estimates(state.kept, size, grouping, weights)
+            quiet, trust = estimates(state.kept, size, grouping, weights, groups)
             public = {client.id for client, yes in zip(state.enrolled, quiet, strict=True) if yes}
-            return thin_round(
-                state, ask, public, lambda ids: trust[_places(state, ids)].tolist(), directions, training, per_tensor
-            )
+            if public:
+
+                def weigh(ids: tuple[str, ...]) -> list[float]:
+                    return [float(trust[place]) for place in _places(state, ids)]
+
+                return thin_round(state, ask, public, weigh, directions, training, per_tensor)
         replies = ask_updates(state, ask, state.roster)
         if not replies.ids:
             return state
-        memory = remember(state, replies, anew=grouping == "mixture")
-        quiet, trust = estimates(memory, size, grouping, weights)
+        memory = remember(state, replies, anew=grouping == "mixture" and not delayed)
+        quiet, trust = estimates(memory, size, grouping, weights, groups)
         places = _places(state, replies.ids)
         chosen = np.flatnonzero(quiet[places]).tolist()
         rows = replies.payload["update"]
         update, basis = combine(rows, trust[places].tolist(), chosen, directions, state.round)
-        return step(state, update, **memory, **(basis.to_tensors() if basis and delayed else {}))
+        return step(state, update, **memory, **(kept_basis(basis) if delayed else {}))
 
     actions = {"train": train_locally(training)}
     if delayed:
@@ -86,7 +99,7 @@ def remember(state: State, replies: Replies, anew: bool) -> dict[str, torch.Tens
 
 
 def estimates(
-    memory: Payload, size: int, grouping: Grouping, weights: Weights
+    memory: Payload, size: int, grouping: Grouping, weights: Weights, groups: int = 2
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Who seems public, and how much each client is to be trusted; nobody is public when all look alike."""
     seen = memory["seen"].cpu().numpy()
@@ -96,10 +109,10 @@ def estimates(
         return quiet, trust
     logs = memory["log_norms"].cpu().numpy()[known] / seen[known]
     if grouping == "mixture":
-        quiet[known] = quiet_by_mixture(np.exp(logs)) == 0
+        quiet[known] = quiet_by_mixture(np.exp(logs), groups) == 0
     else:
-        groups = quiet_by_log_norms(logs, size)
-        quiet[known] = groups.public & groups.projecting
+        found = quiet_by_log_norms(logs, size)
+        quiet[known] = found.public & found.projecting
     if weights == "noise":
         squares = torch.from_numpy(np.exp(2 * logs))
         # The quietest update bounds the signal everybody carries: nobody is trusted much beyond it.

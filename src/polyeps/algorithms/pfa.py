@@ -7,12 +7,13 @@ Departures, each an option: `subspace="set"` takes the second moment of all publ
 of their mean, `"mean"`, which has rank one; its code centres them, `"centred"`). An exact thin SVD stands for 256
 Lanczos steps on a matrix of rank at most |C_pub|. The last line of algorithm 3 prints the unprojected private mean;
 the text and algorithm 5 project it, and so do we. `weights="count"` is the reference code's second class.
-`projection="gaussian"` and `"sparse"` are the paper's controls with random directions.
+`projection="gaussian"` and `"sparse"` are the paper's controls with random directions. Who is public is decided over
+all enrolled clients, not anew among those of a round; in a round without a public answer nothing is projected.
 """
 
 from typing import Literal
 
-from polyeps.algorithms.blocks import ask_updates, epsilons, public_clients, step, train_locally
+from polyeps.algorithms.blocks import Split, ask_updates, check_split, epsilons, public_clients, step, train_locally
 from polyeps.algorithms.projecting import Projection, Rank, SubspaceOf, combine, directions_of
 from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
@@ -26,16 +27,18 @@ def pfa(
     per_tensor: bool = True,
     projection: Projection = "subspace",
     weights: Literal["epsilon", "count"] = "epsilon",
-    split: str = "mixture",
+    split: Split = "mixture",
+    split_at: float | None = None,
 ) -> Algorithm:
     """Projected federated averaging."""
+    check_split(split, split_at)
     directions = directions_of(training, rank, subspace, per_tensor, projection)
 
     def round(state: State, ask: Ask) -> State:
         replies = ask_updates(state, ask, state.roster)
         if not replies.ids:
             return state
-        liberal = public_clients(state.enrolled, split)
+        liberal = public_clients(state.enrolled, split, split_at)
         public = [place for place, client in enumerate(replies.ids) if client in liberal]
         weighing = epsilons(state, replies.ids) if weights == "epsilon" else [1.0] * len(replies.ids)
         update, _ = combine(replies.payload["update"], weighing, public, directions, state.round)

@@ -32,8 +32,11 @@ def directions_of(
         if projection == "subspace":
             weighted = torch.tensor(weights, dtype=torch.float64)
             return aggregation.subspace(public, slices, rank=rank, kind=subspace, weights=weighted)
-        generator = torch.Generator(public.device).manual_seed(round)  # not secret: the server could choose any
-        return random_basis(public.shape[1], slices, 1 if rank == "auto" else rank, generator, projection)
+        # Not secret: the server could choose any. Drawn on the CPU, so that every device has the same ones.
+        generator = torch.Generator().manual_seed(round)
+        drawn = random_basis(public.shape[1], slices, 1 if rank == "auto" else rank, generator, projection)
+        parts = tuple(part._replace(matrix=part.matrix.to(public.device)) for part in drawn.parts)
+        return Basis(parts, drawn.centre.to(public.device))
 
     return directions
 
@@ -43,13 +46,13 @@ def combine(
 ) -> tuple[Tensor, Basis | None]:
     """The public mean and the projected private mean, each with the weight of its group; and the directions.
 
-    Without public rows there is nothing to project onto, without private ones nothing to project: then it is the
-    weighted mean of all.
+    Without public rows, or if they are all zero, there is nothing to project onto, and without private ones nothing
+    to project: then it is the weighted mean of all.
     """
-    chosen = sorted(public)
-    private = [place for place in range(len(rows)) if place not in public]
+    chosen = sorted(set(public))
+    private = sorted(set(range(len(rows))) - set(public))
     of_public, of_private = [weights[place] for place in chosen], [weights[place] for place in private]
-    basis = directions(rows[chosen], of_public, round) if public else None
+    basis = unless_empty(directions(rows[chosen], of_public, round)) if chosen else None
     if basis is None or not private:
         return mean(rows, weights), basis
     projected = basis.project(mean(rows[private], of_private))
@@ -65,22 +68,41 @@ def thin_round(
     training: Training,
     per_tensor: bool,
 ) -> State:
-    """Public clients upload in full, the others their coordinates in the subspace the state holds."""
+    """Public clients upload in full, the others their coordinates in the subspace the state holds.
+
+    If it holds none yet, it is the one of this round's public clients; without any, all upload in full.
+    """
     full = ask_updates(state, ask, [client for client in state.roster if client.id in public])
-    private = tuple(client.id for client in state.roster if client.id not in public)
-    known = {name: state.kept[name] for name in BASIS}
-    thin = ask(Task("project", private, {"model": state.model, **known}))
+    private = [client for client in state.roster if client.id not in public]
     groups: list[tuple[Tensor, float]] = []
     renewed: Payload = {}
     if full.ids:
         rows, weights = full.payload["update"], weigh(full.ids)
         groups.append((mean(rows, weights), sum(weights)))
-        renewed = directions(rows, weights, state.round).to_tensors()
+        renewed = kept_basis(unless_empty(directions(rows, weights, state.round)))
+    known = {name: kept for name, kept in (state.kept if "basis" in state.kept else renewed).items() if name in BASIS}
+    if known:
+        thin = ask(Task("project", tuple(client.id for client in private), {"model": state.model, **known}))
+    else:
+        thin = ask_updates(state, ask, private)
     if thin.ids:
         weights = weigh(thin.ids)
-        basis = received_basis(training, known, per_tensor)
-        groups.append((basis.rebuild(mean(thin.payload["coordinates"], weights)), sum(weights)))
+        if known:
+            basis = received_basis(training, known, per_tensor)
+            groups.append((basis.rebuild(mean(thin.payload["coordinates"], weights)), sum(weights)))
+        else:
+            groups.append((mean(thin.payload["update"], weights), sum(weights)))
     return step(state, _together(groups), **renewed) if groups else state
+
+
+def unless_empty(basis: Basis) -> Basis | None:
+    """A basis that has a direction or a centre: else it stands for public updates of zero, which show no way."""
+    return basis if any(basis.ranks) or bool(basis.centre.any()) else None
+
+
+def kept_basis(basis: Basis | None) -> dict[str, Tensor]:
+    """A basis as the state keeps it; where there is none, the last one stays."""
+    return {} if basis is None else basis.to_tensors()
 
 
 def _together(groups: Sequence[tuple[Tensor, float]]) -> Tensor:
@@ -91,7 +113,8 @@ def project_locally(training: Training, per_tensor: bool) -> Action:
     """Train as ever, with all the noise; send only the update's coordinates in the subspace received."""
 
     def run(work: Work) -> tuple[Payload, Payload]:
-        basis = received_basis(training, work.payload, per_tensor)
+        device = work.data.features.device
+        basis = received_basis(training, {name: work.payload[name].to(device) for name in BASIS}, per_tensor)
         return {"coordinates": basis.coordinates(updates_of(training, work))}, {}
 
     return Action(run, training.price)
