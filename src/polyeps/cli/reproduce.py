@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyeps.cli.output import Json, remark
+from polyeps.cli.output import Json, print_json, print_table, remark
 from polyeps.errors import InputError
 
-Study = Annotated[str, typer.Argument(help="pfa or pdp-fl.")]
+if TYPE_CHECKING:
+    from polyeps.studies.running import Told
 
 
 def reproduce(
-    study: Study,
-    figure: Annotated[str | None, typer.Option(help="Only this figure.")] = None,
+    study: Annotated[str, typer.Argument(help="pfa (paper 000) or pdp-fl (paper 002).")],
+    figure: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given again.")] = None,
+    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given again.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="In small: minutes instead of hours.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Repeat everything with this many seeds.")] = 5,
     device: Annotated[str, typer.Option(help="cpu, or cuda where there is one.")] = "cpu",
@@ -25,25 +31,38 @@ def reproduce(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of figures, tables, JSON.")] = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Run a paper's figures again; whatever is finished is kept, so a stopped study goes on where it was."""
+    """Run a paper's figures and tables again; what is finished is kept, so a stopped study goes on where it was."""
     from polyeps.accounting.cache import default_directory
-    from polyeps.studies import choosing
-    from polyeps.studies.figures import quick as in_small
-    from polyeps.studies.figures import trials_of, without_missing_data
-    from polyeps.studies.pfa import FIGURES
-    from polyeps.studies.running import Means, run_all
+    from polyeps.cli.run import check_device
+    from polyeps.studies import presenting, reproducing
+    from polyeps.studies.choosing import GRID, QUICK_GRID
+    from polyeps.studies.running import Means
     from polyeps.studies.trials import Store
 
-    means = Means(device, processes, _shard(shard), choosing.QUICK_GRID if quick else choosing.GRID)
+    check_device(device)
+    means = Means(device, processes, _shard(shard), QUICK_GRID if quick else GRID)
     store = Store(work or default_directory() / "studies" / study)
-    wanted = [FIGURES[figure]] if figure else list(FIGURES.values())
-    trials = []
-    for one in wanted:
-        one, sentences = without_missing_data(in_small(one) if quick else one)
-        for sentence in sentences:
-            remark(f"figure {one.number}: {sentence}")
-        trials += list(trials_of(one, 1 if quick else seeds))
-    run_all(trials, store, means, lambda what, done, total: remark(f"{what}: {done} of {total}"))
+    wanted = reproducing.choose(study, tuple(figure or ()), tuple(table or ()), quick)
+    for sentence in wanted.skipped:
+        remark(sentence)
+    repeats = 1 if quick else seeds
+    try:
+        with _telling() as told:
+            reproducing.perform(wanted, store, means, repeats, told)
+    except KeyboardInterrupt:
+        remark(f"stopped; the same command goes on with what {store.folder} holds")
+        raise typer.Exit(130) from None
+    command = shlex.join(["polyeps", *sys.argv[1:]])
+    summaries = reproducing.outcome(wanted, store, means.grid, repeats, command)
+    for name, summary in summaries.items():
+        files = presenting.write(summary, output, name)
+        if not as_json:
+            print_table(*presenting.shown(summary), title=presenting.heading(summary))
+            for sentence in presenting.said(summary):
+                print(sentence)
+        remark(f"wrote {', '.join(map(str, files))}")
+    if as_json:
+        print_json(list(summaries.values()))
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -51,3 +70,29 @@ def _shard(text: str) -> tuple[int, int]:
     if not slash or not number.isdigit() or not count.isdigit():
         raise InputError(f"--shard takes a number of a count, such as 3/8, not {text!r}")
     return int(number), int(count)
+
+
+@contextmanager
+def _telling() -> Iterator[Told]:
+    """A bar where somebody watches, now and then a line where not."""
+    import time
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    tasks: dict[str, tuple[object, int]] = {}
+    last = 0.0
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+
+        def told(what: str, done: int, total: int) -> None:
+            nonlocal last
+            if what not in tasks:
+                tasks[what] = (bar.add_task(what, total=total), 0)
+            bar.update(tasks[what][0], completed=done, total=total)  # type: ignore[arg-type]
+            if not console.is_terminal and (time.monotonic() - last > 20 or done == total):
+                last = time.monotonic()
+                remark(f"{what}: {done} of {total}")
+
+        yield told

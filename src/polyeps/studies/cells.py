@@ -25,12 +25,13 @@ FORMS: tuple[Form, ...] = ("published", "sound")
 DRAWN_FROM = {"mixgauss1": "pfa-code-mixgauss3", "mixgauss2": "pfa-code-mixgauss1", "mixgauss3": "pfa-code-mixgauss2"}
 LIBERAL = {20: 2, 30: 4, 40: 4, 50: 5}  # clients with ε ≈ 10 in the paper's one draw, by the number of clients
 LIBERAL_ABOVE = 5.0  # no part of a mixture reaches from one side of it to the other
-# What the code of paper 000 does where ours, by default, does better.
+# What the papers' code does where ours, by default, does better.
 PUBLISHED_OPTIONS: dict[str, dict[str, Any]] = {
     "pfa": {"split": "top", "subspace": "centred"},
     "pfa-plus": {"split": "top", "subspace": "centred"},
     "public-only": {"split": "top"},
-    "pdp-fl": {"grouping": "mixture", "subspace": "centred"},
+    # Paper 002 has no code; its groups are one round's, and ε, which it weighs by and hides, cannot be known.
+    "pdp-fl": {"grouping": "mixture", "subspace": "centred", "weights": "count"},
 }
 
 
@@ -65,6 +66,7 @@ class Cell:
     budgets: str = "mixgauss1"
     clients: int = 30
     choice_clients: int = 30  # of the cell in which the learning rates of its row are chosen
+    choice_rounds: int | None = None  # after which choosing stops; the noise is as for all rounds
     epsilons: tuple[float, ...] | None = None  # instead of a draw
     size: int | None = 1200  # records a client; with shards all records are dealt out
     shards_per_client: int = 10
@@ -77,7 +79,8 @@ class Cell:
 
     @property
     def title(self) -> str:
-        return f"{self.data} {self.model} {self.partition} {self.budgets} M={self.clients}"
+        budgets = self.budgets if self.epsilons is None else f"ε={self.epsilons[0]:g}"
+        return f"{self.data} {self.model} {self.partition} {budgets} M={self.clients}"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,8 +1,8 @@
 """Learning rates: one grid for all methods, judged on a sixth of the training records, never on test data.
 
 One rate serves all numbers of clients of a row (data, model, partition, budgets), as chosen with 30 of them, and
-separately for every method and form, with one seed. It follows from the trials kept in the store, so a second call does not choose
-again.
+separately for every method and form, with one seed. It follows from the trials kept in the store, so a second call
+does not choose again.
 """
 
 from __future__ import annotations

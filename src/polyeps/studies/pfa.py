@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from polyeps.population.budgets import DISTRIBUTIONS
 from polyeps.studies.cells import Cell, Method
-from polyeps.studies.figures import Figure, numbers_of
+from polyeps.studies.figures import Figure, in_small, numbers_of, quick
 
 CLIENTS = (20, 30, 40, 50)
 DATA = ("mnist", "fashion-mnist")
@@ -157,3 +157,12 @@ FIGURES: dict[str, Figure] = {
         Figure("pfa", "12", "Non-IID, MixGauss3", rows("shards", "mixgauss3")),
     )
 }
+
+
+def quick_figures() -> dict[str, Figure]:
+    """All figures in small, and one cell with a network."""
+    small = {number: quick(figure) for number, figure in FIGURES.items() if number != "5"}
+    network = in_small(Cell("mnist", "cnn", "iid", "mixgauss1", 20))
+    few = tuple(Method(name) for name in ("pfa", "fedavg", "public-only"))
+    small["3-cnn"] = Figure("pfa", "3-cnn", "IID, MixGauss1, a network", (network,), few)
+    return small

@@ -60,6 +60,11 @@ class Trial:
         """Trials that agree in this train the same clients, so their records are loaded once."""
         return self.cell, self.seed, self.validation
 
+    @property
+    def rounds(self) -> int:
+        """How many rounds to run; the noise is calibrated for all of the cell's."""
+        return (self.cell.choice_rounds if self.validation else None) or self.cell.rounds
+
     def experiment(self) -> config.Experiment:
         return experiment_of(self.cell, self.method, self.form, self.learning_rate, self.validation)
 
@@ -80,7 +85,7 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
         for client, (received, sent) in round.traffic.items():
             traffic[client][0] += received
             traffic[client][1] += sent
-        if _due(round, experiment, job):
+        if _due(round, trial, job):
             accuracy[round.number + 1] = population.evaluate(state.model)["accuracy"]
 
     with TemporaryDirectory(prefix="polyeps-") as folder:
@@ -90,7 +95,7 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
             job.algorithm,
             transport,
             job.state.to(population.device),
-            rounds=experiment.rounds,
+            rounds=trial.rounds,
             participation=job.participation,
             seed=seed_for(trial.seed, "participation"),
             run=trial.key,
@@ -106,6 +111,7 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
         "accuracy": accuracy,
         "rounds": state.round,
         **_totals(traffic, population, trial.form),
+        "up_values": transport.up_values,
         "spent_share": spent,
         "seconds": round(time.perf_counter() - began, 3),
         "device": device,
@@ -117,19 +123,21 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
 
 
 class _Listening(InMemory):
-    """A transport that keeps the lengths of the updates passing through it, by client."""
+    """A transport that keeps the lengths of the updates passing through it, and counts the numbers in replies."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.norms: dict[str, list[float]] = {}
+        self.up_values = 0  # bytes of tensors alone, without what frames them: the paper's way to count
 
     def __call__(self, task: Task) -> Replies:
         replies = super().__call__(task)
+        self.up_values += sum(tensor.numel() * tensor.element_size() for tensor in replies.payload.values())
         if "update" in replies.payload:
             lengths = replies.payload["update"].norm(dim=1).tolist()
             for client, length in zip(replies.ids, lengths, strict=True):
                 self.norms.setdefault(client, []).append(round(float(length), 6))
         return replies
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.norms: dict[str, list[float]] = {}
 
 
 @lru_cache(maxsize=1)
@@ -139,11 +147,11 @@ def _people(cell: Cell, seed: int, validation: float, batch: int, device: str) -
     return populate(shown.model_copy(update={"training": config.Training(batch=batch)}), seed, device)
 
 
-def _due(round: Round, experiment: config.Experiment, job: Job) -> bool:
-    if experiment.model.name in ("logistic", "linear_svm", "mlp"):
+def _due(round: Round, trial: Trial, job: Job) -> bool:
+    if trial.cell.model in ("logistic", "linear_svm", "mlp"):
         return True
     # Budgets may end a run some rounds early, so "the last ten" is not known until it is over.
-    late = round.number + 1 > 0.8 * experiment.rounds - LAST
+    late = round.number + 1 > 0.8 * trial.rounds - LAST
     return late or (round.number + 1) % SPARSELY == 0 or len(round.active) < job.participation.quorum
 
 
