@@ -6,7 +6,7 @@ import click
 import typer
 
 from polyeps import __version__
-from polyeps.cli import calibrate, certify, data, ledger, plan, report
+from polyeps.cli import calibrate, certify, data, ledger, plan, report, reproduce
 from polyeps.cli import run as run_command
 from polyeps.errors import LedgerTampered, PolyepsError
 
@@ -23,6 +23,7 @@ app.command("plan")(plan.plan)
 app.command("run")(run_command.run)
 app.command("demo")(run_command.demo)
 app.command("report")(report.report)
+app.command("reproduce")(reproduce.reproduce)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(data.app, name="data")
 

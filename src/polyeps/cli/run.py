@@ -32,7 +32,7 @@ def run(
     """Train every method of an experiment with every seed, each client within its own budget."""
     from polyeps import config
 
-    _check_device(device)
+    check_device(device)
     if (experiment is None) == (resume is None):
         raise InputError("give either an experiment to run, or --resume with the folder of one that was stopped")
     if experiment is None:
@@ -93,7 +93,8 @@ def _free_folder(wanted: Path) -> Path:
     return folder
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Refuse a device this machine does not have."""
     if device == "cpu":
         return
     import torch

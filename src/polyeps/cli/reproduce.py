@@ -1,0 +1,98 @@
+"""`polyeps reproduce`: a paper's figures and tables again, beside the numbers it printed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from polyeps.cli.output import Json, print_json, print_table, remark
+from polyeps.errors import InputError
+
+if TYPE_CHECKING:
+    from polyeps.studies.running import Told
+
+
+def reproduce(
+    study: Annotated[str, typer.Argument(help="pfa (paper 000) or pdp-fl (paper 002).")],
+    figure: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given again.")] = None,
+    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given again.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="In small: minutes instead of hours.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Repeat everything with this many seeds.")] = 5,
+    device: Annotated[str, typer.Option(help="cpu, or cuda where there is one.")] = "cpu",
+    processes: Annotated[int, typer.Option(min=1, help="How many trainings at once.")] = 1,
+    shard: Annotated[str, typer.Option(help="Take a part of the work: 3/8 is the third of eight.")] = "1/1",
+    work: Annotated[Path | None, typer.Option(help="Folder of finished trainings, to go on from.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of figures, tables, JSON.")] = Path("results"),
+    as_json: Json = False,
+) -> None:
+    """Run a paper's figures and tables again; what is finished is kept, so a stopped study goes on where it was."""
+    from polyeps.accounting.cache import default_directory
+    from polyeps.cli.run import check_device
+    from polyeps.studies import presenting, reproducing
+    from polyeps.studies.choosing import GRID, QUICK_GRID
+    from polyeps.studies.running import Means
+    from polyeps.studies.trials import Store
+
+    check_device(device)
+    means = Means(device, processes, _shard(shard), QUICK_GRID if quick else GRID)
+    store = Store(work or default_directory() / "studies" / study)
+    wanted = reproducing.choose(study, tuple(figure or ()), tuple(table or ()), quick)
+    for sentence in wanted.skipped:
+        remark(sentence)
+    repeats = 1 if quick else seeds
+    try:
+        with _telling() as told:
+            reproducing.perform(wanted, store, means, repeats, told)
+    except KeyboardInterrupt:
+        remark(f"stopped; the same command goes on with what {store.folder} holds")
+        raise typer.Exit(130) from None
+    command = shlex.join(["polyeps", *sys.argv[1:]])
+    summaries = reproducing.outcome(wanted, store, means.grid, repeats, command)
+    for name, summary in summaries.items():
+        files = presenting.write(summary, output, name)
+        if not as_json:
+            print_table(*presenting.shown(summary), title=presenting.heading(summary))
+            for sentence in presenting.said(summary):
+                print(sentence)
+        remark(f"wrote {', '.join(map(str, files))}")
+    if as_json:
+        print_json(list(summaries.values()))
+
+
+def _shard(text: str) -> tuple[int, int]:
+    number, slash, count = text.partition("/")
+    if not slash or not number.isdigit() or not count.isdigit():
+        raise InputError(f"--shard takes a number of a count, such as 3/8, not {text!r}")
+    return int(number), int(count)
+
+
+@contextmanager
+def _telling() -> Iterator[Told]:
+    """A bar where somebody watches, now and then a line where not."""
+    import time
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    tasks: dict[str, tuple[object, int]] = {}
+    last = 0.0
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+
+        def told(what: str, done: int, total: int) -> None:
+            nonlocal last
+            if what not in tasks:
+                tasks[what] = (bar.add_task(what, total=total), 0)
+            bar.update(tasks[what][0], completed=done, total=total)  # type: ignore[arg-type]
+            if not console.is_terminal and (time.monotonic() - last > 20 or done == total):
+                last = time.monotonic()
+                remark(f"{what}: {done} of {total}")
+
+        yield told

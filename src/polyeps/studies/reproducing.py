@@ -1,0 +1,78 @@
+"""A study as a whole: which figures and tables are wanted, their trials run, their outcomes gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from polyeps.errors import InputError
+from polyeps.studies import pdp_fl, pfa, pfa_tables
+from polyeps.studies.figures import Figure, quick, trials_of, without_missing_data
+from polyeps.studies.running import Means, Told, run_all
+from polyeps.studies.summaries import Summary, summarise
+from polyeps.studies.tabulated import Tabulated, tabulate
+from polyeps.studies.trials import Store, Trial
+
+STUDIES = ("pfa", "pdp-fl")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be shown, and a sentence for each part that cannot be."""
+
+    figures: tuple[Figure, ...]
+    tables: tuple[Tabulated, ...]
+    quick: bool
+    skipped: tuple[str, ...]
+
+    def trials(self, seeds: int) -> list[Trial]:
+        own = [trial for table in self.tables for trial in table.trials(self.quick)]
+        return [trial for figure in self.figures for trial in trials_of(figure, seeds)] + own
+
+
+def choose(study: str, figures: Sequence[str] = (), tables: Sequence[str] = (), in_small: bool = False) -> Wanted:
+    """The parts of a study by number; all of them, if none is named."""
+    compared, tabulated = parts(study, in_small)
+    known = {
+        "figure": [*compared, *(one.number for one in tabulated if one.kind == "figure")],
+        "table": [one.number for one in tabulated if one.kind == "table"],
+    }
+    for kind, numbers in (("figure", figures), ("table", tables)):
+        for number in numbers:
+            if number not in known[kind]:
+                raise InputError(f"{study} has no {kind} {number} here; choose one of {', '.join(known[kind])}")
+    everything = not figures and not tables
+    chosen, said = [], []
+    for number, figure in compared.items():
+        if everything or number in figures:
+            there, sentences = without_missing_data(figure)
+            said += [f"figure {number}: {sentence}" for sentence in sentences]
+            chosen += [there] if there.cells else []
+    named = {"figure": figures, "table": tables}
+    made = [one for one in tabulated if everything or one.number in named[one.kind]]
+    return Wanted(tuple(chosen), tuple(made), in_small, tuple(said))
+
+
+def parts(study: str, in_small: bool) -> tuple[dict[str, Figure], tuple[Tabulated, ...]]:
+    """A study's comparisons of methods by number, and its other figures and tables."""
+    match study:
+        case "pfa":
+            return pfa.quick_figures() if in_small else pfa.FIGURES, tuple(pfa_tables.TABLES.values())
+        case "pdp-fl":
+            figures = {number: quick(figure) if in_small else figure for number, figure in pdp_fl.FIGURES.items()}
+            return figures, pdp_fl.TABULATED
+        case _:
+            raise InputError(f"there is no study {study!r}; choose one of {', '.join(STUDIES)}")
+
+
+def perform(wanted: Wanted, store: Store, means: Means, seeds: int, told: Told) -> None:
+    """Run what is missing."""
+    run_all(wanted.trials(seeds), store, means, told)
+
+
+def outcome(wanted: Wanted, store: Store, grid: Iterable[float], seeds: int, command: str) -> dict[str, Summary]:
+    """Every part by the name of its files; what is quick is called so, lest it pass for the study itself."""
+    ending = "-quick" if wanted.quick else ""
+    rates = tuple(grid)
+    found = {f"{one.name}{ending}": summarise(one, store, seeds, rates, command) for one in wanted.figures}
+    return found | {f"{one.name}{ending}": tabulate(one, store, wanted.quick, command) for one in wanted.tables}

@@ -1,0 +1,57 @@
+"""Tables, and figures that are no comparison of methods: made by a function from its own trials, if it needs any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from polyeps import __version__
+from polyeps.studies.trials import Result, Store, Trial
+
+
+@dataclass(frozen=True)
+class Content:
+    """Columns and rows; and lines over rounds to draw, by panel and name."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+    lines: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tabulated:
+    """What to show, from which trials; both take whether it is to be quick."""
+
+    study: str
+    kind: Literal["figure", "table"]
+    number: str
+    title: str
+    make: Callable[[Sequence[Result], bool], Content]
+    trials: Callable[[bool], tuple[Trial, ...]] = lambda _: ()
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.study}-{self.kind}-{self.number}"
+
+
+def tabulate(wanted: Tabulated, store: Store, quick: bool, command: str = "") -> dict[str, Any]:
+    """The table as plain values; without rows while trials of it are missing."""
+    trials = wanted.trials(quick)
+    results = [result for trial in trials if (result := store.read(trial)) is not None]
+    missing = len(trials) - len(results)
+    content = Content([], []) if missing else wanted.make(results, quick)
+    return {
+        "study": wanted.study,
+        "kind": wanted.kind,
+        "figure": wanted.number,
+        "title": wanted.title,
+        "note": wanted.note,
+        "command": command,
+        "version": __version__,
+        "missing": missing,
+        "columns": content.columns,
+        "table": content.rows,
+        "lines": content.lines,
+    }
