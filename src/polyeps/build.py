@@ -61,7 +61,7 @@ class Job:
         declared = None
         if self.method.form == "published" and self.budgets is not None:
             # A published form weighs by what is claimed; its ledgers hold what that really costs.
-            claimed = _in_force(self.entry, people.budgets) or ()
+            claimed = _in_force(self.method, self.entry, people.budgets) or ()
             declared = {client: budget.epsilon for client, budget in zip(people.ids, claimed, strict=True)}
         return Cohort(people.ids, people.records, self.scale, streams, True, ledger, declared, memory=memory)
 

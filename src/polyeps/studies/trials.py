@@ -63,7 +63,8 @@ class Trial:
     @property
     def rounds(self) -> int:
         """How many rounds to run; the noise is calibrated for all of the cell's."""
-        return (self.cell.choice_rounds if self.validation else None) or self.cell.rounds
+        choosing = self.validation and self.cell.choice_rounds
+        return min(choosing, self.cell.rounds) if choosing else self.cell.rounds
 
     def experiment(self) -> config.Experiment:
         return experiment_of(self.cell, self.method, self.form, self.learning_rate, self.validation)
