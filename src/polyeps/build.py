@@ -77,6 +77,7 @@ def prepare(
     """One method for a population: algorithm built, noise calibrated; no record was looked at."""
     entry = entry_of(method)
     settings = experiment.training_of(method)
+    _check_batch(settings, population)
     budgets = _in_force(entry, population.budgets)
     local = _training(settings, population, budgets is not None, method.form)
     algorithm = entry.build(local, **checked_options(method, entry))
@@ -106,6 +107,15 @@ def prepare(
         participation=Participation(experiment.participation.kind, share, min(quorum, wanted), including),
         tells=("epsilon", "examples") if experiment.budgets.disclosed else (),
     )
+
+
+def _check_batch(settings: config.Training, population: Population) -> None:
+    for client, size in zip(population.ids, population.partition.sizes.tolist(), strict=True):
+        if size < settings.batch:
+            raise InputError(
+                f"client {client!r} has {size} records, fewer than training.batch = {settings.batch}; "
+                "make the batch smaller"
+            )
 
 
 def entry_of(method: config.Method) -> Entry:
@@ -213,14 +223,22 @@ def _scales(
     price = priced_action(algorithm)
     common = experiment.budgets.scale
     if common is None:
-        return calibrate_each(
-            budgets,
-            price,
-            expected_rounds(experiment),
-            adjacency=algorithm.adjacency,
-            directory=cache.default_directory(),
-            progress=progress,
-        ).scale
+        try:
+            return calibrate_each(
+                budgets,
+                price,
+                expected_rounds(experiment),
+                adjacency=algorithm.adjacency,
+                directory=cache.default_directory(),
+                progress=progress,
+            ).scale
+        except InputError as problem:
+            strictest = min(budgets)
+            client = population.ids[list(budgets).index(strictest)]
+            raise InputError(
+                f"client {client!r} cannot afford the plan with ε = {strictest.epsilon:g}, δ = {strictest.delta:g}: "
+                f"{problem}; Gaussian noise needs a delta above 0"
+            ) from None
     for row, (client, budget) in enumerate(zip(population.ids, budgets, strict=True)):
         account = Account(Terms(budget, algorithm.unit, algorithm.adjacency))
         once = account.with_charge(price(common, row), 1, algorithm.unit)

@@ -38,6 +38,9 @@ CREATE TABLE checkpoints (
   job TEXT PRIMARY KEY, round INTEGER NOT NULL, active TEXT NOT NULL, state BLOB NOT NULL, memory BLOB NOT NULL);
 """
 
+_NEW_JOB = "INSERT INTO jobs VALUES (?, ?, ?, ?, 'waiting', NULL, NULL, ?, '{}')"
+
+JobRow = tuple[str, str, str, int, int]  # job, method, label, seed, rounds
 Status = Literal["waiting", "running", "done"]
 
 
@@ -82,8 +85,8 @@ class Journal:
             self._connection.execute("PRAGMA synchronous = FULL")
 
     @classmethod
-    def create(cls, path: Path, about: Mapping[str, Any]) -> Journal:
-        """Start a journal; it appears whole or not at all."""
+    def create(cls, path: Path, about: Mapping[str, Any], jobs: Iterable[JobRow] = ()) -> Journal:
+        """Start a journal with the jobs to be done; it appears whole or not at all, or a job could be forgotten."""
         if path.exists():
             raise InputError(f"{path.parent} holds a run already; resume it, or choose another folder")
         partial = path.with_suffix(".part")
@@ -94,6 +97,7 @@ class Journal:
             connection.executemany(
                 "INSERT INTO about VALUES (?, ?)", [(key, json.dumps(value)) for key, value in about.items()]
             )
+            connection.executemany(_NEW_JOB, jobs)
             connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.close()
             partial.rename(path)
@@ -109,10 +113,7 @@ class Journal:
     def add_job(self, job: str, method: str, label: str, seed: int, rounds: int) -> None:
         """Note a job to be done."""
         with self._writing() as db:
-            db.execute(
-                "INSERT INTO jobs VALUES (?, ?, ?, ?, 'waiting', NULL, NULL, ?, '{}')",
-                (job, method, label, seed, rounds),
-            )
+            db.execute(_NEW_JOB, (job, method, label, seed, rounds))
 
     def begin(self, job: str, clients: Iterable[ClientRow], facts: Mapping[str, Any]) -> None:
         """Note that a job has begun, with whom and with what promises."""

@@ -77,7 +77,7 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
 
 def print_methods(methods: Sequence[MethodSummary]) -> None:
     """One line per method."""
-    from polyeps.report.words import percent, share, size
+    from polyeps.report.words import percent, share, short, size, whole
 
     print_table(
         [
@@ -95,9 +95,9 @@ def print_methods(methods: Sequence[MethodSummary]) -> None:
                 percent(row.final_accuracy, row.final_accuracy_deviation),
                 row.rounds_run,
                 share(row.largest_ratio) if row.largest_ratio is not None else "no promise",
-                row.left_early,
+                whole(row.left_early),
                 size(row.bytes_up_per_client_round),
-                row.seconds_per_round,
+                short(row.seconds_per_round, 2),
             ]
             for row in methods
         ],
@@ -121,9 +121,9 @@ def print_clients(journal: Journal) -> None:
             of = "" if job["facts"]["budgets"] == "own" else f" of {in_force:.4g}"
             over += spent > in_force
             line.append(f"{spent:.4g}{of}")
-    columns = ["client", "records", "own ε", *(f"{job['label']} spent" for job in paying)]
+    columns = ["client", "records", "own ε", *(job["label"] for job in paying)]
     shown = list(table.values())
-    print_table(columns, shown[:_MOST_CLIENTS], title=f"What each client spent (seed {first})")
+    print_table(columns, shown[:_MOST_CLIENTS], title=f"The ε each client spent under each method (seed {first})")
     if len(shown) > _MOST_CLIENTS:
         print(f"and {len(shown) - _MOST_CLIENTS} clients more, in the report.")
     if over:
