@@ -7,6 +7,7 @@ stops a run, the journal ends after a whole round and the next one begins from e
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -76,7 +77,8 @@ class Journal:
         if not path.is_file():
             raise InputError(f"there is no run at {path.parent}: {path.name} is missing; give the folder of a run")
         self.path = path
-        self._connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+        address = f"{path.absolute().as_uri()}?immutable=1" if _archived(path) else path
+        self._connection = sqlite3.connect(address, isolation_level=None, timeout=30, uri=True)
         self._connection.row_factory = sqlite3.Row
         with self._errors():
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
@@ -215,6 +217,12 @@ class Journal:
             raise JournalError(
                 f"{self.path} cannot be used ({problem}); make room on the disk or check the file, then resume the run"
             ) from problem
+
+
+def _archived(path: Path) -> bool:
+    """Whether this account can only look: SQLite would else want to write beside a file it just reads."""
+    log = path.with_name(f"{path.name}-wal")  # rounds that are not in the file yet, of a run that goes on
+    return not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
 
 
 def _now() -> str:
