@@ -92,6 +92,10 @@ def test_hidden_budgets_are_not_told() -> None:
         ({"name": "fedavg", "rank": 2}, ("algorithm.rank (of fedavg)", "known are form, label, name, training")),
         ({"name": "pfa", "per_tensor": "perhaps"}, ("algorithm (pfa).per_tensor", "boolean", "not 'perhaps'")),
         ({"name": "pfa", "weights": "age"}, ("algorithm (pfa).weights", "'epsilon' or 'count'")),
+        ({"name": "pfa", "split": "halves"}, ("algorithm (pfa).split", "'mixture', 'k-means' or 'top'")),
+        ({"name": "pfa", "rank": 0}, ("algorithm (pfa).rank: input", "greater than or equal to 1")),
+        ({"name": "pdp-fl", "rank": "all"}, ("algorithm (pdp-fl).rank",)),
+        ({"name": "pdp-fl", "warm_up": 0}, ("algorithm (pdp-fl).warm_up", "greater than or equal to 1")),
         ({"name": "pdp-fl-plus", "delayed": False}, ("algorithm.delayed (of pdp-fl-plus)",)),  # settled by the name
         ({"name": "fedavg", "training": {"batch": 100}}, ("client '0' has 60 records", "training.batch = 100")),
     ],

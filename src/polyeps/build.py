@@ -128,7 +128,7 @@ def checked_options(method: config.Method, entry: Entry) -> dict[str, Any]:
     """An algorithm's own options, checked against what its builder takes."""
     parameters = inspect.signature(entry.build).parameters.values()
     own = [one for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in entry.options]
-    hints = get_type_hints(entry.build)
+    hints = get_type_hints(entry.build, include_extras=True)
     fields: dict[str, Any] = {one.name: (hints[one.name], one.default) for one in own}
     for key in method.options:
         if key not in fields:

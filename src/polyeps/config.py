@@ -127,6 +127,12 @@ class Experiment(Section):
     participation: Participation = Field(default_factory=Participation)
     algorithm: tuple[Method, ...] = (Method(name="fedavg"),)
 
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as problem:
+            raise InputError(_sentence(type(self), problem)) from None
+
     @field_validator("seeds", mode="before")
     @classmethod
     def _count_of_seeds(cls, value: Any) -> Any:
@@ -168,7 +174,7 @@ class Experiment(Section):
 
 def experiment(values: Mapping[str, Any]) -> Experiment:
     """An experiment from plain values; what is wrong is named by its place."""
-    return checked(Experiment, values)
+    return Experiment(**values)
 
 
 def read(path: Path, changes: Iterable[str] = ()) -> Experiment:
@@ -217,14 +223,21 @@ def checked(kind: type[Checked], values: Mapping[str, Any], inside: str = "") ->
     try:
         return kind.model_validate(values)
     except ValidationError as problem:
-        error = problem.errors()[0]
-        place = ".".join(str(part) for part in ([inside] if inside else []) + list(error["loc"]))
-        if error["type"] == "extra_forbidden":
-            known = _known_keys(kind, error["loc"][:-1])
-            raise InputError(unknown_key(place, str(error["loc"][-1]), known)) from None
-        reason = error["msg"].removeprefix("Value error, ")
-        given = f", not {error['input']!r}" if not isinstance(error["input"], Mapping | list | tuple) else ""
-        raise InputError(f"{place}: {reason[0].lower()}{reason[1:]}{given}") from None
+        raise InputError(_sentence(kind, problem, inside)) from None
+
+
+def _sentence(kind: type[BaseModel], problem: ValidationError, inside: str = "") -> str:
+    """The first thing wrong, by its place."""
+    error = problem.errors()[0]
+    place = ".".join(str(part) for part in ([inside] if inside else []) + list(error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return unknown_key(place, str(error["loc"][-1]), _known_keys(kind, error["loc"][:-1]))
+    # Of a setting that may be this or that, pydantic adds which of them it tried.
+    named = [str(part) for part in error["loc"] if isinstance(part, int) or part.isidentifier()]
+    place = ".".join(([inside] if inside else []) + named)
+    reason = error["msg"].removeprefix("Value error, ")
+    given = f", not {error['input']!r}" if not isinstance(error["input"], Mapping | list | tuple) else ""
+    return f"{place}: {reason[0].lower()}{reason[1:]}{given}"
 
 
 def unknown_key(place: str, key: str, known: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from polyeps.aggregation import weighted_mean
 from polyeps.core import Action, Ask, Payload, Profile, Replies, State, Task, Work
 from polyeps.grouping import split_by_epsilon
 from polyeps.training import Training
+
+# The rules of `grouping.SPLITS` that need no figure of their own.
+Split = Literal["mixture", "k-means", "top"]
 
 
 def train_locally(training: Training) -> Action:

@@ -7,7 +7,7 @@ the paper lacks: the mean over the liberal clients alone, without which a gain o
 Departure: the mean is over who answered, not over who was asked, so a client that declines does not shrink the step.
 """
 
-from polyeps.algorithms.blocks import ask_updates, mean, public_clients, step, train_locally
+from polyeps.algorithms.blocks import Split, ask_updates, mean, public_clients, step, train_locally
 from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
 
@@ -22,7 +22,7 @@ def fedavg(training: Training) -> Algorithm:
     return Algorithm({"train": train_locally(training)}, round, adjacency=training.adjacency)
 
 
-def public_only(training: Training, *, split: str = "mixture") -> Algorithm:
+def public_only(training: Training, *, split: Split = "mixture") -> Algorithm:
     """The mean of the liberal clients' updates; the others are never asked."""
 
     def round(state: State, ask: Ask) -> State:

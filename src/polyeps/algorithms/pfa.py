@@ -12,7 +12,7 @@ the text and algorithm 5 project it, and so do we. `weights="count"` is the refe
 
 from typing import Literal
 
-from polyeps.algorithms.blocks import ask_updates, epsilons, public_clients, step, train_locally
+from polyeps.algorithms.blocks import Split, ask_updates, epsilons, public_clients, step, train_locally
 from polyeps.algorithms.projecting import Projection, Rank, SubspaceOf, combine, directions_of
 from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
@@ -26,7 +26,7 @@ def pfa(
     per_tensor: bool = True,
     projection: Projection = "subspace",
     weights: Literal["epsilon", "count"] = "epsilon",
-    split: str = "mixture",
+    split: Split = "mixture",
 ) -> Algorithm:
     """Projected federated averaging."""
     directions = directions_of(training, rank, subspace, per_tensor, projection)

@@ -12,7 +12,7 @@ that private clients must download.
 
 from typing import Literal
 
-from polyeps.algorithms.blocks import ask_updates, epsilons, public_clients, step, train_locally
+from polyeps.algorithms.blocks import Split, ask_updates, epsilons, public_clients, step, train_locally
 from polyeps.algorithms.projecting import Rank, SubspaceOf, combine, directions_of, project_locally, thin_round
 from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
@@ -25,7 +25,7 @@ def pfa_plus(
     subspace: SubspaceOf = "set",
     per_tensor: bool = True,
     weights: Literal["epsilon", "count"] = "epsilon",
-    split: str = "mixture",
+    split: Split = "mixture",
 ) -> Algorithm:
     """PFA with a delayed subspace and thin uploads."""
     directions = directions_of(training, rank, subspace, per_tensor)
