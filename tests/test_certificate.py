@@ -1,5 +1,11 @@
-import pytest
+import math
+from dataclasses import replace
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyeps.certificate import one_in, rounded_up
 from polyeps.methods import certify, cmp_fed, dp_sgd, fedhdp, fedsel
 
 METHODS = [
@@ -18,7 +24,7 @@ def test_certificates_name_everything_that_matters(method: object) -> None:
     keys = "method form claimed certified delta adjacency unit sampler trust accountant details sentence"
     for key in keys.split():
         assert shown[key] not in (None, "")
-    assert f"{certificate.certified:.4g}" in certificate.sentence
+    assert f"(ε = {rounded_up(certificate.certified)})" in certificate.sentence
     assert certificate.sentence.endswith(".")
 
 
@@ -29,3 +35,26 @@ def test_sentences_tell_the_adjacencies_and_trusts_apart() -> None:
     assert "trusted with un-noised updates" in sentences[2]
     assert "sees only the sums" in sentences[3]
     assert "everything this client holds" in sentences[4]
+
+
+def test_sentences_speak_in_plain_numbers_and_never_understate() -> None:
+    some = certify(METHODS[0], 2.0, 1e-5)
+    assert "at most 1 in 100 000." in some.sentence
+    assert "a factor of at most 22 030 (ε = 10)" in replace(some, certified=10.0).sentence
+    assert "a factor of at most e^20.01 (ε = 20.01)" in replace(some, certified=20.0001).sentence
+    assert "without exception" in replace(some, delta=0.0).sentence
+    assert "Nothing is promised" in replace(some, certified=math.inf).sentence
+
+
+@given(st.floats(1e-12, 1e12))
+def test_a_bound_is_rounded_up_by_less_than_a_thousandth(value: float) -> None:
+    shown = float(rounded_up(value).replace(" ", ""))
+    assert value <= shown <= value * 1.001001
+    assert "e" not in rounded_up(value).lower()
+
+
+@given(st.floats(1e-15, 0.999))
+def test_a_probability_is_never_told_too_small(delta: float) -> None:
+    times, of = one_in(delta).replace("10^", "1e").split(" in ")
+    shown = int(times) / float(of.replace(" ", ""))
+    assert delta * (1 - 1e-12) <= shown <= 1.1001 * delta

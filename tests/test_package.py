@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,9 @@ def test_the_documents_show_commands() -> None:
 def test_shown_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("POLYEPS_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    if "runs/digits" in command:
+        run("run", "examples/digits.toml", "--set", "rounds=2")
     if "ledger" in command and "set-budget" not in command:
         run("ledger", "set-budget", "--file", "ward.ledger", "--client", "ward", "--epsilon", "2")
     run(*shlex.split(command)[1:])
@@ -60,3 +64,23 @@ def test_shown_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.Mo
 def test_shown_python_runs(block: str, tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run_without_a_warning(path: Path, tmp_path: Path) -> None:
+    ran = subprocess.run([sys.executable, "-W", "error", str(path)], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
+def test_example_experiments_run(path: Path, tmp_path: Path) -> None:
+    assert "No client spent more" in run("run", str(path), "--output", str(tmp_path / "run")).stdout
+
+
+def test_the_first_example_is_short_and_is_the_readmes() -> None:
+    source = (ROOT / "examples" / "first_federation.py").read_text()
+    code = source.split('"""')[2].strip()
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+    assert f"```python\n{code}\n```" in (ROOT / "README.md").read_text()

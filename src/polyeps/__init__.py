@@ -1,3 +1,53 @@
-"""polyeps: federated learning in which every client sets its own privacy budget."""
+"""polyeps: federated learning in which every client sets its own privacy budget.
+
+The names below are loaded when they are first used, so that the command line starts without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyeps.accounting.calibration import calibrate
+    from polyeps.certificate import Certificate
+    from polyeps.config import Experiment
+    from polyeps.core import Budget
+    from polyeps.errors import PolyepsError
+    from polyeps.ledger import Ledger
+    from polyeps.runs import Outcome, read, resume, run
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Budget",
+    "Certificate",
+    "Experiment",
+    "Ledger",
+    "Outcome",
+    "PolyepsError",
+    "calibrate",
+    "read",
+    "resume",
+    "run",
+]
+_HOMES = {
+    "Budget": "core",
+    "Certificate": "certificate",
+    "Experiment": "config",
+    "Ledger": "ledger",
+    "Outcome": "runs",
+    "PolyepsError": "errors",
+    "calibrate": "accounting.calibration",
+    "read": "runs",
+    "resume": "runs",
+    "run": "runs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'polyeps' has no attribute {name!r}")
+    return getattr(import_module(f"polyeps.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

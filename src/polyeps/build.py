@@ -82,6 +82,7 @@ def prepare(
     """One method for a population: algorithm built, noise calibrated; no record was looked at."""
     entry = entry_of(method)
     settings = experiment.training_of(method)
+    _check_batch(settings, population)
     budgets = _in_force(method, entry, population.budgets)
     local = _training(settings, population, budgets is not None, method.form)
     algorithm = entry.build(local, **checked_options(method, entry))
@@ -113,6 +114,15 @@ def prepare(
     )
 
 
+def _check_batch(settings: config.Training, population: Population) -> None:
+    for client, size in zip(population.ids, population.partition.sizes.tolist(), strict=True):
+        if size < settings.batch:
+            raise InputError(
+                f"client {client!r} has {size} records, fewer than training.batch = {settings.batch}; "
+                "make the batch smaller"
+            )
+
+
 def entry_of(method: config.Method) -> Entry:
     if method.name not in ALGORITHMS:
         raise InputError(config.unknown_key(f"algorithm.name = {method.name}", method.name, ALGORITHMS))
@@ -123,7 +133,7 @@ def checked_options(method: config.Method, entry: Entry) -> dict[str, Any]:
     """An algorithm's own options, checked against what its builder takes."""
     parameters = inspect.signature(entry.build).parameters.values()
     own = [one for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in entry.options]
-    hints = get_type_hints(entry.build)
+    hints = get_type_hints(entry.build, include_extras=True)
     fields: dict[str, Any] = {one.name: (hints[one.name], one.default) for one in own}
     for key in method.options:
         if key not in fields:
@@ -225,14 +235,22 @@ def _scales(
     price = priced_action(algorithm)
     common = experiment.budgets.scale
     if common is None:
-        return calibrate_each(
-            budgets,
-            price,
-            expected_rounds(experiment),
-            adjacency=algorithm.adjacency,
-            directory=cache.default_directory(),
-            progress=progress,
-        ).scale
+        try:
+            return calibrate_each(
+                budgets,
+                price,
+                expected_rounds(experiment),
+                adjacency=algorithm.adjacency,
+                directory=cache.default_directory(),
+                progress=progress,
+            ).scale
+        except InputError as problem:
+            strictest = min(budgets)
+            client = population.ids[list(budgets).index(strictest)]
+            raise InputError(
+                f"client {client!r} cannot afford the plan with ε = {strictest.epsilon:g}, δ = {strictest.delta:g}: "
+                f"{problem}; Gaussian noise needs a delta above 0"
+            ) from None
     for row, (client, budget) in enumerate(zip(population.ids, budgets, strict=True)):
         account = Account(Terms(budget, algorithm.unit, algorithm.adjacency))
         once = account.with_charge(price(common, row), 1, algorithm.unit)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
 
 from polyeps.accounting import Accountant
@@ -17,6 +18,8 @@ _ANY_CHANGE = {
     ("client", "add-remove"): "this client's taking part with its data or staying away",
     ("client", "replace-one"): "replacing everything this client holds by anything else",
 }
+_PLAIN = 14  # the ε up to which a factor e^ε is written out, about a million
+_ZEROS = 9  # of a probability, beyond which a power of ten reads better
 _WHO = {
     "nobody": "anyone, the server included,",
     "secure-sum": "anyone who sees only the sums, as long as the secure sum's promises hold,",
@@ -50,9 +53,36 @@ class Certificate:
         change = _ANY_CHANGE[self.unit, self.adjacency]
         if not math.isfinite(self.certified):
             return f"Nothing is promised: the outcome may reveal {change} with certainty."
-        factor = f"{math.exp(self.certified):.4g}" if self.certified < 500 else f"e^{self.certified:.4g}"
-        exception = f", except with probability at most {self.delta:g}" if self.delta else ", without exception"
+        epsilon = rounded_up(self.certified)
+        factor = rounded_up(math.exp(self.certified)) if self.certified < _PLAIN else f"e^{epsilon}"
+        exception = f", except with probability at most {one_in(self.delta)}" if self.delta else ", without exception"
         return (
             f"Whatever {_WHO[self.trust]} learns from all of this client's answers together, {change} changes how "
-            f"likely that is by a factor of at most {factor} (ε = {self.certified:.4g}){exception}."
+            f"likely that is by a factor of at most {factor} (ε = {epsilon}){exception}."
         )
+
+
+def rounded_up(value: float) -> str:
+    """A bound in four digits, never below what it stands for.
+
+    >>> rounded_up(1.00001), rounded_up(22494.2), rounded_up(0.5), rounded_up(0.0)
+    ('1.001', '22 500', '0.5', '0')
+    """
+    return f"{_upwards(value, 4):,f}".replace(",", " ")
+
+
+def one_in(delta: float) -> str:
+    """A probability as people say it, never below what it is.
+
+    >>> one_in(1e-5), one_in(0.00123), one_in(0.25), one_in(1e-12)
+    ('1 in 100 000', '13 in 10 000', '25 in 100', '1 in 10^12')
+    """
+    _, digits, power = _upwards(delta, 2).as_tuple()
+    times, zeros = int("".join(map(str, digits))), -int(power)
+    return f"{times} in {10**zeros:,}".replace(",", " ") if zeros <= _ZEROS else f"{times} in 10^{zeros}"
+
+
+def _upwards(value: float, digits: int) -> Decimal:
+    # Through the shortest text of the float: 1e-5 is meant, not the binary number next to it.
+    up = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value))).normalize()
+    return up if up.is_zero() or int(up.as_tuple().exponent) <= 0 else up.quantize(Decimal(1))

@@ -7,13 +7,29 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from polyeps.errors import InputError
 
 Checked = TypeVar("Checked", bound=BaseModel)
+_LONGEST = 100  # bytes of a name: a file system takes 255, and seeds and endings are added to it
+_SEEDS = 2**63  # what a journal's column can hold
+
+
+def _fit_for_a_file_name(text: str) -> str:
+    fits = text.isprintable() and not set(text) & set('/\\:*?"<>|') and text[:1] not in ("", ".", " ", "-")
+    if not fits or len(text.encode()) > _LONGEST:
+        raise ValueError(
+            f'becomes part of file names: at most {_LONGEST} bytes, no / \\ : * ? " < > |, no control characters, '
+            "and neither dot, dash nor blank at the beginning"
+        )
+    return text
+
+
+# What runs and methods are called, and so are their folders and files.
+Title = Annotated[str, AfterValidator(_fit_for_a_file_name)]
 
 
 class Section(BaseModel):
@@ -89,7 +105,7 @@ class Method(BaseModel):
     form: Literal["sound", "published"] = "sound"
     # Of a control (minimum, maximum): the ε it puts in force for everybody, instead of the clients' least or largest.
     epsilon: float | None = Field(default=None, gt=0)
-    label: str | None = Field(default=None, pattern=r"^[^/\\.][^/\\]*$")  # it becomes part of file names
+    label: Title | None = None
     training: dict[str, Any] = Field(default_factory=dict)  # settings in which it differs from [training]
 
     @property
@@ -104,7 +120,7 @@ class Method(BaseModel):
 class Experiment(Section):
     """Everything that decides a result."""
 
-    name: str = "experiment"
+    name: Title = "experiment"
     rounds: int = Field(default=20, ge=1)
     seeds: tuple[int, ...] = (1,)
     evaluate_every: int = Field(default=1, ge=1)
@@ -115,6 +131,12 @@ class Experiment(Section):
     participation: Participation = Field(default_factory=Participation)
     algorithm: tuple[Method, ...] = (Method(name="fedavg"),)
 
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as problem:
+            raise InputError(_sentence(type(self), problem)) from None
+
     @field_validator("seeds", mode="before")
     @classmethod
     def _count_of_seeds(cls, value: Any) -> Any:
@@ -123,8 +145,8 @@ class Experiment(Section):
     @field_validator("seeds")
     @classmethod
     def _distinct_seeds(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if not value or len(set(value)) < len(value) or min(value) < 0:
-            raise ValueError("must be different whole numbers, at least one, none negative")
+        if not value or len(set(value)) < len(value) or min(value) < 0 or max(value) >= _SEEDS:
+            raise ValueError("must be different whole numbers, at least one, none negative, all below 2^63")
         return value
 
     @field_validator("algorithm", mode="before")
@@ -132,6 +154,8 @@ class Experiment(Section):
     def _one_or_many(cls, value: Any) -> Any:
         if isinstance(value, str | Mapping):
             value = [value]
+        if not isinstance(value, list | tuple):
+            raise ValueError("must be [[algorithm]] tables, or names of algorithms")
         return [{"name": one} if isinstance(one, str) else one for one in value]
 
     @field_validator("algorithm")
@@ -154,7 +178,7 @@ class Experiment(Section):
 
 def experiment(values: Mapping[str, Any]) -> Experiment:
     """An experiment from plain values; what is wrong is named by its place."""
-    return checked(Experiment, values)
+    return Experiment(**values)
 
 
 def read(path: Path, changes: Iterable[str] = ()) -> Experiment:
@@ -169,9 +193,9 @@ def read(path: Path, changes: Iterable[str] = ()) -> Experiment:
     for change in changes:
         _apply(values, change)
     found = experiment(values)
-    # Paths in a file are relative to the file.
+    # Paths in a file are relative to the file, wherever the run is resumed from.
     beside = {
-        section: part.model_copy(update={"file": path.parent / part.file})
+        section: part.model_copy(update={"file": path.parent.absolute() / part.file})
         for section in ("data", "budgets")
         if (part := getattr(found, section)).file is not None
     }
@@ -188,13 +212,13 @@ def _apply(values: dict[str, Any], change: str) -> None:
         value = text  # a bare word is a string
     *path, last = place.strip().split(".")
     tables: list[Any] = [values]
-    for key in path:
+    for depth, key in enumerate(path, start=1):
         # A change to "algorithm" is meant for every method of the file.
         found = [table.setdefault(key, {}) for table in tables]
         tables = [table for one in found for table in (one if isinstance(one, list) else [one])]
+        if not all(isinstance(table, dict) for table in tables):
+            raise InputError(f"--set {change}: {'.'.join(path[:depth])} is a value, not a table; leave out the rest")
     for table in tables:
-        if not isinstance(table, dict):
-            raise InputError(f"--set {change}: {'.'.join(path)} is a value, not a table")
         table[last] = value
 
 
@@ -203,20 +227,27 @@ def checked(kind: type[Checked], values: Mapping[str, Any], inside: str = "") ->
     try:
         return kind.model_validate(values)
     except ValidationError as problem:
-        error = problem.errors()[0]
-        place = ".".join(str(part) for part in ([inside] if inside else []) + list(error["loc"]))
-        if error["type"] == "extra_forbidden":
-            known = _known_keys(kind, error["loc"][:-1])
-            raise InputError(unknown_key(place, str(error["loc"][-1]), known)) from None
-        reason = error["msg"].removeprefix("Value error, ")
-        given = f", not {error['input']!r}" if not isinstance(error["input"], Mapping | list | tuple) else ""
-        raise InputError(f"{place}: {reason[0].lower()}{reason[1:]}{given}") from None
+        raise InputError(_sentence(kind, problem, inside)) from None
+
+
+def _sentence(kind: type[BaseModel], problem: ValidationError, inside: str = "") -> str:
+    """The first thing wrong, by its place."""
+    error = problem.errors()[0]
+    place = ".".join(str(part) for part in ([inside] if inside else []) + list(error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return unknown_key(place, str(error["loc"][-1]), _known_keys(kind, error["loc"][:-1]))
+    # Of a setting that may be this or that, pydantic adds which of them it tried.
+    named = [str(part) for part in error["loc"] if isinstance(part, int) or part.isidentifier()]
+    place = ".".join(([inside] if inside else []) + named)
+    reason = error["msg"].removeprefix("Value error, ")
+    given = f", not {error['input']!r}" if not isinstance(error["input"], Mapping | list | tuple) else ""
+    return f"{place}: {reason[0].lower()}{reason[1:]}{given}"
 
 
 def unknown_key(place: str, key: str, known: Iterable[str]) -> str:
     """The sentence for a key nobody knows."""
     names = list(known)
-    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(names))}" if names else "remove it"
     return f"there is no setting {place!r}; {hint}"
 

@@ -7,6 +7,7 @@ stops a run, the journal ends after a whole round and the next one begins from e
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,9 @@ CREATE TABLE checkpoints (
   job TEXT PRIMARY KEY, round INTEGER NOT NULL, active TEXT NOT NULL, state BLOB NOT NULL, memory BLOB NOT NULL);
 """
 
+_NEW_JOB = "INSERT INTO jobs VALUES (?, ?, ?, ?, 'waiting', NULL, NULL, ?, '{}')"
+
+JobRow = tuple[str, str, str, int, int]  # job, method, label, seed, rounds
 Status = Literal["waiting", "running", "done"]
 
 
@@ -73,7 +77,8 @@ class Journal:
         if not path.is_file():
             raise InputError(f"there is no run at {path.parent}: {path.name} is missing; give the folder of a run")
         self.path = path
-        self._connection = sqlite3.connect(path, isolation_level=None, timeout=30)
+        address = f"{path.absolute().as_uri()}?immutable=1" if _archived(path) else path
+        self._connection = sqlite3.connect(address, isolation_level=None, timeout=30, uri=True)
         self._connection.row_factory = sqlite3.Row
         with self._errors():
             version = self._connection.execute("PRAGMA user_version").fetchone()[0]
@@ -82,8 +87,8 @@ class Journal:
             self._connection.execute("PRAGMA synchronous = FULL")
 
     @classmethod
-    def create(cls, path: Path, about: Mapping[str, Any]) -> Journal:
-        """Start a journal; it appears whole or not at all."""
+    def create(cls, path: Path, about: Mapping[str, Any], jobs: Iterable[JobRow] = ()) -> Journal:
+        """Start a journal with the jobs to be done; it appears whole or not at all, or a job could be forgotten."""
         if path.exists():
             raise InputError(f"{path.parent} holds a run already; resume it, or choose another folder")
         partial = path.with_suffix(".part")
@@ -94,6 +99,7 @@ class Journal:
             connection.executemany(
                 "INSERT INTO about VALUES (?, ?)", [(key, json.dumps(value)) for key, value in about.items()]
             )
+            connection.executemany(_NEW_JOB, jobs)
             connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.close()
             partial.rename(path)
@@ -109,10 +115,7 @@ class Journal:
     def add_job(self, job: str, method: str, label: str, seed: int, rounds: int) -> None:
         """Note a job to be done."""
         with self._writing() as db:
-            db.execute(
-                "INSERT INTO jobs VALUES (?, ?, ?, ?, 'waiting', NULL, NULL, ?, '{}')",
-                (job, method, label, seed, rounds),
-            )
+            db.execute(_NEW_JOB, (job, method, label, seed, rounds))
 
     def begin(self, job: str, clients: Iterable[ClientRow], facts: Mapping[str, Any]) -> None:
         """Note that a job has begun, with whom and with what promises."""
@@ -214,6 +217,12 @@ class Journal:
             raise JournalError(
                 f"{self.path} cannot be used ({problem}); make room on the disk or check the file, then resume the run"
             ) from problem
+
+
+def _archived(path: Path) -> bool:
+    """Whether this account can only look: SQLite would else want to write beside a file it just reads."""
+    log = path.with_name(f"{path.name}-wal")  # rounds that are not in the file yet, of a run that goes on
+    return not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
 
 
 def _now() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import prod
+from math import inf, prod
 from pathlib import Path
 
 import numpy as np
@@ -76,12 +76,6 @@ def populate(experiment: config.Experiment, seed: int, device: str = "cpu") -> P
         labels_per_client=wanted.labels_per_client,
         alpha=wanted.alpha,
     )
-    batch = experiment.training.batch
-    for client, size in zip(partition.ids, partition.sizes.tolist(), strict=True):
-        if size < batch:
-            raise InputError(
-                f"client {client!r} has {size} records, fewer than training.batch = {batch}; make the batch smaller"
-            )
     budgets = _budgets(experiment.budgets, partition, seed)
     model = _model(experiment.model, dataset)
     start = model.start(torch.Generator().manual_seed(seed_for(seed, "model")))
@@ -138,7 +132,11 @@ def _budgets(wanted: config.Budgets, partition: Partition, seed: int) -> tuple[B
             raise InputError(
                 f"budgets.epsilons names {len(drawn)} budgets for {len(clients)} clients; give one for each"
             )
-    return tuple(Budget(epsilon, wanted.delta) for epsilon in drawn)
+    try:
+        return tuple(Budget(epsilon, wanted.delta) for epsilon in drawn)
+    except InputError as problem:
+        client = next(client for client, epsilon in zip(clients, drawn, strict=True) if not 0 < epsilon < inf)
+        raise InputError(f"budgets.epsilons, client {client!r}: {problem}") from None
 
 
 def _model(wanted: config.Model, dataset: datasets.Dataset) -> Model:

@@ -1,7 +1,6 @@
 """Run folders: start an experiment, go on with one that was stopped, read what came out.
 
-    FOLDER/experiment.json   the settings, as resolved
-    FOLDER/journal.db        what happened (see `journal`)
+    FOLDER/journal.db        the settings, as resolved, and what happened (see `journal`)
     FOLDER/ledgers/JOB.db    what each simulated client has spent
     FOLDER/models/JOB.safetensors
     FOLDER/metrics.csv
@@ -23,13 +22,13 @@ from torch import Tensor
 from polyeps import __version__, config
 from polyeps.accounting.calibration import Progress
 from polyeps.build import Job, prepare
-from polyeps.core import State
+from polyeps.core import Profile, State
 from polyeps.errors import InputError
 from polyeps.grouping import split_by_epsilon
 from polyeps.journal import Checkpoint, ClientRow, Journal
 from polyeps.ledger import Ledger
 from polyeps.populate import populate, seed_for
-from polyeps.server import Round, serve
+from polyeps.server import Round, check_disclosure, serve
 from polyeps.transport import codec
 from polyeps.transport.memory import InMemory
 
@@ -70,7 +69,9 @@ def run(
     for seed in experiment.seeds:
         population = populate(experiment, seed, device)
         for method in experiment.algorithm:
-            prepare(experiment, method, population, watch.calibrating)
+            job = prepare(experiment, method, population, watch.calibrating)
+            told: Any = dict.fromkeys(job.tells, 1)
+            check_disclosure(job.algorithm, [Profile(client, **told) for client in population.ids])
     _make_folder(folder)
     about = {
         "name": experiment.name,
@@ -78,11 +79,12 @@ def run(
         "version": __version__,
         "command": command,
     }
-    journal = Journal.create(folder / "journal.db", about)
-    for seed in experiment.seeds:
-        for method in experiment.algorithm:
-            journal.add_job(f"{method.title}-{seed}", method.name, method.title, seed, experiment.rounds)
-    journal.close()
+    jobs = [
+        (f"{method.title}-{seed}", method.name, method.title, seed, experiment.rounds)
+        for seed in experiment.seeds
+        for method in experiment.algorithm
+    ]
+    Journal.create(folder / "journal.db", about, jobs).close()
     return resume(folder, device=device, watch=watch)
 
 

@@ -17,11 +17,12 @@ What is hidden is only the declared number: norms give the noise away, and with 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 
 from polyeps.aggregation import inverse_variance_weights, variances_of_norms
 from polyeps.algorithms.blocks import ask_updates, step, train_locally
@@ -52,7 +53,7 @@ def pdp_fl(
     groups: int = 2,
     weights: Weights = "noise",
     delayed: bool = False,
-    warm_up: int = 3,
+    warm_up: Annotated[int, Field(ge=1)] = 3,
 ) -> Algorithm:
     """Projected averaging with estimated groups."""
     directions = directions_of(training, rank, subspace, per_tensor)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from polyeps import aggregation
@@ -14,7 +15,7 @@ from polyeps.algorithms.blocks import ask_updates, mean, step, updates_of
 from polyeps.core import Action, Ask, Payload, State, Task, Work
 from polyeps.training import Training
 
-Rank = int | Literal["auto"]
+Rank = Annotated[int, Field(ge=1)] | Literal["auto"]  # an option of a file: checked before anybody is asked
 SubspaceOf = Literal["set", "mean", "centred"]
 Projection = Literal["subspace", "gaussian", "sparse"]
 BASIS = ("basis", "ranks", "centre")  # the tensors a basis travels as

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # commands import what computes only when they run: the help 
     from polyeps.accounting.calibration import Progress
     from polyeps.certificate import Certificate
 
+_WIDEST = 2000  # columns of a table
 Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 Delta = Annotated[float, typer.Option(help="The probability with which the promise may fail.")]
 
@@ -55,8 +56,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
         table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for row in cells:
         table.add_row(*(figure(value) for value in row))
-    width = None if sys.stdout.isatty() else 160
-    Console(width=width, highlight=False).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    # A terminal may break a line that is too long for it; a figure cut short would be a wrong one.
+    needed = console.measure(table, options=console.options.update_width(_WIDEST)).maximum
+    console.width = max(console.width, needed)
+    console.print(table)
 
 
 def print_certificate(certificate: Certificate, as_json: bool) -> None:

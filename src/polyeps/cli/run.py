@@ -36,12 +36,12 @@ def run(
     if (experiment is None) == (resume is None):
         raise InputError("give either an experiment to run, or --resume with the folder of one that was stopped")
     if experiment is None:
-        if changes or seeds or output:
+        if changes or seeds is not None or output:
             raise InputError("a run is resumed with the settings it began with; leave out --set, --seeds and --output")
         assert resume is not None
         _perform(None, resume, device, as_json)
         return
-    every = [*(changes or []), *([f"seeds={seeds}"] if seeds else [])]
+    every = [*(changes or []), *([] if seeds is None else [f"seeds={seeds}"])]
     wanted = config.read(experiment, every)
     _perform(wanted, output or _free_folder(Path("runs") / wanted.name), device, as_json)
 
@@ -51,7 +51,7 @@ def demo(
     page: Annotated[Path, typer.Option(help="Where to write the report.")] = Path("demo.html"),
     as_json: Json = False,
 ) -> None:
-    """Twenty-four clients with very different budgets train together on real digits, five methods side by side."""
+    """Twenty-four clients with very different budgets train together on real digits, eight methods side by side."""
     from importlib.resources import as_file, files
 
     from polyeps import config
@@ -59,6 +59,8 @@ def demo(
 
     with as_file(files("polyeps") / "demo.toml") as path:
         wanted = config.read(path)
+    if not page.parent.is_dir():  # better found before the run than after it
+        raise InputError(f"--page {page}: the folder {page.parent} does not exist; make it, or choose another")
     folder = output or _free_folder(Path("runs") / wanted.name)
     _perform(wanted, folder, "cpu", as_json)
     write_page([folder], page)

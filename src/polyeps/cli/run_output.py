@@ -77,16 +77,16 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
 
 def print_methods(methods: Sequence[MethodSummary]) -> None:
     """One line per method."""
-    from polyeps.report.words import percent, share, size
+    from polyeps.report.words import percent, share, short, size, whole
 
     print_table(
         [
             "method",
             "accuracy",
             "rounds",
-            "most spent of a budget",
-            "left early",
-            "sent per client and round",
+            "most spent\nof a budget",
+            "left\nearly",
+            "sent per client\nand round",
             "s/round",
         ],
         [
@@ -95,9 +95,9 @@ def print_methods(methods: Sequence[MethodSummary]) -> None:
                 percent(row.final_accuracy, row.final_accuracy_deviation),
                 row.rounds_run,
                 share(row.largest_ratio) if row.largest_ratio is not None else "no promise",
-                row.left_early,
+                whole(row.left_early),
                 size(row.bytes_up_per_client_round),
-                row.seconds_per_round,
+                short(row.seconds_per_round, 2),
             ]
             for row in methods
         ],
@@ -114,16 +114,21 @@ def print_clients(journal: Journal) -> None:
         return
     table: dict[str, list[Any]] = {}
     over = 0
+    columns = ["client", "records", "own ε"]
     for job in paying:
+        alike = journal.query(
+            "SELECT min(epsilon) AS low, max(epsilon) AS high FROM clients WHERE job = ?", (job["job"],)
+        )
+        everybodys = job["facts"]["budgets"] != "own" and alike[0]["low"] == alike[0]["high"]
+        columns.append(f"{job['label']}\nof {alike[0]['low']:.4g}" if everybodys else job["label"])
         for row in journal.query("SELECT * FROM clients WHERE job = ? ORDER BY own_epsilon, client", (job["job"],)):
             line = table.setdefault(row["client"], [row["client"], row["records"], row["own_epsilon"]])
             in_force, spent = row["epsilon"], row["spent"] or 0.0
-            of = "" if job["facts"]["budgets"] == "own" else f" of {in_force:.4g}"
+            of = "" if everybodys or job["facts"]["budgets"] == "own" else f" of {in_force:.4g}"
             over += spent > in_force
             line.append(f"{spent:.4g}{of}")
-    columns = ["client", "records", "own ε", *(f"{job['label']} spent" for job in paying)]
     shown = list(table.values())
-    print_table(columns, shown[:_MOST_CLIENTS], title=f"What each client spent (seed {first})")
+    print_table(columns, shown[:_MOST_CLIENTS], title=f"The ε each client spent under each method (seed {first})")
     if len(shown) > _MOST_CLIENTS:
         print(f"and {len(shown) - _MOST_CLIENTS} clients more, in the report.")
     if over:

@@ -93,6 +93,7 @@ def make_page(journals: Sequence[Journal]) -> str:
             for (line, colour), method in zip(coloured(lines), shown, strict=True)
             if (picture := spent_picture(line, colour))
         ],
+        promised=_promised(shown),
         tables=_tables(lines, shown),
     )
 
@@ -117,6 +118,16 @@ def _method(line: Line, colour: str) -> dict[str, Any]:
         "departures": words.departures(line) if line.counted else "Not begun.",
         "anyone": bool(line.counted),
     }
+
+
+def _promised(shown: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Methods together whose promises read the same, so that nobody has to read them twice."""
+    together: dict[Any, list[dict[str, Any]]] = {}
+    for method in shown:
+        if method["anyone"]:
+            alike = tuple(method["promises"]) or method["row"].label
+            together.setdefault(alike, []).append(method)
+    return list(together.values())
 
 
 def _run(journal: Journal, name: str, lines: Sequence[Line]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from polyeps.report.tables import Line
 WIDE, NARROW = 1000, 380  # pixels: a desk and a phone
 # Drawn in these colours, shown in the page's: a picture then follows the reader's light or dark scheme.
 INK, MUTED, GRID, ALARM = "#010203", "#010204", "#010205", "#010206"
-METHODS = tuple(f"#0a0b{number:02x}" for number in range(1, 8))
+METHODS = tuple(f"#0a0b{number:02x}" for number in range(1, 9))
 _SHOWN = {INK: "ink", MUTED: "muted", GRID: "grid", ALARM: "alarm"} | {
     colour: f"method-{number}" for number, colour in enumerate(METHODS)
 }

@@ -200,7 +200,7 @@ def _promise(line: Line, job: Job, row: ClientSummary) -> str:
         return "What it has spent is not known before the job is finished."
     facts = job.facts
     try:
-        return Certificate(
+        sentence = Certificate(
             method=line.method,
             form=facts.get("form", "sound"),
             claimed=row.own_epsilon,
@@ -213,6 +213,9 @@ def _promise(line: Line, job: Job, row: ClientSummary) -> str:
             accountant="pld",
             details={},
         ).sentence
+        return re.sub(
+            r"(?<=\d) (?=\d)|(?<=ε) (?==)|(?<==) |(?<=in) (?=1)", "\u00a0", sentence
+        )  # numbers stay on a line
     except KeyError as missing:
         return f"The journal does not say under which terms it was protected ({missing.args[0]} is missing)."
 

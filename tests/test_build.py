@@ -1,0 +1,158 @@
+"""Names become objects: budgets in force, calibrated noise, options checked, cohort sizes."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+from federations import EPSILONS, experiment, job_of
+
+from polyeps import build
+from polyeps.accounting import epsilon
+from polyeps.algorithms import ALGORITHMS
+from polyeps.core import Budget
+from polyeps.errors import InputError
+from polyeps.methods import certify, dp_sgd
+from polyeps.populate import populate
+from polyeps.runs import run
+
+
+@pytest.mark.parametrize(
+    ("name", "in_force"),
+    [("fedavg", EPSILONS), ("minimum", (0.5,) * 6), ("maximum", (9.0,) * 6), ("public-only", EPSILONS)],
+)
+def test_budgets_in_force(name: str, in_force: tuple[float, ...]) -> None:
+    job = job_of(experiment(name))
+    assert job.budgets == tuple(Budget(value, 1e-3) for value in in_force)
+    assert {client: terms.budget.epsilon for client, terms in job.terms.items()} == {
+        str(place): value for place, value in enumerate(in_force)
+    }
+    order = np.argsort(in_force)
+    assert np.all(np.diff(job.scale[order]) <= 0)  # the stricter, the noisier
+
+
+def test_no_budget_is_no_noise_and_no_ledger() -> None:
+    job = job_of(experiment("non-private"))
+    assert job.budgets is None
+    assert job.terms == {}
+    assert not job.scale.any()
+    assert all(action.price is None for action in job.algorithm.actions.values())
+
+
+def test_noise_is_calibrated_for_the_rounds_a_client_can_expect() -> None:
+    wanted = experiment(rounds=10, participation={"kind": "uniform", "share": 0.5})
+    assert build.expected_rounds(wanted) == 5
+    assert build.expected_rounds(experiment(rounds=10, participation={"kind": "full", "share": 0.5})) == 10
+    assert build.expected_rounds(experiment(rounds=100, participation={"kind": "poisson", "share": 0.29})) == 29
+    job = job_of(wanted)
+    price = build.priced_action(job.algorithm)
+    for row, budget in enumerate(EPSILONS):
+        event = dp_accounting.SelfComposedDpEvent(price(float(job.scale[row]), row), 5)
+        assert 0.99 * budget <= epsilon(event, 1e-3) <= budget
+
+
+def test_one_scale_for_all_when_it_is_given() -> None:
+    assert job_of(experiment(budgets={"scale": 3.0})).scale.tolist() == [3.0] * 6
+
+
+@pytest.mark.parametrize(
+    ("participation", "scale", "quorum"),
+    [
+        ({"kind": "full"}, None, 6),
+        ({"kind": "uniform", "share": 0.5}, None, 3),
+        ({"kind": "uniform", "share": 0.5}, 3.0, 1),
+        ({"kind": "uniform", "share": 0.5, "quorum": 2}, None, 2),
+        ({"kind": "uniform", "share": 0.5, "quorum": 6}, None, 3),  # no more than are asked
+    ],
+)
+def test_the_quorum_is_a_full_cohort_unless_leaving_early_is_the_rule(
+    participation: dict[str, Any], scale: float | None, quorum: int
+) -> None:
+    job = job_of(experiment(participation=participation, budgets={"scale": scale}))
+    assert job.participation.quorum == quorum
+
+
+def test_liberal_clients_are_wanted_in_every_round_only_when_asked_for() -> None:
+    assert job_of(experiment()).participation.including == frozenset()
+    assert job_of(experiment(participation={"with_public": True})).participation.including == {"2", "4"}
+
+
+def test_hidden_budgets_are_not_told() -> None:
+    assert job_of(experiment()).tells == ("epsilon", "examples")
+    assert job_of(experiment(budgets={"disclosed": False})).tells == ()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ("fedavgg", ("algorithm.name = fedavgg", "did you mean 'fedavg'?")),
+        ({"name": "pfa", "rnak": 2}, ("algorithm.rnak (of pfa)", "did you mean 'rank'?")),
+        ({"name": "fedavg", "rank": 2}, ("algorithm.rank (of fedavg)", "known are form, label, name, training")),
+        ({"name": "pfa", "per_tensor": "perhaps"}, ("algorithm (pfa).per_tensor", "boolean", "not 'perhaps'")),
+        ({"name": "pfa", "weights": "age"}, ("algorithm (pfa).weights", "'epsilon' or 'count'")),
+        ({"name": "pfa", "split": "halves"}, ("algorithm (pfa).split", "'mixture', 'k-means' or 'top'")),
+        ({"name": "pfa", "rank": 0}, ("algorithm (pfa).rank: input", "greater than or equal to 1")),
+        ({"name": "pdp-fl", "rank": "all"}, ("algorithm (pdp-fl).rank",)),
+        ({"name": "pdp-fl", "warm_up": 0}, ("algorithm (pdp-fl).warm_up", "greater than or equal to 1")),
+        ({"name": "pdp-fl-plus", "delayed": False}, ("algorithm.delayed (of pdp-fl-plus)",)),  # settled by the name
+        ({"name": "fedavg", "training": {"batch": 100}}, ("client '0' has 60 records", "training.batch = 100")),
+    ],
+)
+def test_wrong_algorithms_and_options_are_named(algorithm: Any, said: tuple[str, ...]) -> None:
+    with pytest.raises(InputError) as refusal:
+        job_of(experiment(algorithm))
+    for part in said:
+        assert part in str(refusal.value)
+
+
+def test_options_reach_the_builder() -> None:
+    options = build.checked_options(experiment({"name": "pfa", "rank": 3}).algorithm[0], ALGORITHMS["pfa"])
+    assert (options["rank"], options["weights"]) == (3, "epsilon")
+    plus = build.checked_options(experiment("pdp-fl-plus").algorithm[0], ALGORITHMS["pdp-fl-plus"])
+    assert plus["delayed"] is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"training": {"batch": 61}}, ("client '0' has 60 records, fewer than training.batch = 61", "smaller")),
+        ({"budgets": {"scale": 0.4}}, ("client '0' cannot afford a single round", "raise the scale")),
+        ({"budgets": {"delta": 0}}, ("client '0' cannot afford the plan", "δ = 0", "delta above 0")),
+    ],
+)
+def test_a_plan_that_cannot_work_leaves_nothing_behind(
+    changes: dict[str, Any], said: tuple[str, ...], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as refusal:
+        run(experiment(**changes), tmp_path / "run")
+    for part in said:
+        assert part in str(refusal.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_algorithm_that_needs_hidden_budgets_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"client '0' does not disclose its epsilon.*pdp-fl"):
+        run(experiment(["fedavg", "weiavg"], budgets={"disclosed": False}), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_published_form_is_run_at_what_it_really_costs() -> None:
+    # Paper 000's setting, ε = 10, where the closed form claims less than it costs.
+    clients, size, batch, rounds, steps = 1, 1200, 8, 80, 100
+    wanted = experiment(
+        {"name": "fedavg", "form": "published"},
+        rounds=rounds,
+        data={"clients": clients, "size": size},
+        budgets={"epsilons": (10.0,), "delta": 1e-5},
+        training={"batch": batch, "local_steps": steps},
+    )
+    job = build.prepare(wanted, wanted.algorithm[0], populate(wanted, 1))
+    sigma = 10 * batch / size * math.sqrt(rounds * steps * math.log10(1e5)) / 10
+    assert job.scale.tolist() == pytest.approx([sigma])
+    told = certify(dp_sgd(records=size, batch=batch, steps=rounds * steps, sampler="fixed"), sigma, 1e-5)
+    assert job.budgets is not None
+    assert job.budgets[0].epsilon == pytest.approx(told.certified, rel=1e-9)
+    assert job.budgets[0].epsilon == pytest.approx(11.78, abs=0.005)  # as tests/test_methods.py has it
+    assert job.algorithm.adjacency == "replace-one"

@@ -1,0 +1,185 @@
+"""The server's loop: whose turn it is, who declined, when to stop, and what it must be told."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyeps.core import Action, Algorithm, Ask, Profile, Replies, State, Task
+from polyeps.errors import InputError
+from polyeps.server import Participation, Round, check_disclosure, cohort_size, serve
+
+EVERYONE = tuple(f"c{number}" for number in range(20))
+
+
+class Town:
+    """Clients that can afford so many rounds each, and reply with a one."""
+
+    def __init__(self, purses: Mapping[str, int], silent: frozenset[str] = frozenset()) -> None:
+        self.purses, self.silent = dict(purses), silent
+        self.tasks: list[Task] = []
+
+    def profiles(self) -> tuple[Profile, ...]:
+        return tuple(Profile(client, ready=purse > 0) for client, purse in self.purses.items())
+
+    def __call__(self, task: Task) -> Replies:
+        self.tasks.append(task)
+        ids = tuple(client for client in task.to if self.purses[client] > 0 and client not in self.silent)
+        for client in ids:
+            self.purses[client] -= 1
+        return Replies(ids, {"one": torch.ones(len(ids))}, tuple(self.purses[client] > 0 for client in ids), 10, 3)
+
+
+def _round(state: State, ask: Ask) -> State:
+    replies = ask(Task("greet", tuple(face.id for face in state.roster), {}))
+    return replace(state, model=state.model + len(replies.ids))
+
+
+GREETING = Algorithm({"greet": Action(lambda _: ({}, {}), None)}, _round)
+
+
+def watch(town: Town, rounds: int, participation: Participation | None = None, **more: object) -> list[Round]:
+    seen: list[Round] = []
+    serve(
+        GREETING,
+        town,
+        State(torch.zeros(1)),
+        rounds=rounds,
+        participation=participation or Participation(),
+        seed=1,
+        observe=lambda round, _: seen.append(round),
+        **more,  # type: ignore[arg-type]
+    )
+    return seen
+
+
+# who takes part
+
+
+@pytest.mark.parametrize(
+    ("share", "clients", "size"), [(0.8, 50, 40), (0.1, 24, 2), (0.01, 5, 1), (1.0, 7, 7), (0.29, 100, 29)]
+)
+def test_a_share_is_rounded_down_but_never_to_nobody(share: float, clients: int, size: int) -> None:
+    assert cohort_size(share, clients) == size
+
+
+@given(st.permutations(EVERYONE), st.integers(0, 50))
+def test_lots_do_not_depend_on_the_order_of_clients(order: list[str], round: int) -> None:
+    for kind in ("uniform", "poisson"):
+        some = Participation(kind, 0.4)
+        assert set(some.draw(order, order, 3, round)) == set(some.draw(EVERYONE, EVERYONE, 3, round))
+
+
+def test_everybody_is_drawn_equally_often() -> None:
+    some = Participation("uniform", 0.25)
+    drawn = [some.draw(EVERYONE, EVERYONE, 1, round) for round in range(2000)]
+    assert {len(cohort) for cohort in drawn} == {5}
+    for client in EVERYONE:
+        assert abs(sum(client in cohort for cohort in drawn) - 500) < 6 * (2000 * 0.25 * 0.75) ** 0.5
+    assert some.draw(EVERYONE, EVERYONE, 2, 0) != drawn[0]
+
+
+@given(st.sets(st.sampled_from(EVERYONE)), st.integers(0, 20))
+def test_who_leaves_changes_nobody_elses_lot(gone: set[str], round: int) -> None:
+    left = [client for client in EVERYONE if client not in gone]
+    coins = Participation("poisson", 0.5)
+    assert set(coins.draw(EVERYONE, left, 1, round)) == set(coins.draw(EVERYONE, EVERYONE, 1, round)) - gone
+    some = Participation("uniform", 0.5)
+    full, rest = set(some.draw(EVERYONE, EVERYONE, 1, round)), set(some.draw(EVERYONE, left, 1, round))
+    assert full - gone <= rest  # whoever was drawn and is left is drawn still
+    assert len(rest) == min(10, len(left))
+
+
+def test_poisson_cohorts_differ_in_size_and_full_ones_hold_everybody() -> None:
+    coins = Participation("poisson", 0.5)
+    sizes = {len(coins.draw(EVERYONE, EVERYONE, 1, round)) for round in range(50)}
+    assert len(sizes) > 3
+    assert Participation("full", 0.1).draw(EVERYONE, EVERYONE[3:], 1, 0) == EVERYONE[3:]
+
+
+@given(st.integers(0, 200), st.sampled_from(["uniform", "poisson"]))
+def test_one_of_those_wanted_is_always_there_while_one_is_left(round: int, kind: str) -> None:
+    plain = Participation(kind, 0.1)  # type: ignore[arg-type]
+    wanted = replace(plain, including=frozenset(EVERYONE[:3]))
+    without, cohort = set(plain.draw(EVERYONE, EVERYONE, 1, round)), set(wanted.draw(EVERYONE, EVERYONE, 1, round))
+    assert cohort & wanted.including
+    if without & wanted.including:
+        assert cohort == without
+    elif kind == "uniform":
+        assert len(cohort) == len(without)
+    assert set(wanted.draw(EVERYONE, EVERYONE[3:], 1, round)) == set(plain.draw(EVERYONE, EVERYONE[3:], 1, round))
+
+
+@pytest.mark.parametrize(("share", "quorum"), [(0.0, 1), (1.1, 1), (0.5, 0), (float("nan"), 1)])
+def test_impossible_participation_is_refused(share: float, quorum: int) -> None:
+    with pytest.raises(InputError, match=r"participation\.(share|quorum) must be"):
+        Participation("uniform", share, quorum)
+
+
+# rounds
+
+
+def test_rounds_count_answers_declines_and_bytes() -> None:
+    town = Town({"a": 2, "b": 1, "c": 5}, silent=frozenset("c"))
+    first, second = watch(town, 5)[:2]
+    assert (first.number, first.invited, first.declined, first.active) == (0, ("a", "b", "c"), ("c",), ("a",))
+    assert first.traffic == {"a": (10, 3), "b": (10, 3)}
+    assert (second.invited, second.active) == (("a",), ())
+    assert [(task.run, task.round) for task in town.tasks] == [("", 0), ("", 1)]
+
+
+def test_who_was_not_ready_at_first_is_never_asked() -> None:
+    town = Town({"a": 3, "b": 0})
+    assert [round.invited for round in watch(town, 2)] == [("a",), ("a",)]
+
+
+def test_a_run_ends_when_fewer_than_the_quorum_are_left() -> None:
+    purses = {"a": 1, "b": 2, "c": 3, "d": 9}
+    lengths = {quorum: len(watch(Town(purses), 8, Participation(quorum=quorum))) for quorum in (1, 2, 3, 4)}
+    assert lengths == {1: 8, 2: 3, 3: 2, 4: 1}
+
+
+def test_a_resumed_run_goes_on_with_those_who_were_left() -> None:
+    seen: list[Round] = []
+    state = serve(
+        GREETING,
+        Town(dict.fromkeys("abc", 9)),
+        State(torch.zeros(1), round=3),
+        rounds=5,
+        participation=Participation(),
+        seed=1,
+        active=("c", "a"),
+        observe=lambda round, _: seen.append(round),
+    )
+    assert [(round.number, round.invited) for round in seen] == [(3, ("c", "a")), (4, ("c", "a"))]
+    assert (state.round, float(state.model)) == (5, 4.0)
+
+
+# disclosure
+
+
+def test_what_an_algorithm_needs_must_be_told() -> None:
+    needy = replace(GREETING, needs=("epsilon", "examples"))
+    told = Profile("a", examples=3, epsilon=1.0)
+    check_disclosure(needy, [told])
+    check_disclosure(GREETING, [Profile("b")])
+    for hidden, name in ((replace(told, epsilon=None), "epsilon"), (replace(told, examples=None), "examples")):
+        with pytest.raises(InputError, match=f"client 'a' does not disclose its {name}"):
+            check_disclosure(needy, [told, hidden])
+
+
+def test_nobody_is_asked_before_everybody_has_told() -> None:
+    town = Town({"a": 1})
+    with pytest.raises(InputError, match="does not disclose"):
+        serve(
+            replace(GREETING, needs=("epsilon",)),
+            town,
+            State(torch.zeros(1)),
+            rounds=1,
+            participation=Participation(),
+            seed=1,
+        )
+    assert town.tasks == []

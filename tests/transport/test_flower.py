@@ -1,0 +1,99 @@
+"""Federations on Flower's messages: nodes that fail, nodes of one name, and a whole ServerApp."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from federations import LocalGrid, experiment, finish, job_of, ledger_of
+from flwr.app import Context, Error, Message, RecordDict
+
+from polyeps.build import Job
+from polyeps.core import State, Task
+from polyeps.errors import InputError
+from polyeps.server import Participation, Round, Transport, serve
+from polyeps.transport.flower import OnFlower, server_app
+
+
+@pytest.fixture
+def job() -> Job:
+    return job_of(experiment("fedavg"))
+
+
+class BrokenGrid(LocalGrid):
+    """Nodes in `failing` answer with an error, as Flower does for an app that raised."""
+
+    def send_and_receive(self, messages: Iterable[Message], **_: Any) -> Iterable[Message]:
+        asked = list(messages)
+        broken = [Message(Error(1, "it broke"), reply_to=m) for m in asked if m.metadata.dst_node_id in self.failing]
+        return [*broken, *super().send_and_receive(asked)]
+
+
+@pytest.mark.parametrize("grid_of", [LocalGrid, BrokenGrid])
+def test_a_node_that_fails_counts_as_one_that_declined(grid_of: type[LocalGrid], job: Job, tmp_path: Path) -> None:
+    ledger = ledger_of(job, tmp_path / "a.db")
+    assert ledger is not None
+    grid = grid_of(job.cohort(ledger), job)
+    seen: list[Round] = []
+
+    def observe(round: Round, _: State) -> None:
+        seen.append(round)
+        grid.failing = {101, 104}  # from the second round on
+
+    serve(job.algorithm, OnFlower(grid), job.state, rounds=2, participation=Participation(), seed=5, observe=observe)
+    assert [round.declined for round in seen] == [(), ("1", "4")]
+    assert set(seen[1].traffic) == set(seen[1].active) == {"0", "2", "3", "5"}
+    assert [ledger.account(client).charges for client in ledger.clients] == [2, 1, 2, 2, 1, 2]
+
+
+@pytest.mark.parametrize("grid_of", [LocalGrid, BrokenGrid])
+def test_a_node_that_does_not_introduce_itself_is_not_enrolled(
+    grid_of: type[LocalGrid], job: Job, tmp_path: Path
+) -> None:
+    grid = grid_of(job.cohort(ledger_of(job, tmp_path / "a.db")), job)
+    grid.failing = {100}
+    assert [face.id for face in OnFlower(grid).profiles()] == ["1", "2", "3", "4", "5"]
+
+
+def test_two_nodes_with_one_name_are_refused(job: Job, tmp_path: Path) -> None:
+    grid = LocalGrid(job.cohort(ledger_of(job, tmp_path / "a.db")), job)
+    grid.nodes[105] = grid.nodes[102]
+    with pytest.raises(InputError, match=r"two nodes call themselves client '2'; give each its own name"):
+        OnFlower(grid).profiles()
+
+
+def test_asking_twice_who_is_there_is_no_second_name(job: Job, tmp_path: Path) -> None:
+    transport = OnFlower(LocalGrid(job.cohort(ledger_of(job, tmp_path / "a.db")), job))
+    assert transport.profiles() == transport.profiles()
+
+
+def test_replies_come_in_the_order_asked_for(job: Job, tmp_path: Path) -> None:
+    transport = OnFlower(LocalGrid(job.cohort(ledger_of(job, tmp_path / "a.db")), job))
+    transport.profiles()
+    task = Task("train", ("4", "0", "2"), {"model": job.population.start}, "run", 0)
+    assert transport(task).ids == ("4", "0", "2")  # LocalGrid answers the other way round
+
+
+def test_hidden_fields_are_not_in_the_message(tmp_path: Path) -> None:
+    job = job_of(experiment("fedavg", budgets={"disclosed": False}))
+    faces = OnFlower(LocalGrid(job.cohort(ledger_of(job, tmp_path / "a.db")), job)).profiles()
+    assert {(face.examples, face.epsilon, face.group) for face in faces} == {(None, None, None)}
+
+
+def test_a_server_app_runs_a_whole_federation(job: Job, tmp_path: Path) -> None:
+    states: list[State] = []
+
+    def federate(transport: Transport, context: Context) -> None:
+        rounds = int(context.run_config["rounds"])
+        everyone = replace(job.participation, quorum=1)
+        states.append(
+            serve(job.algorithm, transport, job.state, rounds=rounds, participation=everyone, seed=5, run="test")
+        )
+
+    grid = LocalGrid(job.cohort(ledger_of(job, tmp_path / "a.db")), job)
+    server_app(federate)(grid, Context(1, 1, {}, RecordDict(), {"rounds": 3}))
+    expected = finish(job_of(experiment("fedavg")), tmp_path / "b.db").state
+    assert states[0].round == 3
+    torch.testing.assert_close(states[0].model, expected.model, rtol=1e-4, atol=1e-5)
