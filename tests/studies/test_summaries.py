@@ -96,3 +96,12 @@ def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
     empty: Figure = figure()
     summary = summarise(empty, Store(tmp_path / "empty"), 2, GRID)
     assert [file.suffix for file in presenting.write(summary, tmp_path, "empty")] == [".json", ".md"]
+
+
+def test_lines_over_rounds_are_drawn(tmp_path: Path) -> None:
+    told = {"study": "test", "kind": "figure", "figure": "2", "title": "Lines", "note": "a note", "version": "0"}
+    lines = {"left": {"one": [0.1, 0.2], "other": [0.3, 0.1]}, "right": {"one": [1.0, 2.0]}}
+    summary = {**told, "command": "", "missing": 0, "columns": ["a"], "table": [[1], ["x|y"]], "lines": lines}
+    files = presenting.write(summary, tmp_path, "lines")
+    assert [file.suffix for file in files] == [".json", ".md", ".svg", ".png"]
+    assert files[1].read_text() == "# test, figure 2: Lines\n\n| a |\n|---|\n| 1 |\n| x\\|y |\n\nNote: a note.\n"

@@ -90,7 +90,7 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
 
     with TemporaryDirectory(prefix="polyeps-") as folder:
         ledger = None if job.budgets is None else Ledger.create(Path(folder) / "ledger.db", job.terms)
-        transport = _Listening(job.cohort(ledger), job.algorithm, job.tells)
+        transport = _Listening(trial.norms, job.cohort(ledger), job.algorithm, job.tells)
         state = serve(
             job.algorithm,
             transport,
@@ -123,17 +123,18 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
 
 
 class _Listening(InMemory):
-    """A transport that keeps the lengths of the updates passing through it, and counts the numbers in replies."""
+    """A transport that counts the numbers in replies and, if wanted, keeps the lengths of updates."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, wants_norms: bool, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.wants_norms = wants_norms
         self.norms: dict[str, list[float]] = {}
         self.up_values = 0  # bytes of tensors alone, without what frames them: the paper's way to count
 
     def __call__(self, task: Task) -> Replies:
         replies = super().__call__(task)
         self.up_values += sum(tensor.numel() * tensor.element_size() for tensor in replies.payload.values())
-        if "update" in replies.payload:
+        if self.wants_norms and "update" in replies.payload:
             lengths = replies.payload["update"].norm(dim=1).tolist()
             for client, length in zip(replies.ids, lengths, strict=True):
                 self.norms.setdefault(client, []).append(round(float(length), 6))
