@@ -14,7 +14,7 @@ from polyeps.studies.trials import Trial
 Axis = Literal["clients", "budgets", "method"]
 Numbers = Mapping[tuple[Cell, str], float]  # by cell and title of the method
 QUICK_CLIENTS, QUICK_ROUNDS, QUICK_STEPS, QUICK_CHOICE = 20, 30, 20, 10
-QUICK_WITHOUT = ("gauss", "mixgauss2")  # budgets much like others that stay
+QUICK_WITHOUT = ("gauss", "pareto", "mixgauss2")  # budgets much like others that stay
 
 
 @dataclass(frozen=True)

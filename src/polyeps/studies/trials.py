@@ -31,7 +31,7 @@ from polyeps.server import Round, serve
 from polyeps.studies.cells import Cell, Method, experiment_of
 from polyeps.transport.memory import InMemory
 
-LAST = 10  # rounds whose mean accuracy is a trial's final one, as in the paper
+LAST = 10  # rounds whose mean accuracy is a trial's final one, as in the paper; a third of a short trial's
 SPARSELY = 10  # of networks dear to evaluate, every tenth round until near the end
 Result = dict[str, Any]
 
@@ -64,6 +64,11 @@ class Trial:
     def rounds(self) -> int:
         """How many rounds to run; the noise is calibrated for all of the cell's."""
         return (self.cell.choice_rounds if self.validation else None) or self.cell.rounds
+
+    @property
+    def last(self) -> int:
+        """Over how many rounds at the end its final accuracy is the mean."""
+        return max(1, min(LAST, self.rounds // 3))
 
     def experiment(self) -> config.Experiment:
         return experiment_of(self.cell, self.method, self.form, self.learning_rate, self.validation)
@@ -104,7 +109,7 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
         spent = _spent_share(job, ledger)
         if ledger:
             ledger.close()
-    last = [value for round, value in accuracy.items() if round > state.round - LAST]
+    last = [value for round, value in accuracy.items() if round > state.round - trial.last]
     return {
         "trial": trial.as_dict(),
         "final": fmean(last) if last else 0.0,
@@ -152,7 +157,7 @@ def _due(round: Round, trial: Trial, job: Job) -> bool:
     if trial.cell.model in ("logistic", "linear_svm", "mlp"):
         return True
     # Budgets may end a run some rounds early, so "the last ten" is not known until it is over.
-    late = round.number + 1 > 0.8 * trial.rounds - LAST
+    late = round.number + 1 > 0.92 * trial.rounds - trial.last
     return late or (round.number + 1) % SPARSELY == 0 or len(round.active) < job.participation.quorum
 
 
