@@ -1,11 +1,15 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_studies import CELL, result, trial
 
+from polyeps.certificate import Form
 from polyeps.errors import InputError
+from polyeps.server import serve
+from polyeps.studies import trials
 from polyeps.studies.trials import Store, perform
 
 
@@ -75,3 +79,16 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="choose another --work"):
         Store(tmp_path / "file" / "work")
+
+
+@pytest.mark.parametrize("form", ["published", "sound"])
+def test_the_server_weighs_by_the_budgets_clients_declare(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float | None] = []
+
+    def spying(algorithm: Any, transport: Any, *rest: Any, **named: Any) -> Any:
+        told.extend(profile.epsilon for profile in transport.profiles())
+        return serve(algorithm, transport, *rest, **named)
+
+    monkeypatch.setattr(trials, "serve", spying)
+    perform(trial("weiavg", form))
+    assert told == list(CELL.epsilons or ())
