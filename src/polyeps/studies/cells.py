@@ -83,7 +83,8 @@ class Cell:
         return f"{self.data} {self.model} {self.partition} {budgets} M={self.clients}"
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain values, as JSON gives them back."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 def experiment_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0b6e4f", "#5fad56", "#1f6fb2", "#e08e0b", "#b3321f", "#7a4fa3", "#444444", "#c2458f", "#8a6d3b", "#2aa1a1")
+# A method has the same colour in all pictures.
+METHOD_COLOURS = {
+    "pfa": "#0b6e4f",
+    "pfa-plus": "#5fad56",
+    "pdp-fl": "#2aa1a1",
+    "weiavg": "#1f6fb2",
+    "fedavg": "#e08e0b",
+    "minimum": "#b3321f",
+    "maximum": "#7a4fa3",
+    "non-private": "#444444",
+    "public-only": "#c2458f",
+}
+COLOURS = tuple(METHOD_COLOURS.values())
 PANEL = (4.6, 3.0)  # inches
 
 
@@ -27,7 +40,10 @@ def write(summary: Summary, folder: Path, name: str) -> list[Path]:
     }
     for file, text in contents.items():
         (folder / file).write_text(text, encoding="utf-8")
-    return [folder / file for file in contents] + draw(summary, folder / name)
+    pictures: list[Path] = []
+    with contextlib.suppress(ModuleNotFoundError):  # a machine that only lends its time may lack matplotlib
+        pictures = draw(summary, folder / name)
+    return [folder / file for file in contents] + pictures
 
 
 def markdown(summary: Summary) -> str:
@@ -87,19 +103,23 @@ def draw(summary: Summary, stem: Path) -> list[Path]:
 def _draw_lines(summary: Summary, stem: Path) -> list[Path]:
     """Values per round, a panel for each part of the figure."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     panels = summary["lines"]
     figure = Figure(figsize=(PANEL[0] * len(panels), PANEL[1] + 1), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, lines) in zip(grid, panels.items(), strict=True):
         for number, (name, values) in enumerate(lines.items()):
-            axes.plot(range(1, len(values) + 1), values, color=COLOURS[number % len(COLOURS)], marker=".", label=name)
+            # Lines may lie on each other: every other one lets the one below be seen.
+            look = {"color": COLOURS[number % len(COLOURS)], "linestyle": "--" if number % 2 else "-", "label": name}
+            axes.plot(range(1, len(values) + 1), values, marker=".", **look)
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("round", fontsize=8)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
     handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(panels), fontsize=8, frameon=False)
     figure.suptitle(heading(summary), fontsize=10)
     return _save(figure, stem)
 
@@ -130,7 +150,7 @@ def _draw_panel(axes: Axes, summary: Summary, cells: Sequence[Summary], form: st
     lines = summary["axis"] == "clients" and len(cells) > 1
     width = 0.8 / (1 if along_methods else len(names))
     for number, name in enumerate(names):
-        colour = COLOURS[number % len(COLOURS)]
+        colour = METHOD_COLOURS.get(name, COLOURS[number % len(COLOURS)])
         known = [(place, cell["methods"][name]) for place, cell in enumerate(cells)]
         if along_methods:
             places = [float(number)] * len(known)

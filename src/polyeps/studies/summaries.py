@@ -111,7 +111,7 @@ def _curve(results: Sequence[Result]) -> dict[str, float]:
 
 def verdict(figure: Figure, paper: float | None, measured: Summary | None) -> Summary | None:
     """Whether the published form comes near the paper's value; nothing where one of them is not known."""
-    if paper is None or measured is None:
+    if paper is None or measured is None or not figure.judged:
         return None
     off = measured["mean"] - paper
     # Readings have two digits: a difference of exactly the limit is not undone by rounding.

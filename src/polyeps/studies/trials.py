@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +22,7 @@ import numpy as np
 from polyeps import __version__, config
 from polyeps.build import Job, prepare
 from polyeps.certificate import Form
-from polyeps.core import Replies, State, Task
+from polyeps.core import Profile, Replies, State, Task
 from polyeps.errors import InputError
 from polyeps.grouping import split_by_epsilon
 from polyeps.ledger import Ledger
@@ -31,8 +31,9 @@ from polyeps.server import Round, serve
 from polyeps.studies.cells import Cell, Method, experiment_of
 from polyeps.transport.memory import InMemory
 
-LAST = 10  # rounds whose mean accuracy is a trial's final one, as in the paper
+LAST = 10  # rounds whose mean accuracy is a trial's final one, as in the paper; a third of a short trial's
 SPARSELY = 10  # of networks dear to evaluate, every tenth round until near the end
+WEIGHED = ("weiavg", "pfa", "pfa-plus")  # methods in which ε decides how much a client counts
 Result = dict[str, Any]
 
 
@@ -51,7 +52,10 @@ class Trial:
     @property
     def key(self) -> str:
         """The name of its file: readable, and different for whatever differs."""
-        digest = hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:12]
+        told = self.as_dict()
+        if self.form == "published" and self.method.name in WEIGHED:
+            told["weights"] = "declared"  # files made while the server was told true costs must not be found
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
         kind = "choice" if self.validation else self.form
         return f"{self.cell.data}-{self.cell.model}-{self.method.name}-{kind}-{self.seed}-{digest}"
 
@@ -65,6 +69,11 @@ class Trial:
         """How many rounds to run; the noise is calibrated for all of the cell's."""
         choosing = self.validation and self.cell.choice_rounds
         return min(choosing, self.cell.rounds) if choosing else self.cell.rounds
+
+    @property
+    def last(self) -> int:
+        """Over how many rounds at the end its final accuracy is the mean."""
+        return max(1, min(LAST, self.rounds // 3))
 
     def experiment(self) -> config.Experiment:
         return experiment_of(self.cell, self.method, self.form, self.learning_rate, self.validation)
@@ -91,7 +100,7 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
 
     with TemporaryDirectory(prefix="polyeps-") as folder:
         ledger = None if job.budgets is None else Ledger.create(Path(folder) / "ledger.db", job.terms)
-        transport = _Listening(job.cohort(ledger), job.algorithm, job.tells)
+        transport = _Listening(trial.norms, population, job.cohort(ledger), job.algorithm, job.tells)
         state = serve(
             job.algorithm,
             transport,
@@ -105,7 +114,7 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
         spent = _spent_share(job, ledger)
         if ledger:
             ledger.close()
-    last = [value for round, value in accuracy.items() if round > state.round - LAST]
+    last = [value for round, value in accuracy.items() if round > state.round - trial.last]
     return {
         "trial": trial.as_dict(),
         "final": fmean(last) if last else 0.0,
@@ -124,17 +133,25 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
 
 
 class _Listening(InMemory):
-    """A transport that keeps the lengths of the updates passing through it, and counts the numbers in replies."""
+    """A transport that counts the numbers in replies and, if wanted, keeps the lengths of updates."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, wants_norms: bool, population: Population, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.wants_norms = wants_norms
+        self.declared = {client: b.epsilon for client, b in zip(population.ids, population.budgets, strict=True)}
         self.norms: dict[str, list[float]] = {}
         self.up_values = 0  # bytes of tensors alone, without what frames them: the paper's way to count
+
+    def profiles(self) -> tuple[Profile, ...]:
+        """Clients declare their own ε: in the published form ledgers hold what it really costs, which is another."""
+        return tuple(
+            one if one.epsilon is None else replace(one, epsilon=self.declared[one.id]) for one in super().profiles()
+        )
 
     def __call__(self, task: Task) -> Replies:
         replies = super().__call__(task)
         self.up_values += sum(tensor.numel() * tensor.element_size() for tensor in replies.payload.values())
-        if "update" in replies.payload:
+        if self.wants_norms and "update" in replies.payload:
             lengths = replies.payload["update"].norm(dim=1).tolist()
             for client, length in zip(replies.ids, lengths, strict=True):
                 self.norms.setdefault(client, []).append(round(float(length), 6))
@@ -152,7 +169,7 @@ def _due(round: Round, trial: Trial, job: Job) -> bool:
     if trial.cell.model in ("logistic", "linear_svm", "mlp"):
         return True
     # Budgets may end a run some rounds early, so "the last ten" is not known until it is over.
-    late = round.number + 1 > 0.8 * trial.rounds - LAST
+    late = round.number + 1 > 0.92 * trial.rounds - trial.last
     return late or (round.number + 1) % SPARSELY == 0 or len(round.active) < job.participation.quorum
 
 

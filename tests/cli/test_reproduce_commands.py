@@ -1,0 +1,49 @@
+import json
+from pathlib import Path
+
+import pytest
+from commands import refused, run, run_json
+from small_studies import figure
+
+from polyeps.studies import pfa
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[str, ...]:
+    """Options of a study with one tiny figure."""
+    monkeypatch.setattr(pfa, "quick_figures", lambda: {"1": figure()})
+    folders = ("--work", str(tmp_path / "work"), "--output", str(tmp_path / "results"))
+    return ("reproduce", "pfa", "--quick", "--figure", "1", *folders)
+
+
+def test_a_figure_is_run_shown_and_written(small: tuple[str, ...], tmp_path: Path) -> None:
+    spoken = run(*small)
+    assert "public-only" in spoken.stdout
+    assert "PFA over the public clients alone" in spoken.stdout
+    kept = json.loads((tmp_path / "results" / "test-figure-1-quick.json").read_text())
+    assert kept["missing"] == 0
+    assert len(list((tmp_path / "work").glob("*.json"))) == 3 * 2 * (2 + 1)
+    assert run_json(*small) == [json.loads((tmp_path / "results" / "test-figure-1-quick.json").read_text())]
+
+
+def test_a_shard_leaves_the_rest_to_others(small: tuple[str, ...], tmp_path: Path) -> None:
+    assert run_json(*small, "--shard", "2/6")[0]["missing"] == 5
+    for number in (1, 3, 4, 5, 6):
+        last = run_json(*small, "--shard", f"{number}/6")
+    assert last[0]["missing"] == 0
+
+
+def test_a_table_needs_no_training(tmp_path: Path) -> None:
+    options = ("--table", "1", "--work", str(tmp_path / "work"), "--output", str(tmp_path / "results"))
+    (table,) = run_json("reproduce", "pfa", *options)
+    assert table["columns"][0] == "budgets"
+    assert (tmp_path / "results" / "pfa-table-1.md").read_text().startswith("# pfa, table 1: Distributions")
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    work = ("--work", str(tmp_path))
+    refused("reproduce", "fedsel", *work, naming=("'fedsel'", "pfa, pdp-fl"))
+    refused("reproduce", "pfa", "--figure", "9", *work, naming=("no figure 9",))
+    refused("reproduce", "pfa", "--shard", "third", *work, naming=("--shard", "3/8", "'third'"))
+    refused("reproduce", "pfa", "--shard", "9/8", "--table", "1", *work, naming=("3/8", "9/8"))
+    refused("reproduce", "pfa", "--device", "nonsense", *work, naming=("nonsense", "use cpu"))

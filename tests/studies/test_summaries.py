@@ -1,0 +1,107 @@
+import json
+from pathlib import Path
+
+import pytest
+from small_studies import CELL, figure, result
+
+from polyeps.studies import presenting
+from polyeps.studies.choosing import choice_of
+from polyeps.studies.figures import Figure, trials_of
+from polyeps.studies.running import settle
+from polyeps.studies.summaries import orderings, sentences, summarise, table_rows, verdict
+from polyeps.studies.trials import Store
+
+GRID = (0.2,)
+FINAL = {"pfa": 0.53, "fedavg": 0.2, "public-only": 0.55}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Two seeds of the figure, two points apart."""
+    kept = Store(tmp_path / "work")
+    wanted = list(trials_of(figure(), seeds=2))
+    for choice in {choice for one in wanted for choice in choice_of(one, GRID)}:
+        kept.write(kept.path(choice).name, result(choice, 0.5))
+    for one in settle(wanted, kept, GRID):
+        kept.write(kept.path(one).name, result(one, FINAL[one.method.name] + 0.02 * (one.seed - 1)))
+    return kept
+
+
+def test_values_are_means_over_seeds_with_their_spread(store: Store) -> None:
+    summary = summarise(figure(), store, 2, GRID, "polyeps reproduce")
+    (cell,) = summary["cells"]
+    found = cell["methods"]["pfa"]["sound"]
+    assert found["mean"] == pytest.approx(0.54)
+    assert found["deviation"] == pytest.approx(0.02 / 2**0.5)
+    assert (found["seeds"], found["learning_rate"]) == (2, 0.2)
+    assert summary["missing"] == 0
+    assert (summary["reproduced"], summary["compared"]) == (1, 1)
+    assert json.loads(json.dumps(summary)) == summary
+
+
+@pytest.mark.parametrize(("mean", "holds"), [(0.54, True), (0.46, True), (0.55, False), (0.3, False)])
+def test_four_points_are_near_enough(mean: float, holds: bool) -> None:
+    found = verdict(figure(), 0.5, {"mean": mean})
+    assert found == {"off": pytest.approx(mean - 0.5), "holds": holds}
+    assert verdict(figure(judged=False), 0.5, {"mean": mean}) is None
+    assert verdict(figure(), None, {"mean": mean}) is None
+
+
+def test_traffic_is_judged_in_mebibytes() -> None:
+    shown = figure(shows="traffic")
+    assert [verdict(shown, 40, {"mean": mean})["holds"] for mean in (41.3, 42.0)] == [True, False]  # type: ignore[index]
+
+
+def test_orders_hold_or_do_not(store: Store) -> None:
+    (cell,) = summarise(figure(), store, 2, GRID)["cells"]
+    found = {(row["higher"], row["lower"]): (row["paper"], row["published"]) for row in cell["orderings"]}
+    assert found == {("pfa", "fedavg"): (None, True), ("pfa", "public-only"): (None, False)}
+    assert orderings({}) == []
+
+
+def test_the_table_says_paper_forms_control_and_verdict(store: Store) -> None:
+    columns, rows = table_rows(summarise(figure(), store, 2, GRID))
+    assert len({len(row) for row in [columns, *rows]}) == 1
+    assert rows[0][1:] == ["pfa", "50.0", "54.0 ± 1.4", "54.0 ± 1.4", "56.0 ± 1.4 · 56.0 ± 1.4", "within"]
+    assert rows[1][2] == "–"
+    far = table_rows(summarise(figure(paper={(CELL, "pfa"): 0.4}), store, 2, GRID))[1]
+    assert far[0][-1] == "off by +14.0"
+
+
+def test_what_projection_buys_is_said(store: Store) -> None:
+    said = sentences(summarise(figure(), store, 2, GRID))
+    assert said[0] == "1 of 1 values are within 4 points of the paper's."
+    assert said[1].startswith("PFA over the public clients alone, in points: -2.0 to -2.0 in the published form")
+
+
+def test_missing_trials_are_counted(store: Store) -> None:
+    summary = summarise(figure(), store, 3, GRID)
+    assert summary["missing"] == 6
+    assert sentences(summary)[-1].startswith("6 trainings are missing")
+
+
+@pytest.mark.parametrize("axis", ["clients", "budgets", "method"])
+def test_files_are_written(store: Store, tmp_path: Path, axis: str) -> None:
+    summary = summarise(figure(axis=axis), store, 2, GRID, "polyeps reproduce test")
+    files = presenting.write(summary, tmp_path / "results", "test-figure-1")
+    assert [file.suffix for file in files] == [".json", ".md", ".svg", ".png"]
+    assert json.loads(files[0].read_text())["command"] == "polyeps reproduce test"
+    assert "| pfa | 50.0 | 54.0 ± 1.4 |" in files[1].read_text()
+    first = files[2].read_bytes()
+    presenting.write(summary, tmp_path / "results", "test-figure-1")
+    assert files[2].read_bytes() == first
+
+
+def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
+    empty: Figure = figure()
+    summary = summarise(empty, Store(tmp_path / "empty"), 2, GRID)
+    assert [file.suffix for file in presenting.write(summary, tmp_path, "empty")] == [".json", ".md"]
+
+
+def test_lines_over_rounds_are_drawn(tmp_path: Path) -> None:
+    told = {"study": "test", "kind": "figure", "figure": "2", "title": "Lines", "note": "a note", "version": "0"}
+    lines = {"left": {"one": [0.1, 0.2], "other": [0.3, 0.1]}, "right": {"one": [1.0, 2.0]}}
+    summary = {**told, "command": "", "missing": 0, "columns": ["a"], "table": [[1], ["x|y"]], "lines": lines}
+    files = presenting.write(summary, tmp_path, "lines")
+    assert [file.suffix for file in files] == [".json", ".md", ".svg", ".png"]
+    assert files[1].read_text() == "# test, figure 2: Lines\n\n| a |\n|---|\n| 1 |\n| x\\|y |\n\nNote: a note.\n"
