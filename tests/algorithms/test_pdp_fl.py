@@ -46,13 +46,33 @@ def built(name: str = "pdp-fl", **options: Any) -> Algorithm:
     return ALGORITHMS[name].build(TRAINING, **{**ALGORITHMS[name].options, **options})
 
 
-@pytest.mark.parametrize("grouping", ["robust", "mixture"])
+@pytest.mark.parametrize("grouping", ["robust", "noise", "mixture"])
 def test_groups_are_the_true_ones_where_noise_tells_them_apart(grouping: Any) -> None:
     state = clients().run(built(grouping=grouping), 3)
     quiet, trust = estimates(state.kept, MODEL.size, grouping, "noise")
     assert {str(place) for place in np.flatnonzero(quiet)} == QUIET
     assert trust[[1, 4, 7]].min() > 10 * trust[[0, 2, 3, 5, 6]].max()
-    assert state.kept["seen"].tolist() == [3.0 if grouping == "robust" else 1.0] * 8
+    assert state.kept["seen"].tolist() == [1.0 if grouping == "mixture" else 3.0] * 8
+
+
+def test_noise_finds_groups_where_signals_differ_more_than_noise() -> None:
+    """As with two labels per client: signals of their own, in few coordinates, longer than the noise."""
+    noise = (0.10, 0.01, 0.09, 0.11, 0.012, 0.10, 0.09, 0.011)
+
+    def updates(client: str, number: int, model: Vector) -> Vector:
+        own = np.random.default_rng(50 + int(client))
+        signal = np.zeros(MODEL.size)
+        signal[own.choice(MODEL.size, 60, replace=False)] = own.normal(size=60) * own.uniform(0.3, 1.5)
+        drawn = np.random.default_rng([int(client), number]).normal(size=MODEL.size)
+        return signal + noise[int(client)] * drawn
+
+    found = {}
+    for grouping in ("robust", "noise"):
+        state = clients(updates).run(built(grouping=grouping), 2)
+        quiet, _ = estimates(state.kept, MODEL.size, grouping, "noise")
+        found[grouping] = {str(place) for place in np.flatnonzero(quiet)}
+    assert found["noise"] == QUIET
+    assert found["robust"] != QUIET
 
 
 def test_three_groups_of_the_published_mixture() -> None:
@@ -78,7 +98,7 @@ def test_one_group_is_averaged_by_noise_and_not_projected(weights: str) -> None:
     np.testing.assert_allclose(found.numpy(), federated.weighted_mean(rows, choice), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("grouping", ["robust", "mixture"])
+@pytest.mark.parametrize("grouping", ["robust", "noise", "mixture"])
 def test_hidden_budgets_and_thin_uploads_after_the_warm_up(grouping: str) -> None:
     people = clients()
     state = people.run(built("pdp-fl-plus", grouping=grouping), 8)

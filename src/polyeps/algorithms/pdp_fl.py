@@ -10,7 +10,9 @@ group nothing is projected; `grouping="mixture"` is the paper's mixture of `grou
 round (of all rounds, if `delayed`). The paper weighs by ε_m, which it hides: we weigh by estimated noise, or equally
 (`weights="count"`). `delayed=True` is PFA+ under hidden budgets, which the paper holds impossible: groups are
 settled in the first `warm_up` rounds, since noise levels stay as they are. As long as all look alike, rounds stay
-full. A client never heard in full counts as private and is trusted as little as the least trusted one.
+full. `grouping="noise"` goes by what the server can tell of the noise itself, which finds the groups also where
+signals differ more than noise does, as with two labels per client. A client never heard in full counts as private
+and is trusted as little as the least trusted one.
 
 What is hidden is only the declared number: norms give the noise away, and with it ε (docs/pdp-fl.md).
 """
@@ -37,9 +39,10 @@ from polyeps.algorithms.projecting import (
 )
 from polyeps.core import Algorithm, Ask, Payload, Replies, State
 from polyeps.grouping import quiet_by_log_norms, quiet_by_mixture
+from polyeps.loudness import noise_apart
 from polyeps.training import Training
 
-Grouping = Literal["robust", "mixture"]
+Grouping = Literal["robust", "noise", "mixture"]
 Weights = Literal["noise", "count"]
 
 
@@ -72,7 +75,7 @@ def pdp_fl(
         replies = ask_updates(state, ask, state.roster)
         if not replies.ids:
             return state
-        memory = remember(state, replies, anew=grouping == "mixture" and not delayed)
+        memory = remember(state, replies, grouping, anew=grouping == "mixture" and not delayed)
         quiet, trust = estimates(memory, size, grouping, weights, groups)
         places = _places(state, replies.ids)
         chosen = np.flatnonzero(quiet[places]).tolist()
@@ -86,17 +89,25 @@ def pdp_fl(
     return Algorithm(actions, round, adjacency=training.adjacency)
 
 
-def remember(state: State, replies: Replies, anew: bool) -> dict[str, torch.Tensor]:
-    """The sum of every enrolled client's log-norms, and over how many rounds; `anew` forgets earlier rounds."""
+def remember(state: State, replies: Replies, grouping: Grouping, anew: bool) -> dict[str, torch.Tensor]:
+    """The sum of every enrolled client's log-norms, and over how many rounds; `anew` forgets earlier rounds.
+
+    Where clients are grouped by noise, the same of the noise alone, as far as it can be told from the signal.
+    """
     nothing = torch.zeros(len(state.enrolled), dtype=torch.float64)
     before = {} if anew else state.kept
-    sums, seen = (before.get(name, nothing).cpu().clone() for name in ("log_norms", "seen"))
+    sums, noise, seen = (before.get(name, nothing).cpu().clone() for name in ("log_norms", "log_noise", "seen"))
     places = _places(state, replies.ids)
     norms = torch.linalg.vector_norm(replies.payload["update"], dim=1, dtype=torch.float64).cpu()
     finite = torch.isfinite(norms) & (norms > 0)  # an update without a length says nothing of its noise
     sums[places] += torch.where(finite, norms.log(), 0.0)
     seen[places] += finite
-    return {"log_norms": sums, "seen": seen}
+    memory = {"log_norms": sums, "seen": seen}
+    if grouping == "noise":
+        variances = noise_apart(replies.payload["update"][:, None]).cpu()
+        noise[places] += torch.where(finite & (variances > 0), variances.log() / 2, 0.0)
+        memory["log_noise"] = noise
+    return memory
 
 
 def estimates(
@@ -112,7 +123,8 @@ def estimates(
     if grouping == "mixture":
         quiet[known] = quiet_by_mixture(np.exp(logs), groups) == 0
     else:
-        found = quiet_by_log_norms(logs, size)
+        loud = memory["log_noise"].cpu().numpy()[known] / seen[known] if grouping == "noise" else logs
+        found = quiet_by_log_norms(loud, size)
         quiet[known] = found.public & found.projecting
     if weights == "noise":
         squares = torch.from_numpy(np.exp(2 * logs))

@@ -21,13 +21,13 @@ from torch import Tensor
 from polyeps.accounting import epsilon
 from polyeps.core import check_delta
 from polyeps.errors import InputError
+from polyeps.loudness import noise_apart
 from polyeps.methods import Method, dp_sgd
 from polyeps.models import Model
 
 Floats = NDArray[np.float64]
 # Above as many different scales ε is computed on a ladder and interpolated: the curve is smooth, scales are guesses.
 EXACT = 16
-_MEDIAN = 0.4549364231195724  # of the square of a standard normal
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,13 @@ def infer(updates: Sequence[Tensor], facts: Facts, silent: Tensor | None = None)
     if not updates or any(rows.ndim != 2 or rows.shape != updates[0].shape for rows in updates):
         raise InputError("updates must be one matrix per round, a row per client, all of one shape")
     rows = torch.stack(list(updates), 1).double().cpu()  # (n, rounds, d)
-    variances = np.array([_variance(own, silent) for own in rows])
-    if silent is None or not rows[0][:, silent].shape[1]:
-        variances = _without_shared(rows, variances)
-    scale = np.sqrt(variances) / facts.deviation
+    if silent is not None and rows[0][:, silent].shape[1]:
+        heard = torch.isfinite(rows).all(2)
+        squares = rows[:, :, silent].square().mean(2)
+        variances = squares.where(heard, 0).sum(1) / heard.sum(1)  # NaN for one never heard
+    else:
+        variances = noise_apart(rows)
+    scale = variances.sqrt().numpy() / facts.deviation
     return Inferred(scale, _epsilons(scale, facts))
 
 
@@ -114,44 +117,6 @@ def silent_coordinates(model: Model, features: Tensor) -> Tensor:
     mask = torch.zeros(model.size, dtype=torch.bool)
     mask[first.start : first.stop] = dark.expand(first.shape).flatten()
     return mask
-
-
-def _variance(rows: Tensor, silent: Tensor | None) -> float:
-    """The noise variance per coordinate of one client, from its updates (rounds, d)."""
-    rows = rows[torch.isfinite(rows).all(1)]
-    if not len(rows):
-        return math.nan
-    if silent is not None and rows[:, silent].shape[1]:
-        return float(rows[:, silent].square().mean())
-    # Every way is off upwards by whatever signal it leaves in: the least of them is the best.
-    found = [float(rows.square().mean()), float(rows.square().median()) / _MEDIAN]
-    if len(rows) > 2:
-        steady = rows.var(0)  # around each coordinate's own mean: a signal that stays is gone
-        found.append(float(steady.mean()))
-    return min(found)
-
-
-def _without_shared(rows: Tensor, variances: Floats) -> Floats:
-    """Variances, where what a client shares with two quiet ones makes them smaller.
-
-    The product of its differences to both has its own noise, and of the signal only what it shares with neither.
-    """
-    finite = torch.isfinite(rows).all(2)
-    found = variances.copy()
-    order = [place for place in np.argsort(variances).tolist() if not math.isnan(variances[place])]
-    for own in order:
-        others = [place for place in order if place != own][:2]
-        if len(others) < 2:
-            break
-        heard = finite[[own, *others]].all(0)
-        if not heard.any():
-            continue
-        mine, first, second = (rows[place][heard] for place in (own, *others))
-        product = float(((mine - first) * (mine - second)).mean())
-        chance = (variances[own] + variances[others].max()) * math.sqrt(2 / mine.numel())
-        if 3 * chance < product < variances[own]:
-            found[own] = product
-    return found
 
 
 def _epsilons(scale: Floats, facts: Facts) -> Floats:
