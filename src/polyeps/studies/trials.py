@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +22,7 @@ import numpy as np
 from polyeps import __version__, config
 from polyeps.build import Job, prepare
 from polyeps.certificate import Form
-from polyeps.core import Profile, Replies, State, Task
+from polyeps.core import Replies, State, Task
 from polyeps.errors import InputError
 from polyeps.grouping import split_by_epsilon
 from polyeps.ledger import Ledger
@@ -33,7 +33,6 @@ from polyeps.transport.memory import InMemory
 
 LAST = 10  # rounds whose mean accuracy is a trial's final one, as in the paper; a third of a short trial's
 SPARSELY = 10  # of networks dear to evaluate, every tenth round until near the end
-WEIGHED = ("weiavg", "pfa", "pfa-plus")  # methods in which ε decides how much a client counts
 Result = dict[str, Any]
 
 
@@ -52,10 +51,7 @@ class Trial:
     @property
     def key(self) -> str:
         """The name of its file: readable, and different for whatever differs."""
-        told = self.as_dict()
-        if self.form == "published" and self.method.name in WEIGHED:
-            told["weights"] = "declared"  # files made while the server was told true costs must not be found
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+        digest = hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:12]
         kind = "choice" if self.validation else self.form
         return f"{self.cell.data}-{self.cell.model}-{self.method.name}-{kind}-{self.seed}-{digest}"
 
@@ -100,7 +96,7 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
 
     with TemporaryDirectory(prefix="polyeps-") as folder:
         ledger = None if job.budgets is None else Ledger.create(Path(folder) / "ledger.db", job.terms)
-        transport = _Listening(trial.norms, population, job.cohort(ledger), job.algorithm, job.tells)
+        transport = _Listening(trial.norms, job.cohort(ledger), job.algorithm, job.tells)
         state = serve(
             job.algorithm,
             transport,
@@ -135,18 +131,11 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
 class _Listening(InMemory):
     """A transport that counts the numbers in replies and, if wanted, keeps the lengths of updates."""
 
-    def __init__(self, wants_norms: bool, population: Population, *arguments: Any) -> None:
+    def __init__(self, wants_norms: bool, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.wants_norms = wants_norms
-        self.declared = {client: b.epsilon for client, b in zip(population.ids, population.budgets, strict=True)}
         self.norms: dict[str, list[float]] = {}
         self.up_values = 0  # bytes of tensors alone, without what frames them: the paper's way to count
-
-    def profiles(self) -> tuple[Profile, ...]:
-        """Clients declare their own ε: in the published form ledgers hold what it really costs, which is another."""
-        return tuple(
-            one if one.epsilon is None else replace(one, epsilon=self.declared[one.id]) for one in super().profiles()
-        )
 
     def __call__(self, task: Task) -> Replies:
         replies = super().__call__(task)
