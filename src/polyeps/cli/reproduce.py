@@ -27,6 +27,7 @@ def reproduce(
     device: Annotated[str, typer.Option(help="cpu, or cuda where there is one.")] = "cpu",
     processes: Annotated[int, typer.Option(min=1, help="How many trainings at once.")] = 1,
     shard: Annotated[str, typer.Option(help="Take a part of the work: 3/8 is the third of eight.")] = "1/1",
+    show: Annotated[bool, typer.Option("--show", help="Train nothing: show what is finished.")] = False,
     work: Annotated[Path | None, typer.Option(help="Folder of finished trainings, to go on from.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of figures, tables, JSON.")] = Path("results"),
     as_json: Json = False,
@@ -48,7 +49,8 @@ def reproduce(
     repeats = 1 if quick else seeds
     try:
         with _telling() as told:
-            reproducing.perform(wanted, store, means, repeats, told)
+            if not show:
+                reproducing.perform(wanted, store, means, repeats, told)
     except KeyboardInterrupt:
         remark(f"stopped; the same command goes on with what {store.folder} holds")
         raise typer.Exit(130) from None
