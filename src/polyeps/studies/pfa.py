@@ -31,7 +31,7 @@ def row(data: str, model: str, partition: str, budgets: str) -> tuple[Cell, ...]
 
 
 def point(data: str, model: str, partition: str, budgets: str, clients: int, size: int | None = 1200) -> Cell:
-    """A cell; for networks learning rates are chosen over all rounds, since those that lead after 40 may yet diverge."""
+    """A cell; for networks learning rates are chosen over all rounds: one that leads after 40 may yet diverge."""
     rounds = 40 if model == "logistic" else None
     return Cell(data, model, partition, budgets, clients, choice_rounds=rounds, size=size)
 
