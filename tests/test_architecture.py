@@ -20,7 +20,7 @@ LAYERS = [
     {"transport", "journal", "config"},
     {"populate"},
     {"build"},
-    {"runs"},
+    {"runs", "audit"},
     {"report"},
     {"cli", "__main__"},
 ]
