@@ -8,6 +8,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -46,8 +47,7 @@ def measure(repetitions: int) -> dict[str, dict[str, dict[str, float]]]:
         values = torch.randn(clients, dimension, generator=torch.Generator().manual_seed(1))
         for kind, rows in found.items():
             rows[f"d={dimension}, {clients} clients"] = {
-                select: least(lambda s=select: report(s, values, kind == "report"), repetitions)  # type: ignore[misc]
-                for select in SELECTIONS
+                select: least(partial(report, select, values, kind == "report"), repetitions) for select in SELECTIONS
             }
     return found
 

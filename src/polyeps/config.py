@@ -74,7 +74,7 @@ class Training(Section):
 class Participation(Section):
     """Who takes part in a round."""
 
-    kind: Literal["uniform", "poisson", "full"] = "full"
+    kind: Literal["uniform", "poisson", "full", "epoch"] = "full"
     share: float = Field(default=1.0, gt=0, le=1)
     quorum: int | None = Field(default=None, ge=1)
     with_public: bool = False  # at least one liberal client in every round, for every method alike

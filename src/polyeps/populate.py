@@ -57,7 +57,7 @@ class Population:
         for first in range(0, len(labels), EVALUATED_AT_ONCE):
             rows, truth = features[first : first + EVALUATED_AT_ONCE], labels[first : first + EVALUATED_AT_ONCE]
             outputs = self.model.outputs(vector.to(self.device), rows)
-            right += float((outputs.argmax(-1) == truth).sum())
+            right += float((self.model.classes(outputs) == truth).sum())
             loss += float(self.model.loss(outputs, truth).sum())
         return {"accuracy": right / len(labels), "loss": loss / len(labels)}
 
@@ -76,12 +76,6 @@ def populate(experiment: config.Experiment, seed: int, device: str = "cpu") -> P
         labels_per_client=wanted.labels_per_client,
         alpha=wanted.alpha,
     )
-    batch = experiment.training.batch
-    for client, size in zip(partition.ids, partition.sizes.tolist(), strict=True):
-        if size < batch:
-            raise InputError(
-                f"client {client!r} has {size} records, fewer than training.batch = {batch}; make the batch smaller"
-            )
     budgets = _budgets(experiment.budgets, partition, seed)
     model = _model(experiment.model, dataset)
     start = model.start(torch.Generator().manual_seed(seed_for(seed, "model")))
@@ -148,6 +142,10 @@ def _model(wanted: config.Model, dataset: datasets.Dataset) -> Model:
     match wanted.name:
         case "logistic" | "linear_svm":
             model = MODELS[wanted.name](features=prod(shape), classes=classes)
+        case "binary_logistic" | "binary_svm":
+            if classes != 2:
+                raise InputError(f"model.name: {wanted.name} is for two classes, but {dataset.name} has {classes}")
+            model = MODELS[wanted.name](features=prod(shape))
         case "mlp":
             model = MODELS["mlp"](features=prod(shape), hidden=wanted.hidden or (50,), classes=classes)
         case _:

@@ -40,7 +40,7 @@ def test_certificates_agree_with_enumeration(dimension: int, top: int, select: S
             assert ratio == 1
         elif math.isfinite(law.epsilon) and top < dimension:
             assert at_most_exp(ratio, law.epsilon)
-            assert math.log(ratio) == pytest.approx(law.epsilon, rel=1e-8 if law.epsilon < 10 else 0.05)
+            assert math.log(ratio) == pytest.approx(law.epsilon, rel=1e-8 if law.epsilon < 8 else 0.5)
 
 
 @pytest.mark.parametrize("dimension", [2, 3, 4, 5])
