@@ -132,7 +132,7 @@ def _willing(cohort: Cohort, action: Action, payload: Payload, places: NDArray[n
         return places
     where = torch.from_numpy(places)
     agreed = action.allows(payload, {name: kept[where] for name, kept in cohort.memory.items()})
-    return places[np.flatnonzero(agreed.cpu().numpy())]
+    return places[np.flatnonzero(agreed.expand(len(places)).cpu().numpy())]
 
 
 def _pay(

@@ -45,6 +45,7 @@ class Budgets(Section):
     distribution: str | None = None
     file: Path | None = None
     epsilons: tuple[float, ...] | None = None
+    epsilon: float | None = Field(default=None, gt=0)  # the same for everybody
     # As many clients from each part of a mixture as its weight says, instead of by chance.
     stratified: bool = False
     delta: float = Field(default=1e-5, ge=0, lt=1)

@@ -113,9 +113,9 @@ def _clients_named(budgets: config.Budgets) -> int | None:
 
 def _budgets(wanted: config.Budgets, partition: Partition, seed: int) -> tuple[Budget, ...]:
     clients = partition.ids
-    given = [name for name in ("distribution", "file", "epsilons") if getattr(wanted, name) is not None]
+    given = [name for name in ("distribution", "file", "epsilons", "epsilon") if getattr(wanted, name) is not None]
     if len(given) != 1:
-        raise InputError("budgets: give exactly one of distribution, file and epsilons")
+        raise InputError("budgets: give exactly one of distribution, file, epsilons and epsilon")
     if wanted.file is not None:
         named = {row.client: row.budget for row in read_budgets(wanted.file, wanted.delta)}
         if partition_names := [client for client in clients if client not in named]:
@@ -125,6 +125,8 @@ def _budgets(wanted: config.Budgets, partition: Partition, seed: int) -> tuple[B
         drawn = draw_budgets(
             wanted.distribution, len(clients), generator(seed, "budgets"), stratified=wanted.stratified
         ).epsilons.tolist()
+    elif wanted.epsilon is not None:
+        drawn = [wanted.epsilon] * len(clients)
     else:
         assert wanted.epsilons is not None
         drawn = list(wanted.epsilons)

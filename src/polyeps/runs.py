@@ -227,11 +227,16 @@ def _facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
         "trust": job.algorithm.trust,
         "unit": job.algorithm.unit,
         "adjacency": job.algorithm.adjacency,
-        "sampler": "poisson" if job.method.form == "sound" else "fixed",
+        "sampler": _sampler(job),
         "parameters": job.population.model.size,
         "data": job.population.dataset.name,
         "scale_strategy": "own" if experiment.budgets.scale is None else "common",
     }
+
+
+def _sampler(job: Job) -> str:
+    """How a client's batches are drawn; of all its records at once nothing is drawn."""
+    return "none" if job.entry.local == "gradient" else "poisson" if job.method.form == "sound" else "fixed"
 
 
 def _model_path(folder: Path, job: str) -> Path:

@@ -339,3 +339,14 @@ def test_selection_law_decides_what_is_reported(tmp_path: Path) -> None:
     law = selection.law("ps", SIZE, 2, 1.0)
     hits = float((ranks >= SIZE - 2).float().mean())
     assert abs(hits - 2 * law.top) < 5 * math.sqrt(hits * (1 - hits) / 20_000)
+
+
+@pytest.mark.parametrize(("build", "value"), [(fedsel, "grid-pm"), (fedsel, "duchi"), (flat, "hm"), (compressed, "pm")])
+def test_noise_is_as_large_as_the_price_says(build: Callable[..., Algorithm], value: Any, tmp_path: Path) -> None:
+    """Records of zero leave nothing to send but noise."""
+    algorithm = build(gradients(), replace(COURSE, clip=3.0), value=value)
+    who = cohort(algorithm, tmp_path / "a.db", clients=20_000, epsilon=2.0)
+    who.data = replace(who.data, features=torch.zeros_like(who.data.features))
+    sent = answer(who, algorithm, task(algorithm, who, 1)).payload["value"]
+    epsilon = 1.8 if build is fedsel else 2.0
+    assert float(sent.var()) == pytest.approx(9 * values.variance(value, epsilon, 0.0), rel=0.05)

@@ -13,6 +13,8 @@ divided by how many answered. PE is calibrated to keep its promise (`form = "pub
 is drawn on a grid. `share = "auto"` is the rule without hyper-parameters: ε2 is at least √(d·ln d/m) and (1 − θ)·ε′.
 `weights = "variance"` is ours: reports under unequal disclosed budgets count by what their noise leaves of them.
 `on_top = True` is the paper's control "-C": ε1 comes on top of ε′, and is charged.
+
+A hidden budget is a hidden number only: the grid on which a client's values lie gives its ε2 away.
 """
 
 from __future__ import annotations

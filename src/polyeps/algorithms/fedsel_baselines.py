@@ -107,11 +107,11 @@ def exact(
 
 def _random_parts(rows: Tensor, work: Work, course: Course, value: ValueMechanism, count: int) -> Payload:
     """Some coordinates of each row (n, q) by chance alone, each value clipped and perturbed at its part of ε′."""
-    index = _random_places(work.streams, rows.shape[1], count)
-    chosen = rows.gather(1, torch.from_numpy(index).to(rows.device)).double().cpu().numpy() / course.clip
+    index = torch.from_numpy(_random_places(work.streams, rows.shape[1], count)).to(rows.device)
+    chosen = rows.gather(1, index).double().cpu().numpy() / course.clip
     epsilon = 1 / (work.scale * count)
     sent = np.stack([perturb(value, chosen[:, place], epsilon, work.streams) for place in range(count)], axis=1)
-    return {"index": torch.from_numpy(index), "value": torch.from_numpy(sent * course.clip).float()}
+    return {"index": index, "value": torch.from_numpy(sent * course.clip).to(rows)}
 
 
 def _random_places(streams: Streams, size: int, count: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:

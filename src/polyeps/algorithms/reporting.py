@@ -37,11 +37,11 @@ def reporting(
 
     def run(work: Work) -> tuple[Payload, Payload]:
         payload, held = draw(work, work.memory.get("residual"))
-        kept = {"epoch": work.payload["epoch"].float().expand(len(work.rows))}
+        kept = {"epoch": work.payload["epoch"].to(work.memory["epoch"]).expand(len(work.rows))}
         return payload, kept if held is None or residual is None else {**kept, "residual": held}
 
     def allows(payload: Payload, memory: Payload) -> Tensor:
-        return payload["epoch"].float() > memory["epoch"]
+        return payload["epoch"].to(memory["epoch"]) > memory["epoch"]
 
     def round(state: State, ask: Ask) -> State:
         asked = tuple(client.id for client in state.roster)
