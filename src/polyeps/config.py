@@ -86,7 +86,7 @@ class Method(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
-    # published: batches and noise of paper 000's reference code; what they really cost is then put in force
+    # published: batches, noise or probabilities as the paper has them; what they really cost is then put in force
     form: Literal["sound", "published"] = "sound"
     # Of a control (minimum, maximum): the ε it puts in force for everybody, instead of the clients' least or largest.
     epsilon: float | None = Field(default=None, gt=0)

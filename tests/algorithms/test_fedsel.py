@@ -17,6 +17,7 @@ from polyeps.accounts import Terms
 from polyeps.algorithms.blocks import Course
 from polyeps.algorithms.fedsel import fedsel, known_variance, splitting
 from polyeps.algorithms.fedsel_baselines import compressed, exact, flat
+from polyeps.audit.montecarlo import compare
 from polyeps.client import Cohort, answer
 from polyeps.core import Algorithm, Budget, Records, State, Task
 from polyeps.engine.noise import SeededStreams
@@ -350,3 +351,20 @@ def test_noise_is_as_large_as_the_price_says(build: Callable[..., Algorithm], va
     sent = answer(who, algorithm, task(algorithm, who, 1)).payload["value"]
     epsilon = 1.8 if build is fedsel else 2.0
     assert float(sent.var()) == pytest.approx(9 * values.variance(value, epsilon, 0.0), rel=0.05)
+
+
+@pytest.mark.parametrize("select", ["exp", "pe", "ps"])
+def test_whole_reports_of_clients_are_not_refuted(select: Any, tmp_path: Path) -> None:
+    """Two clients' whole data against each other: the largest coordinate of one is the smallest of the other."""
+    algorithm = fedsel(gradients(), replace(COURSE, clip=0.1), select=select, share=0.5, top=1)
+    tallies = []
+    for number, record in enumerate((torch.linspace(2.0, 1.0, SIZE), -torch.linspace(1.0, 2.0, SIZE))):
+        who = cohort(algorithm, tmp_path / f"{number}.db", clients=30_000, epsilon=2.0)
+        who.streams = lambda ids, round, seed=number: SeededStreams(seed, ids, round)  # type: ignore[misc]
+        who.data = replace(who.data, features=record.expand(30_000, -1), labels=torch.zeros(30_000))
+        sent = answer(who, algorithm, task(algorithm, who, 1)).payload
+        event = 2 * (sent["index"] + 1) + (sent["value"] > 0)
+        tallies.append(torch.bincount(event[:, 0], minlength=2 * SIZE + 2).numpy())
+    found = compare(tallies[0], tallies[1], (30_000, 30_000))
+    assert not found.refutes(2.0)
+    assert found.epsilon > 1.5
