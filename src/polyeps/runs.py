@@ -203,6 +203,7 @@ def _client_rows(job: Job) -> list[ClientRow]:
     people = job.population
     liberal = split_by_epsilon([budget.epsilon for budget in people.budgets])
     rows = []
+    sizes = people.partition.sizes.tolist()
     for place, (client, own) in enumerate(zip(people.ids, people.budgets, strict=True)):
         budget = job.budgets[place] if job.budgets else None
         rows.append(
@@ -211,7 +212,7 @@ def _client_rows(job: Job) -> list[ClientRow]:
                 epsilon=budget.epsilon if budget else None,
                 delta=budget.delta if budget else None,
                 own_epsilon=own.epsilon,
-                records=int(people.partition.sizes[place]),
+                records=sizes[place],
                 scale=float(job.scale[place]) if budget else None,
                 public=bool(liberal[place]),
             )

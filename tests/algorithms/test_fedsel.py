@@ -21,6 +21,7 @@ from polyeps.audit.montecarlo import compare
 from polyeps.client import Cohort, answer
 from polyeps.core import Algorithm, Budget, Records, State, Task
 from polyeps.engine.noise import SeededStreams
+from polyeps.errors import InputError
 from polyeps.ledger import Ledger
 from polyeps.mechanisms import selection, values
 from polyeps.methods import certify
@@ -368,3 +369,25 @@ def test_whole_reports_of_clients_are_not_refuted(select: Any, tmp_path: Path) -
     found = compare(tallies[0], tallies[1], (30_000, 30_000))
     assert not found.refutes(2.0)
     assert found.epsilon > 1.5
+
+
+@pytest.mark.parametrize("build", [fedsel, flat, compressed])
+def test_a_budget_too_large_for_its_mechanism_is_refused_before_it_is_charged(
+    build: Callable[..., Algorithm], tmp_path: Path
+) -> None:
+    algorithm = build(gradients(), COURSE)
+    who = cohort(algorithm, tmp_path / "a.db", epsilon=50.0)
+    with pytest.raises(InputError, match="at most 36"):
+        answer(who, algorithm, task(algorithm, who, 1))
+    assert who.ledger is not None
+    assert who.ledger.spent("0") == 0
+
+
+def test_a_model_under_which_records_overflow_spoils_nothing(tmp_path: Path) -> None:
+    algorithm = fedsel(gradients(), replace(COURSE, epochs=2))
+    who = cohort(algorithm, tmp_path / "a.db", epochs=2)
+    for broken in (math.nan, math.inf):
+        replies = answer(who, algorithm, replace(task(algorithm, who, 1, torch.full((SIZE,), broken)), to=("1", "2")))
+        assert torch.isfinite(replies.payload["value"]).all()
+        who.memory["epoch"].zero_()
+    assert torch.isfinite(who.memory["residual"]).all()

@@ -32,11 +32,11 @@ from polyeps.algorithms.blocks import Course
 from polyeps.algorithms.reporting import Floats, disclosed, gradients_of, reporting, sparse_mean
 from polyeps.core import Algorithm, Payload, Replies, State, Work
 from polyeps.errors import InputError
-from polyeps.mechanisms import selection
+from polyeps.mechanisms import selection, values
 from polyeps.mechanisms.perturb import perturb
 from polyeps.mechanisms.pick import pick
 from polyeps.mechanisms.selection import SelectName
-from polyeps.mechanisms.values import ValueMechanism, piecewise_variance, variance
+from polyeps.mechanisms.values import ValueMechanism
 from polyeps.training import Training
 
 
@@ -78,6 +78,7 @@ def fedsel(
 
     def price(scale: float, _: int) -> PureDpEvent:
         first, second = (float(part[0]) for part in split(np.array([1 / scale])))
+        values.check(second)
         # One report is one adaptive composition of two pure steps, so its log-ratios add.
         return PureDpEvent(selection.law(select, size, marked, first, course.form).epsilon + second)
 
@@ -119,6 +120,8 @@ def known_variance(value: ValueMechanism, epsilon: Floats) -> Floats:
     """The variance of answers to 0 under each ε; grid-PM's is PM's up to a thousandth."""
     amounts, group = np.unique(epsilon, return_inverse=True)
     one: Callable[[float], float] = (
-        (lambda e: piecewise_variance(e, 0.0)) if value == "grid-pm" else (lambda e: variance(value, e, 0.0))
+        (lambda e: values.piecewise_variance(e, 0.0))
+        if value == "grid-pm"
+        else (lambda e: values.variance(value, e, 0.0))
     )
     return np.array([one(float(amount)) for amount in amounts])[group]

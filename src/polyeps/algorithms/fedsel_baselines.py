@@ -12,6 +12,7 @@ The control "random coordinate, not enlarged", which the paper lacks, is `fedsel
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -26,7 +27,7 @@ from polyeps.errors import InputError
 from polyeps.mechanisms.perturb import perturb
 from polyeps.mechanisms.pick import pick, whole_numbers
 from polyeps.mechanisms.selection import SelectName
-from polyeps.mechanisms.values import ValueMechanism
+from polyeps.mechanisms.values import ValueMechanism, check
 from polyeps.training import Training
 
 
@@ -42,7 +43,7 @@ def flat(training: Training, course: Course, *, value: ValueMechanism = "grid-pm
     def direction(_: State, replies: Replies) -> Tensor:
         return sparse_mean(replies, size) * (size / coordinates)
 
-    return reporting(course, draw, _whole_price, direction)
+    return reporting(course, draw, _price(coordinates), direction)
 
 
 def compressed(
@@ -64,7 +65,7 @@ def compressed(
         mean = sparse_mean(replies, kept) * kept
         return torch.mv(recovery.to(mean.device), mean)
 
-    return reporting(course, draw, _whole_price, direction)
+    return reporting(course, draw, _price(1), direction)
 
 
 def exact(
@@ -121,5 +122,11 @@ def _random_places(streams: Streams, size: int, count: int) -> np.ndarray[tuple[
     return np.argsort(whole_numbers(streams, size), axis=1)[:, :count]
 
 
-def _whole_price(scale: float, _: int) -> PureDpEvent:
-    return PureDpEvent(1 / scale)  # coordinates chosen without looking cost nothing, and the values' ε add up to ε′
+def _price(count: int) -> Callable[[float, int], PureDpEvent]:
+    """Coordinates chosen without looking cost nothing, and the ε of `count` values add up to ε′."""
+
+    def price(scale: float, _: int) -> PureDpEvent:
+        check(1 / scale / count)
+        return PureDpEvent(1 / scale)
+
+    return price

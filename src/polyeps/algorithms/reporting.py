@@ -59,8 +59,12 @@ def reporting(
 
 
 def gradients_of(training: Training, work: Work) -> Tensor:
-    """The gradient of every client's mean loss at the model received, (n, d): a full step of size one, turned round."""
-    return training.run(work.payload["model"], work.data, work.streams, None, rows=work.rows.tolist()).neg_()
+    """The gradient of every client's mean loss at the model received, (n, d): a full step of size one, turned round.
+
+    A server that sends a model under which a record overflows must not spoil what the client keeps: NaN becomes 0.
+    """
+    steps = training.run(work.payload["model"], work.data, work.streams, None, rows=work.rows.tolist())
+    return steps.neg_().nan_to_num_(nan=0.0)
 
 
 def sparse_mean(replies: Replies, size: int, weights: Tensor | None = None) -> Tensor:
