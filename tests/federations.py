@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from polyeps import build, config
+from polyeps.algorithms import ALGORITHMS
 from polyeps.client import Cohort
 from polyeps.core import Records, State
 from polyeps.ledger import Ledger
@@ -27,11 +28,16 @@ EPSILONS = (0.5, 0.6, 8.0, 0.55, 9.0, 0.65)
 
 def experiment(algorithm: Any = "fedavg", **changes: Any) -> config.Experiment:
     """Six clients, three rounds, everything small; a change like training={"batch": 4} replaces single settings."""
+    name = algorithm["name"] if isinstance(algorithm, dict) else algorithm
+    budgets: dict[str, Any] = {"epsilons": EPSILONS, "delta": 1e-3}
+    if isinstance(name, str) and name in ALGORITHMS and ALGORITHMS[name].local == "gradient":
+        # Pure budgets; no whole numbers, which an index sent could equal by chance.
+        budgets = {"epsilons": tuple(epsilon + 0.015625 for epsilon in EPSILONS), "delta": 0.0}
     values: dict[str, Any] = {
         "name": "small",
         "rounds": 3,
         "data": {"name": "digits", "clients": len(EPSILONS), "size": 60},
-        "budgets": {"epsilons": EPSILONS, "delta": 1e-3},
+        "budgets": budgets,
         "training": {"batch": 6, "local_steps": 4, "learning_rate": 0.2},
         "algorithm": algorithm,
     }

@@ -31,7 +31,7 @@ LAYERS = [
     {"transport", "journal", "config"},
     {"populate"},
     {"build"},
-    {"runs"},
+    {"runs", "audit"},
     {"report", "studies"},
     {"cli", "__main__"},
 ]

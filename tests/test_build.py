@@ -17,6 +17,7 @@ from polyeps.errors import InputError
 from polyeps.methods import certify, dp_sgd
 from polyeps.populate import populate
 from polyeps.runs import run
+from polyeps.server import Participation
 
 
 @pytest.mark.parametrize(
@@ -43,9 +44,9 @@ def test_no_budget_is_no_noise_and_no_ledger() -> None:
 
 def test_noise_is_calibrated_for_the_rounds_a_client_can_expect() -> None:
     wanted = experiment(rounds=10, participation={"kind": "uniform", "share": 0.5})
-    assert build.expected_rounds(wanted) == 5
-    assert build.expected_rounds(experiment(rounds=10, participation={"kind": "full", "share": 0.5})) == 10
-    assert build.expected_rounds(experiment(rounds=100, participation={"kind": "poisson", "share": 0.29})) == 29
+    assert build.expected_rounds(wanted, Participation("uniform", 0.5), 6) == 5
+    assert build.expected_rounds(experiment(rounds=100), Participation("poisson", 0.29), 6) == 29
+    assert build.expected_rounds(experiment(rounds=5), Participation("epoch", 0.5), 6) == 3  # two rounds are an epoch
     job = job_of(wanted)
     price = build.priced_action(job.algorithm)
     for row, budget in enumerate(EPSILONS):

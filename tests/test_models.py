@@ -11,6 +11,8 @@ from polyeps.errors import InputError
 from polyeps.models import MODELS, Model, cross_entropy, from_module, hinge, linear_svm, logistic, mlp
 
 SIZES = {
+    "binary_logistic": 123,
+    "binary_svm": 123,
     "cifar_cnn": 2_201_674,
     "cnn": 26_010,
     "linear_svm": 7_850,
@@ -32,7 +34,7 @@ def test_outputs_and_slices(name: str) -> None:
     model = MODELS[name]()
     vector = model.start(torch.Generator().manual_seed(1))
     outputs = model.outputs(vector, torch.ones(3, *model.input_shape, dtype=model.input_type))
-    assert outputs.shape == (3, 2 if name == "lstm" else 10)
+    assert outputs.shape == (3, {"lstm": 2, "binary_logistic": 1, "binary_svm": 1}.get(name, 10))
     assert torch.equal(model.flatten(model.unflatten(vector)), vector)
     stops = [part.stop for part in model.slices.values()]
     assert [part.start for part in model.slices.values()] == [0, *stops[:-1]]

@@ -20,9 +20,10 @@ from polyeps.accounting.calibration import Progress, calibrate_each
 from polyeps.accounting.events import history_of
 from polyeps.accounts import Account, Terms
 from polyeps.algorithms import ALGORITHMS, Entry
+from polyeps.algorithms.blocks import Course
 from polyeps.certificate import Form
 from polyeps.client import Cohort
-from polyeps.core import Algorithm, Budget, Field, State, Streams
+from polyeps.core import Action, Algorithm, Budget, Field, State, Streams
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.grouping import split_by_epsilon
@@ -82,16 +83,44 @@ def prepare(
     """One method for a population: algorithm built, noise calibrated; no record was looked at."""
     entry = entry_of(method)
     settings = experiment.training_of(method)
-    _check_batch(settings, population)
     budgets = _in_force(method, entry, population.budgets)
-    local = _training(settings, population, budgets is not None, method.form)
-    algorithm = entry.build(local, **checked_options(method, entry))
+    participation = _participation(experiment, population)
+    uses = expected_rounds(experiment, participation, len(population.ids))
+    if entry.local == "gradient":
+        course = Course(
+            learning_rate=settings.learning_rate,
+            clip=settings.clip,
+            cohort=cohort_size(participation.share, len(population.ids)),
+            batches=participation.batches(len(population.ids)),
+            epochs=uses,
+            form=method.form,
+        )
+        local = sgd(population.model, rate=1.0, steps=1, learning_rate=1.0, decay=settings.decay)
+        algorithm = entry.build(local, course, **checked_options(method, entry))
+    else:
+        local = _training(settings, population, budgets is not None, method.form)
+        algorithm = entry.build(local, **checked_options(method, entry))
     scale = np.zeros(len(population.ids))
     if budgets is not None:
-        if method.form == "published":
-            scale, budgets = _published(experiment, settings, budgets, population, algorithm)
+        if method.form == "published" or entry.budgets == "exceeded":
+            scale = _claimed_scales(settings, budgets, population, algorithm, uses)
+            budgets = _real_costs(scale, budgets, algorithm, uses)
         else:
-            scale = _scales(experiment, budgets, population, algorithm, progress)
+            scale = _scales(experiment, budgets, population, algorithm, uses, progress)
+    return Job(
+        name=f"{method.title}-{population.seed}",
+        entry=entry,
+        method=method,
+        algorithm=algorithm,
+        population=population,
+        budgets=budgets,
+        scale=scale,
+        participation=participation,
+        tells=("epsilon", "examples") if experiment.budgets.disclosed else (),
+    )
+
+
+def _participation(experiment: config.Experiment, population: Population) -> Participation:
     share = _share(experiment)
     wanted = cohort_size(share, len(population.ids))
     # With scales of their own all clients leave at about the same time, and a few stragglers would end the run
@@ -101,26 +130,7 @@ def prepare(
     if experiment.participation.with_public:
         liberal = split_by_epsilon(np.array([budget.epsilon for budget in population.budgets]))
         including = frozenset(client for client, yes in zip(population.ids, liberal, strict=True) if yes)
-    return Job(
-        name=f"{method.title}-{population.seed}",
-        entry=entry,
-        method=method,
-        algorithm=algorithm,
-        population=population,
-        budgets=budgets,
-        scale=scale,
-        participation=Participation(experiment.participation.kind, share, min(quorum, wanted), including),
-        tells=("epsilon", "examples") if experiment.budgets.disclosed else (),
-    )
-
-
-def _check_batch(settings: config.Training, population: Population) -> None:
-    for client, size in zip(population.ids, population.partition.sizes.tolist(), strict=True):
-        if size < settings.batch:
-            raise InputError(
-                f"client {client!r} has {size} records, fewer than training.batch = {settings.batch}; "
-                "make the batch smaller"
-            )
+    return Participation(experiment.participation.kind, share, min(quorum, wanted), including)
 
 
 def entry_of(method: config.Method) -> Entry:
@@ -165,6 +175,12 @@ def _in_force(method: config.Method, entry: Entry, own: Sequence[Budget]) -> tup
 
 def _training(settings: config.Training, population: Population, private: bool, form: Form) -> Training:
     sizes = population.partition.sizes
+    for client, size in zip(population.ids, sizes.tolist(), strict=True):
+        if size < settings.batch:
+            raise InputError(
+                f"client {client!r} has {size} records, fewer than training.batch = {settings.batch}; "
+                "make the batch smaller"
+            )
     if form == "published":
         drawing: dict[str, Any] = {"sampler": "fixed", "batch": settings.batch}
         priced: dict[str, Any] = {"records_held": sizes}
@@ -186,42 +202,58 @@ def _share(experiment: config.Experiment) -> float:
     return 1.0 if experiment.participation.kind == "full" else experiment.participation.share
 
 
-def expected_rounds(experiment: config.Experiment) -> int:
+def expected_rounds(experiment: config.Experiment, participation: Participation, clients: int) -> int:
     """How many rounds a client joins on average, rounded up: what its noise is calibrated for."""
-    return math.ceil(experiment.rounds * _share(experiment) - 1e-9)
+    if participation.kind == "epoch":
+        return math.ceil(experiment.rounds / participation.batches(clients))
+    return math.ceil(experiment.rounds * participation.share - 1e-9)
 
 
-def _published(
-    experiment: config.Experiment,
-    settings: config.Training,
-    claimed: Sequence[Budget],
-    population: Population,
-    algorithm: Algorithm,
-) -> tuple[NDArray[np.float64], tuple[Budget, ...]]:
-    """The closed form of paper 000's code, σ = 10·(B/N)·√(T·log10(1/δ))/ε, and the budgets it really takes.
+def _claimed_scales(
+    settings: config.Training, claimed: Sequence[Budget], population: Population, algorithm: Algorithm, rounds: int
+) -> NDArray[np.float64]:
+    """The noise a paper takes for a claimed budget.
 
-    With the code's batches of fixed size the sound cost is not the ε it claims: below it where ε is small, above
-    it where ε is large. The ledger is opened with that cost, so that a run can be as the paper's was.
+    For local training the closed form of paper 000's code, σ = 10·(B/N)·√(T·log10(1/δ))/ε. With that code's batches
+    of fixed size the sound cost is not the ε it claims: below it where ε is small, above it where ε is large.
     """
-    rounds = expected_rounds(experiment)
+    if _priced(algorithm).pure:
+        return _pure_scales(claimed, rounds)
     steps = rounds * settings.local_steps
-    scale = np.array(
+    return np.array(
         [
             10 * settings.batch / size * math.sqrt(steps * math.log10(1 / budget.delta)) / budget.epsilon
             for size, budget in zip(population.partition.sizes.tolist(), claimed, strict=True)
         ]
     )
+
+
+def _real_costs(
+    scale: NDArray[np.float64], claimed: Sequence[Budget], algorithm: Algorithm, rounds: int
+) -> tuple[Budget, ...]:
+    """The budgets some noise really takes: ledgers are opened with them, so that a run can be as the paper's was."""
     price = priced_action(algorithm)
     costs = [
         known_epsilon(history_of(price(float(sigma), row), rounds), budget.delta, algorithm.adjacency, "pld")
         for row, (sigma, budget) in enumerate(zip(scale, claimed, strict=True))
     ]
-    return scale, tuple(Budget(cost, budget.delta) for cost, budget in zip(costs, claimed, strict=True))
+    return tuple(Budget(cost, budget.delta) for cost, budget in zip(costs, claimed, strict=True))
+
+
+def _pure_scales(budgets: Sequence[Budget], uses: int) -> NDArray[np.float64]:
+    """Where costs simply add, every use may cost ε/uses; a few last digits less, so that float sums stay within ε."""
+    return uses / np.array([budget.epsilon for budget in budgets]) * (1 + 2.0**-48)
+
+
+def _priced(algorithm: Algorithm) -> Action:
+    return next(action for action in algorithm.actions.values() if action.price is not None)
 
 
 def priced_action(algorithm: Algorithm) -> Callable[[float, int], Any]:
     """What a round costs: a client does one of the priced actions in a round, and they all cost the same."""
-    return next(action.price for action in algorithm.actions.values() if action.price is not None)
+    price = _priced(algorithm).price
+    assert price is not None
+    return price
 
 
 def _scales(
@@ -229,17 +261,20 @@ def _scales(
     budgets: Sequence[Budget],
     population: Population,
     algorithm: Algorithm,
+    uses: int,
     progress: Progress | None,
 ) -> NDArray[np.float64]:
     """Every client's noise: what spends its budget over the rounds it can expect, or one scale for all."""
     price = priced_action(algorithm)
     common = experiment.budgets.scale
+    if common is None and _priced(algorithm).pure and (uses == 1 or not any(budget.delta for budget in budgets)):
+        return _pure_scales(budgets, uses)
     if common is None:
         try:
             return calibrate_each(
                 budgets,
                 price,
-                expected_rounds(experiment),
+                uses,
                 adjacency=algorithm.adjacency,
                 directory=cache.default_directory(),
                 progress=progress,

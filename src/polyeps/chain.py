@@ -96,7 +96,9 @@ class Chain:
             with contextlib.closing(sqlite3.connect(unfinished, isolation_level=None)) as connection:
                 connection.executescript(_CREATE)
                 rows = _chained(drafts, Head(0, _START), clock)
+                connection.execute("BEGIN")  # else every row would wait for the disk
                 connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?)", rows)
+                connection.execute("COMMIT")
             write_head(path, Head(rows[-1].seq, rows[-1].hash))
             os.link(unfinished, path)  # unlike a rename, this fails when another process was first
         except FileExistsError:

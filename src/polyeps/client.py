@@ -32,7 +32,7 @@ class Cohort:
     rows: NDArray[np.int64] | None = None  # which clients of the population these are; None: all, in order
     memory: dict[str, Tensor] = field(default_factory=dict)  # (n, ...) each
     _place: dict[str, int] = field(init=False, repr=False)
-    _events: dict[tuple[str, int], Any] = field(init=False, repr=False, default_factory=dict)
+    _events: dict[tuple[str, float], Any] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._place = {client: place for place, client in enumerate(self.ids)}
@@ -52,9 +52,10 @@ class Cohort:
         """What an action costs a client; settled by its scale before any data is touched."""
         assert action.price is not None
         assert self.rows is not None
-        if (name, place) not in self._events:
-            self._events[name, place] = action.price(float(self.scale[place]), int(self.rows[place]))
-        return self._events[name, place]
+        key = (name, float(self.scale[place]) if action.pure else place)
+        if key not in self._events:
+            self._events[key] = action.price(float(self.scale[place]), int(self.rows[place]))
+        return self._events[key]
 
     def alone(self, client: str) -> Cohort:
         """One client as a cohort of its own, on the same data, memory and ledger."""
@@ -103,7 +104,7 @@ def answer(cohort: Cohort, algorithm: Algorithm, task: Task) -> Replies:
         known = ", ".join(algorithm.actions)
         raise InputError(f"the server asks for {task.action!r}, which this algorithm does not know; it knows {known}")
     action = algorithm.actions[task.action]
-    places = cohort.places(task.to)
+    places = _willing(cohort, action, task.payload, cohort.places(task.to))
     if cohort.ledger is not None:
         places = _pay(cohort, algorithm, action, task, places)
     elif action.price is not None:
@@ -127,6 +128,15 @@ def answer(cohort: Cohort, algorithm: Algorithm, task: Task) -> Replies:
         cohort.memory[name][where] = kept
     able = _able(cohort, algorithm, task.action, action, places)
     return Replies(ids, payload, tuple(np.isin(places, able).tolist()))
+
+
+def _willing(cohort: Cohort, action: Action, payload: Payload, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Who agrees to an action at this point, by what the server sent and what they remember."""
+    if action.allows is None:
+        return places
+    where = torch.from_numpy(places)
+    agreed = action.allows(payload, {name: kept[where] for name, kept in cohort.memory.items()})
+    return places[np.flatnonzero(agreed.expand(len(places)).cpu().numpy())]
 
 
 def _pay(
@@ -165,11 +175,19 @@ def _able(
     return np.array(able, dtype=np.int64)
 
 
-def _by_event(cohort: Cohort, name: str, action: Action, places: Iterable[int]) -> dict[Any, list[int]]:
+def _by_event(cohort: Cohort, name: str, action: Action, places: Sequence[int]) -> dict[Any, list[int]]:
     """Clients with equal costs together, so that a ledger judges and writes each cost once."""
     together: dict[Any, list[int]] = {}
-    for place in places:
-        together.setdefault(cohort.event(name, action, place), []).append(place)
+    if not action.pure:
+        for place in places:
+            together.setdefault(cohort.event(name, action, place), []).append(place)
+        return together
+    here = np.array(places, dtype=np.int64)
+    _, group = np.unique(cohort.scale[here], return_inverse=True)
+    ordered = here[np.argsort(group, kind="stable")]
+    for alike in np.split(ordered, np.cumsum(np.bincount(group))[:-1]):
+        if len(alike):
+            together.setdefault(cohort.event(name, action, int(alike[0])), []).extend(alike.tolist())
     return together
 
 

@@ -61,6 +61,7 @@ class Budgets(Section):
     distribution: str | None = None
     file: Path | None = None
     epsilons: tuple[float, ...] | None = None
+    epsilon: float | None = Field(default=None, gt=0)  # the same for everybody
     # As many clients from each part of a mixture as its weight says, instead of by chance.
     stratified: bool = False
     delta: float = Field(default=1e-5, ge=0, lt=1)
@@ -90,7 +91,7 @@ class Training(Section):
 class Participation(Section):
     """Who takes part in a round."""
 
-    kind: Literal["uniform", "poisson", "full"] = "full"
+    kind: Literal["uniform", "poisson", "full", "epoch"] = "full"
     share: float = Field(default=1.0, gt=0, le=1)
     quorum: int | None = Field(default=None, ge=1)
     with_public: bool = False  # at least one liberal client in every round, for every method alike
@@ -101,7 +102,7 @@ class Method(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
-    # published: batches and noise of paper 000's reference code; what they really cost is then put in force
+    # published: batches, noise or probabilities as the paper has them; what they really cost is then put in force
     form: Literal["sound", "published"] = "sound"
     # Of a control (minimum, maximum): the ε it puts in force for everybody, instead of the clients' least or largest.
     epsilon: float | None = Field(default=None, gt=0)

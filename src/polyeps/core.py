@@ -155,6 +155,11 @@ class Action:
 
     run: Callable[[Work], tuple[Payload, Payload]]  # replies and memory to keep, a row per client
     price: Callable[[float, int], Any] | None  # (scale, row) -> DpEvent; None: no guarantee is given, none charged
+    # (payload, memory) -> (n,) bool: who agrees to do it now; asked before anybody pays. None: everybody, always
+    allows: Callable[[Payload, Payload], Tensor] | None = None
+    # The price is one pure ε, of 1/scale where the form is sound, whatever the row: it needs no search, and clients
+    # with equal scales pay alike.
+    pure: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from polyeps.certificate import Certificate, Form, Sampler
 from polyeps.core import Adjacency, Trust, Unit, check_delta
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection, values
+from polyeps.mechanisms.selection import SelectName as SelectName
 
-SelectName = Literal["exp", "pe", "ps", "uniform"]
 ValueName = Literal["pm", "hm", "duchi", "grid-pm", "none", "exact"]
 
 
@@ -210,22 +210,7 @@ def fedsel(
         return (0.0 if select == "uniform" else first), (0.0 if nothing else second)
 
     def law(first: float) -> selection.Selection:
-        match select:
-            case "uniform":
-                return selection.uniform(dimension)
-            case "exp":
-                return selection.exponential(dimension, first)
-            case "ps" if form == "published":
-                return selection.perturbed_sampling_as_printed(dimension, top, first)
-            case "ps":
-                return selection.perturbed_sampling(dimension, top, first)
-            case "pe":
-                keep = (
-                    selection.published_keep(first)
-                    if form == "published"
-                    else selection.sound_keep(dimension, top, first)
-                )
-                return selection.perturbed_encoding(dimension, top, keep)
+        return selection.law(select, dimension, top, first, form)
 
     def price(scale: float) -> DpEvent:
         first, second = split(scale)

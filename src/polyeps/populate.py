@@ -57,7 +57,7 @@ class Population:
         for first in range(0, len(labels), EVALUATED_AT_ONCE):
             rows, truth = features[first : first + EVALUATED_AT_ONCE], labels[first : first + EVALUATED_AT_ONCE]
             outputs = self.model.outputs(vector.to(self.device), rows)
-            right += float((outputs.argmax(-1) == truth).sum())
+            right += float((self.model.classes(outputs) == truth).sum())
             loss += float(self.model.loss(outputs, truth).sum())
         return {"accuracy": right / len(labels), "loss": loss / len(labels)}
 
@@ -113,9 +113,9 @@ def _clients_named(budgets: config.Budgets) -> int | None:
 
 def _budgets(wanted: config.Budgets, partition: Partition, seed: int) -> tuple[Budget, ...]:
     clients = partition.ids
-    given = [name for name in ("distribution", "file", "epsilons") if getattr(wanted, name) is not None]
+    given = [name for name in ("distribution", "file", "epsilons", "epsilon") if getattr(wanted, name) is not None]
     if len(given) != 1:
-        raise InputError("budgets: give exactly one of distribution, file and epsilons")
+        raise InputError("budgets: give exactly one of distribution, file, epsilons and epsilon")
     if wanted.file is not None:
         named = {row.client: row.budget for row in read_budgets(wanted.file, wanted.delta)}
         if partition_names := [client for client in clients if client not in named]:
@@ -125,6 +125,8 @@ def _budgets(wanted: config.Budgets, partition: Partition, seed: int) -> tuple[B
         drawn = draw_budgets(
             wanted.distribution, len(clients), generator(seed, "budgets"), stratified=wanted.stratified
         ).epsilons.tolist()
+    elif wanted.epsilon is not None:
+        drawn = [wanted.epsilon] * len(clients)
     else:
         assert wanted.epsilons is not None
         drawn = list(wanted.epsilons)
@@ -146,6 +148,10 @@ def _model(wanted: config.Model, dataset: datasets.Dataset) -> Model:
     match wanted.name:
         case "logistic" | "linear_svm":
             model = MODELS[wanted.name](features=prod(shape), classes=classes)
+        case "binary_logistic" | "binary_svm":
+            if classes != 2:
+                raise InputError(f"model.name: {wanted.name} is for two classes, but {dataset.name} has {classes}")
+            model = MODELS[wanted.name](features=prod(shape))
         case "mlp":
             model = MODELS["mlp"](features=prod(shape), hidden=wanted.hidden or (50,), classes=classes)
         case _:

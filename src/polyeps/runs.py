@@ -205,6 +205,7 @@ def _client_rows(job: Job) -> list[ClientRow]:
     people = job.population
     liberal = split_by_epsilon([budget.epsilon for budget in people.budgets])
     rows = []
+    sizes = people.partition.sizes.tolist()
     for place, (client, own) in enumerate(zip(people.ids, people.budgets, strict=True)):
         budget = job.budgets[place] if job.budgets else None
         rows.append(
@@ -213,7 +214,7 @@ def _client_rows(job: Job) -> list[ClientRow]:
                 epsilon=budget.epsilon if budget else None,
                 delta=budget.delta if budget else None,
                 own_epsilon=own.epsilon,
-                records=int(people.partition.sizes[place]),
+                records=sizes[place],
                 scale=float(job.scale[place]) if budget else None,
                 public=bool(liberal[place]),
             )
@@ -229,11 +230,16 @@ def _facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
         "trust": job.algorithm.trust,
         "unit": job.algorithm.unit,
         "adjacency": job.algorithm.adjacency,
-        "sampler": "poisson" if job.method.form == "sound" else "fixed",
+        "sampler": _sampler(job),
         "parameters": job.population.model.size,
         "data": job.population.dataset.name,
         "scale_strategy": "own" if experiment.budgets.scale is None else "common",
     }
+
+
+def _sampler(job: Job) -> str:
+    """How a client's batches are drawn; of all its records at once nothing is drawn."""
+    return "none" if job.entry.local == "gradient" else "poisson" if job.method.form == "sound" else "fixed"
 
 
 def _model_path(folder: Path, job: str) -> Path:

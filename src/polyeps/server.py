@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, Protocol
 
 import numpy as np
@@ -25,12 +26,13 @@ class Transport(Ask, Protocol):
 class Participation:
     """How a round's cohort is drawn among the clients that can still afford a round.
 
-    uniform: a fixed share of all clients, without replacement; poisson: every client by its own coin; full: all.
+    uniform: a fixed share of all clients, without replacement; poisson: every client by its own coin; full: all;
+    epoch: all clients are shuffled into cohorts of about that share, each asked once before anybody is asked again.
     Each client's lot depends on the seed, the round and the set of all clients alone, so methods that are
     compared under one seed draw the same cohorts as long as the same clients are left.
     """
 
-    kind: Literal["uniform", "poisson", "full"] = "full"
+    kind: Literal["uniform", "poisson", "full", "epoch"] = "full"
     share: float = 1.0
     quorum: int = 1  # the run ends when fewer clients than this can afford a round
     including: frozenset[str] = frozenset()  # at least one of these is in every cohort, while one is left
@@ -40,11 +42,21 @@ class Participation:
             raise InputError(f"participation.share must be above 0 and at most 1, not {self.share}")
         if self.quorum < 1:
             raise InputError(f"participation.quorum must be at least 1, not {self.quorum}")
+        if self.kind == "epoch" and self.including:
+            raise InputError("participation: in an epoch every client is asked once, so nobody can be in every cohort")
+
+    def batches(self, clients: int) -> int:
+        """In how many rounds an epoch asks every client once; a round is an epoch of its own where chance decides."""
+        return clients // cohort_size(self.share, clients) if self.kind == "epoch" else 1
 
     def draw(self, everyone: Sequence[str], active: Sequence[str], seed: int, round: int) -> tuple[str, ...]:
         """This round's cohort, in the order of `active`."""
         if self.kind == "full":
             return tuple(active)
+        if self.kind == "epoch":
+            batches = self.batches(len(everyone))
+            cohort = _shuffled(tuple(everyone), seed, round // batches, batches)[round % batches]
+            return tuple(client for client in active if client in cohort)
         names = sorted(everyone)  # the order in which clients are listed must not matter
         lots = dict(zip(names, np.random.default_rng([seed, round]).random(len(names)).tolist(), strict=True))
         ordered = sorted(active, key=lots.__getitem__)
@@ -58,6 +70,14 @@ class Participation:
                 chosen.remove(max(chosen, key=lots.__getitem__))
             chosen.add(wanted[0])
         return tuple(client for client in active if client in chosen)
+
+
+@lru_cache(maxsize=2)
+def _shuffled(everyone: tuple[str, ...], seed: int, epoch: int, batches: int) -> list[frozenset[str]]:
+    """An epoch's cohorts, their sizes equal but for one; the order in which clients are listed does not matter."""
+    names = np.array(sorted(everyone), dtype=object)
+    np.random.default_rng([seed, epoch]).shuffle(names)
+    return [frozenset(part) for part in np.array_split(names, batches)]
 
 
 def cohort_size(share: float, clients: int) -> int:

@@ -224,7 +224,7 @@ def test_a_price_paid_three_times_is_the_price_of_three(name: str, tmp_path: Pat
             continue
         price = next(action.price for action in job.algorithm.actions.values() if action.price is not None)
         event = dp_accounting.SelfComposedDpEvent(price(float(job.scale[place]), place), paid)
-        judged = epsilon(event, 1e-3, adjacency=job.algorithm.adjacency)
+        judged = epsilon(event, done.ledger.account(client).terms.budget.delta, adjacency=job.algorithm.adjacency)
         assert math.isclose(done.ledger.spent(client), judged, rel_tol=1e-9)
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from polyeps.algorithms.fedavg import fedavg, public_only
+from polyeps.algorithms.fedsel import fedsel
+from polyeps.algorithms.fedsel_baselines import compressed, exact, flat
 from polyeps.algorithms.pdp_fl import pdp_fl
 from polyeps.algorithms.pfa import pfa
 from polyeps.algorithms.pfa_plus import pfa_plus
@@ -12,8 +14,8 @@ from polyeps.algorithms.weiavg import weiavg
 from polyeps.core import Algorithm
 
 # own: every client's own budget. strictest, most-liberal: everybody under the smallest or largest one of all,
-# as if they had agreed to it. none: no budget, no noise, no promise.
-Budgets = Literal["own", "strictest", "most-liberal", "none"]
+# as if they had agreed to it. exceeded: more than their own, and charged as such. none: no budget, no promise.
+Budgets = Literal["own", "strictest", "most-liberal", "exceeded", "none"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,9 @@ class Entry:
     summary: str
     budgets: Budgets = "own"
     options: Mapping[str, Any] = field(default_factory=dict)  # of the builder, settled by the name
+    # What clients do with their records: train as the settings say, or take one gradient over all of them. Builders
+    # of the second kind are given a `Course` as well.
+    local: Literal["training", "gradient"] = "training"
 
 
 ALGORITHMS: dict[str, Entry] = {
@@ -37,4 +42,15 @@ ALGORITHMS: dict[str, Entry] = {
     "pfa-plus": Entry(pfa_plus, "PFA with the last round's subspace and thin private uploads"),
     "pdp-fl": Entry(pdp_fl, "PFA with groups and weights estimated from updates; budgets stay hidden"),
     "pdp-fl-plus": Entry(pdp_fl, "PFA+ with estimated groups; budgets stay hidden", options={"delayed": True}),
+    "fedsel": Entry(
+        fedsel, "one coordinate, chosen privately, and its private value", options={"on_top": False}, local="gradient"
+    ),
+    "fedsel-extra": Entry(
+        fedsel, "control: FedSel whose choice comes on top of the budget", "exceeded", {"on_top": True}, "gradient"
+    ),
+    "fedsel-flat": Entry(flat, "private values of random coordinates, enlarged to be unbiased", local="gradient"),
+    "fedsel-compressed": Entry(
+        compressed, "a private value of the randomly projected gradient, recovered by the server", local="gradient"
+    ),
+    "fedsel-exact": Entry(exact, "control: gradients, or a coordinate of them, as they are", "none", local="gradient"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -12,11 +12,24 @@ import torch
 from torch import Tensor
 
 from polyeps.aggregation import weighted_mean
+from polyeps.certificate import Form
 from polyeps.core import Action, Ask, Payload, Profile, Replies, State, Task, Work
 from polyeps.grouping import split_by_epsilon
 from polyeps.training import Training
 
 Split = Literal["mixture", "k-means", "top", "threshold"]
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is settled for all clients before the first round, for algorithms whose clients send gradients."""
+
+    learning_rate: float
+    clip: float  # values are sent within ± this
+    cohort: int  # clients asked in a round
+    batches: int  # rounds in which every client is asked once: an epoch
+    epochs: int  # how often a client is asked, all told
+    form: Form = "sound"
 
 
 def train_locally(training: Training) -> Action:

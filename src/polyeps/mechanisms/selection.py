@@ -7,12 +7,21 @@ holds may differ), with ranks a permutation and exactly k coordinates marked, ti
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.signal import fftconvolve
 from scipy.stats import binom
 
 from polyeps.errors import InputError
+
+SelectName = Literal["exp", "pe", "ps", "uniform"]
+Form = Literal["sound", "published"]
+WORD = 1 << 53  # samplers draw whole numbers below it, so their probabilities are multiples of 2⁻⁵³
+# Times this, a product of floats is below the true one: more than the rounding of e^ε and of the product.
+BELOW = 1 - 2.0**-48
 
 
 @dataclass(frozen=True)
@@ -109,3 +118,68 @@ def sound_keep(dimension: int, top: int, epsilon: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if perturbed_encoding(dimension, top, middle).epsilon <= epsilon else (low, middle)
     return low
+
+
+@lru_cache(maxsize=4096)
+def law(select: SelectName, dimension: int, top: int, epsilon: float, form: Form = "sound") -> Selection:
+    """The law of a selection by its name; `published` takes the probabilities the paper prints."""
+    check(dimension, top, epsilon)
+    match select:
+        case "uniform":
+            return uniform(dimension)
+        case "exp":
+            return exponential(dimension, epsilon)
+        case "ps" if form == "published":
+            return perturbed_sampling_as_printed(dimension, top, epsilon)
+        case "ps":
+            return perturbed_sampling(dimension, top, epsilon)
+        case "pe":
+            keep = published_keep(epsilon) if form == "published" else sound_keep(dimension, top, epsilon)
+            return perturbed_encoding(dimension, top, keep)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A law in whole numbers out of 2⁵³: of each top coordinate, of each other one, and of none.
+
+    What rounding leaves over goes to coordinates by their index, whatever the data: added to both sides, it can
+    only bring two inputs nearer.
+    """
+
+    top: int
+    rest: int
+    none: int
+
+
+@lru_cache(maxsize=4096)
+def counts(select: SelectName, dimension: int, top: int, epsilon: float, form: Form = "sound") -> Counts:
+    """The law of PE, PS or uniform as a sampler has it.
+
+    Guarantee: client (any two vectors); the larger count is at most e^ε of the smaller, for the ε of `law`.
+    """
+    exact = law(select, dimension, top, epsilon, form)
+    none = math.floor(exact.none * WORD)
+    likely_top = exact.top >= exact.rest
+    few, many = (top, dimension - top) if likely_top else (dimension - top, top)
+    smaller = min(exact.top, exact.rest) if many else exact.top
+    low = min(max(1, math.floor(smaller * WORD)), (WORD - none) // dimension)
+    high = math.floor(low * math.exp(min(exact.epsilon, 40.0)) * BELOW)
+    high = max(low, min(high, (WORD - none - many * low) // few))
+    return Counts(high, low, none) if likely_top else Counts(low, high, none)
+
+
+@lru_cache(maxsize=256)
+def rank_counts(dimension: int, epsilon: float) -> NDArray[np.int64]:
+    """The law of EXP as a sampler has it: a whole number out of 2⁵³ for each rank, smallest first.
+
+    Guarantee: client (any two vectors); the largest count is at most e^ε of the smallest.
+    """
+    if dimension == 1:
+        return np.array([WORD])
+    weight = np.exp(epsilon * (np.arange(dimension) / (dimension - 1) - 1))
+    found: NDArray[np.int64] = np.floor(weight * (WORD / weight.sum() * (1 - 2.0**-44))).astype(np.int64)
+    low = max(1, int(found[0]))
+    found = np.clip(found, low, max(low, math.floor(low * math.exp(min(epsilon, 40.0)) * BELOW)))
+    found[-1] -= max(0, int(found.sum()) - WORD)
+    found.flags.writeable = False
+    return found

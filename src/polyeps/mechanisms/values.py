@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.errors import InputError
+from polyeps.mechanisms.selection import BELOW, WORD
 
 ValueMechanism = Literal["pm", "hm", "duchi", "grid-pm"]
 IDEAL_ONLY = ("pm", "hm")  # exact in real arithmetic, not in floating point
@@ -95,6 +96,38 @@ class GridPiecewise:
     def variance(self, value: float) -> float:
         mass = self.masses(value)
         return float(mass @ self.outputs**2 - (mass @ self.outputs) ** 2)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Grid-PM of n clients in whole numbers out of 2⁵³: cells in a band, a cell's count inside it and outside it.
+
+    Guarantee: client (any two values); inside is at most e^ε times outside. What rounding leaves over goes to the
+    two cells in the middle, whatever the value.
+    """
+
+    band: NDArray[np.int64]  # (n,) as all of them
+    inside: NDArray[np.int64]
+    outside: NDArray[np.int64]
+    step: NDArray[np.float64]  # from one cell's output to the next
+
+
+def cells_of(epsilon: NDArray[np.float64], cells: int = 1024) -> Cells:
+    """Every client's `GridPiecewise`, as its sampler has it."""
+    bound = 1 / np.tanh(epsilon / 4)
+    band = np.clip(np.round(cells * (bound - 1) / (2 * bound)), 1, cells - 1).astype(np.int64)
+    others = cells - band
+    unlikely = np.exp(-epsilon)
+    whole = band + others * unlikely
+    outside = np.maximum(1, np.floor(unlikely / whole * BELOW * WORD).astype(np.int64))
+    inside = np.floor(outside * np.exp(np.minimum(epsilon, 40.0)) * BELOW).astype(np.int64)
+    inside = np.maximum(outside, np.minimum(inside, (WORD - others * outside) // band))
+    return Cells(band, inside, outside, 2 * whole / (others * band * -np.expm1(-epsilon)))
+
+
+def duchi_lead(epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far out of 2⁵² Duchi's coin may lean at a value of one: (2⁵² + lead)/(2⁵² − lead) is at most e^ε."""
+    return np.asarray(np.floor(np.tanh(epsilon / 2) * BELOW * (WORD // 2)), dtype=np.float64)
 
 
 def variance(mechanism: ValueMechanism, epsilon: float, value: float) -> float:

@@ -13,6 +13,7 @@ IN_FORCE = {
     "own": "each client's own budget",
     "strictest": "control: the strictest budget, for everybody",
     "most-liberal": "control: the most liberal budget, for everybody",
+    "exceeded": "control: more than each client's own budget",
     "none": "control: no privacy",
     "published": "as published: what its noise really costs",
 }
@@ -229,6 +230,8 @@ def control_promise(line: Line) -> str:
             "A paper's form as published: its noise and batches are not those of the budgets the clients set. "
             f"The budget in force is what they really cost.{_overspent(line)}"
         )
+    if line.budgets == "exceeded":
+        return f"A control that takes more than the budgets the clients set, and charges it.{_overspent(line)}"
     force = sorted({row.epsilon for job in line.jobs for row in job.clients if row.epsilon is not None})
     which = f"ε\u00a0{short(force[0])}" if len(force) == 1 else "another one"
     kind = {"strictest": "the strictest of all, ", "most-liberal": "the most liberal of all, "}.get(line.budgets, "")

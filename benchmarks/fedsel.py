@@ -1,0 +1,128 @@
+"""What reports cost: `python benchmarks/fedsel.py [--json] [--clients 1000000]`.
+
+First the choice of a coordinate for a whole cohort (figure 2(e) of paper 001: time of one client, d = 10 to 10 000),
+then whole reports (choose, perturb); the time is the least of several repetitions, since others may use the machine.
+Then an epoch of a federation with one record per client at d = 123: ledger, gradients, reports and charges.
+"""
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from polyeps.accounts import Terms
+from polyeps.algorithms.blocks import Course
+from polyeps.algorithms.fedsel import fedsel
+from polyeps.client import Cohort
+from polyeps.core import Budget, Records, State
+from polyeps.engine.noise import SeededStreams
+from polyeps.ledger import Ledger
+from polyeps.mechanisms.perturb import perturb
+from polyeps.mechanisms.pick import pick
+from polyeps.mechanisms.selection import SelectName
+from polyeps.models import binary_logistic
+from polyeps.server import Participation, serve
+from polyeps.training import sgd
+from polyeps.transport.memory import InMemory
+
+SELECTIONS: tuple[SelectName, ...] = ("uniform", "ps", "pe", "exp")
+COHORTS = {10: 10_000, 100: 10_000, 300: 10_000, 1000: 3_000, 10_000: 1_000}
+
+
+def least(work: Callable[[], object], repetitions: int) -> float:
+    times = []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def report(select: SelectName, values: torch.Tensor, whole: bool) -> None:
+    """One coordinate of each row, and its private value."""
+    clients, dimension = values.shape
+    streams = SeededStreams(1, range(clients), 0)
+    index = pick(select, values, max(1, dimension // 10), np.full(clients, 0.2), streams)
+    if whole:
+        chosen = values.gather(1, torch.from_numpy(index.clip(min=0))[:, None])[:, 0]
+        perturb("grid-pm", chosen.double().numpy(), np.full(clients, 1.8), streams)
+
+
+def measure(repetitions: int) -> dict[str, dict[str, dict[str, float]]]:
+    found: dict[str, dict[str, dict[str, float]]] = {"select": {}, "report": {}}
+    for dimension, clients in COHORTS.items():
+        values = torch.randn(clients, dimension, generator=torch.Generator().manual_seed(1))
+        for kind, rows in found.items():
+            rows[f"d={dimension}, {clients} clients"] = {
+                select: least(partial(report, select, values, kind == "report"), repetitions) for select in SELECTIONS
+            }
+    return found
+
+
+def epoch(clients: int, dimension: int = 123) -> dict[str, float]:
+    """Every client reports once, in a hundred rounds, each charged to its ledger before."""
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(clients, dimension, generator=generator).clamp_(-1, 1)
+    labels = (features @ torch.randn(dimension, generator=generator) > 0).long()
+    ids = tuple(map(str, range(clients)))
+    participation = Participation("epoch", 0.01)
+    batches = participation.batches(clients)
+    local = sgd(binary_logistic(dimension), rate=1.0, steps=1, learning_rate=1.0, decay=1e-4)
+    algorithm = fedsel(local, Course(2.0, 1.0, clients // batches, batches, 1))
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        terms = Terms(Budget(2.0, 0.0), "client", "replace-one")
+        ledger = Ledger.create(Path(folder) / "ledger.db", dict.fromkeys(ids, terms))
+        opened = time.perf_counter()
+        cohort = Cohort(
+            ids,
+            Records(features, labels, torch.arange(clients + 1)),
+            np.full(clients, 0.5 * (1 + 2.0**-48)),
+            lambda ids, round: SeededStreams(7, ids, round),
+            True,
+            ledger,
+            memory={name: torch.zeros(clients, *shape) for name, shape in algorithm.memory.items()},
+        )
+        state = State(torch.zeros(dimension))
+        state = serve(
+            algorithm, InMemory(cohort, algorithm), state, rounds=batches, participation=participation, seed=1
+        )
+        ended = time.perf_counter()
+        assert ledger.spent(ids[-1]) > 1.99
+        ledger.close()
+    return {
+        "clients": clients,
+        "ledger": opened - began,
+        "rounds": ended - opened,
+        "accuracy": float(((features @ state.model > 0).long() == labels).float().mean()),
+        "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--clients", type=int, default=10_000, help="of the epoch at d = 123")
+    wanted = parser.parse_args()
+    found = measure(wanted.repetitions)
+    simulated = epoch(wanted.clients)
+    if wanted.json:
+        print(json.dumps({"seconds": found, "epoch": simulated, "threads": torch.get_num_threads()}, indent=2))
+        return
+    for kind, rows in found.items():
+        print(f"{kind:<30}" + "".join(f"{select:>10}" for select in SELECTIONS) + "   milliseconds a cohort")
+        for name, row in rows.items():
+            print(f"{name:<30}" + "".join(f"{1e3 * row[select]:>10.1f}" for select in SELECTIONS))
+    print("epoch at d = 123: " + ", ".join(f"{name} {value:.4g}" for name, value in simulated.items()))
+
+
+if __name__ == "__main__":
+    main()

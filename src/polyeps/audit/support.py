@@ -1,0 +1,57 @@
+"""Support tests: answers that one input gives and another, nearby one cannot give at all.
+
+In real numbers PM's answers are possible under every input. In floating point an answer is a rounded sum, and most
+sums for one input are no sums for another (Mironov 2012): whoever sees such an answer knows which of the two it was,
+whatever ε says.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyeps.engine.noise import SeededStreams
+from polyeps.mechanisms.perturb import CELLS, Floats, band_start, perturb
+from polyeps.mechanisms.selection import WORD
+from polyeps.mechanisms.values import ValueMechanism, cells_of
+
+_NEARBY = 8  # neighbours of the inverted uniform that could round to the same answer
+
+
+def leak(
+    mechanism: ValueMechanism, epsilon: float, value: float, other: float, *, trials: int = 2000, seed: int = 0
+) -> float:
+    """The share of answers to `value` that `other` cannot give (of PM's: among those in both bands)."""
+    streams = SeededStreams(seed, range(trials), 0)
+    answers = perturb(mechanism, np.full(trials, value), np.full(trials, epsilon), streams)
+    if mechanism in ("pm", "hm"):
+        likely = _in_band(answers, epsilon, value) & _in_band(answers, epsilon, other)
+        if mechanism == "hm":
+            likely &= np.abs(answers) != 1 / np.tanh(epsilon / 2)
+        answers = answers[likely]
+    return float(1 - reachable(mechanism, answers, epsilon, other).mean()) if len(answers) else 0.0
+
+
+def reachable(mechanism: ValueMechanism, answers: Floats, epsilon: float, value: float) -> NDArray[np.bool_]:
+    """Whether a value could have led to answers, bit for bit; of PM's only answers inside its band are judged."""
+    if mechanism == "duchi":
+        return np.isin(np.abs(answers), 1 / np.tanh(np.array([epsilon]) / 2))
+    if mechanism == "grid-pm":
+        apart = cells_of(np.array([epsilon]), CELLS).step
+        return np.isin(answers, apart * (np.arange(CELLS) - (CELLS - 1) / 2))
+    bound = 1 / np.tanh(np.array([epsilon]) / 4)
+    left = band_start(np.array([value]), bound)
+    nearest = np.round((answers - left) / (bound - 1) * WORD)
+    # Rounding hides the last bits of the uniform: as many as the answer's spacing is coarser than the uniform's.
+    reach = np.ceil(np.spacing(np.abs(answers)) / (bound - 1) * WORD) * _NEARBY
+    found = np.zeros(len(answers), bool)
+    for step in range(-4 * _NEARBY, 4 * _NEARBY + 1):
+        place = np.clip(nearest + np.round(step / (4 * _NEARBY) * reach), 1, WORD) / WORD
+        found |= left + place * (bound - 1) == answers
+    return found
+
+
+def _in_band(answers: Floats, epsilon: float, value: float) -> NDArray[np.bool_]:
+    bound = 1 / np.tanh(np.array([epsilon]) / 4)
+    left = band_start(np.array([value]), bound)
+    return np.asarray((answers >= left) & (answers <= left + bound - 1))

@@ -1,0 +1,70 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scripted import at_most_exp
+
+from polyeps.audit import exact
+from polyeps.errors import InputError
+from polyeps.mechanisms import selection
+from polyeps.mechanisms.selection import WORD, Form, SelectName
+from polyeps.methods import certify, fedsel
+
+SHAPES = [(1, 1), (2, 1), (2, 2), (3, 2), (5, 1), (7, 3), (10, 1), (12, 2), (12, 6), (12, 12)]
+FORMS: list[tuple[SelectName, Form]] = [
+    ("exp", "sound"),
+    ("pe", "sound"),
+    ("pe", "published"),
+    ("ps", "sound"),
+    ("ps", "published"),
+    ("uniform", "sound"),
+]
+
+
+@pytest.mark.parametrize(("dimension", "top"), SHAPES)
+@pytest.mark.parametrize(("select", "form"), FORMS)
+def test_certificates_agree_with_enumeration(dimension: int, top: int, select: SelectName, form: Form) -> None:
+    for epsilon in (0.1, 1.0, 4.0):
+        if select == "ps" and form == "published" and epsilon * top > 30:
+            continue  # e^(ε·k) of the misprinted formula is beyond any use
+        method = fedsel(select=select, dimension=dimension, top=top, value="none", form=form, epsilon_select=epsilon)
+        certified = certify(method, 1.0, 0.0).certified
+        found = exact.largest_log_ratio(exact.laws(select, dimension, top, epsilon, form))
+        assert certified == pytest.approx(found, abs=1e-9)
+        if form == "sound":
+            assert certified <= epsilon
+        ratio = exact.sampler_ratio(select, dimension, top, epsilon, form)
+        law = selection.law(select, dimension, top, epsilon, form)
+        if select == "uniform":
+            assert ratio == 1
+        elif math.isfinite(law.epsilon) and top < dimension:
+            assert at_most_exp(ratio, law.epsilon)
+            assert math.log(ratio) == pytest.approx(law.epsilon, rel=1e-8 if law.epsilon < 8 else 0.5)
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 4, 5])
+def test_a_few_orders_stand_for_all_permutations(dimension: int) -> None:
+    every = np.array(list(itertools.permutations(range(dimension))))
+    weight = np.exp(1.7 * every / (dimension - 1))
+    whole = exact.largest_log_ratio(weight / weight.sum(1, keepdims=True))
+    assert whole == pytest.approx(exact.largest_log_ratio(exact.laws("exp", dimension, 1, 1.7)))
+
+
+@pytest.mark.parametrize(("select", "form"), FORMS)
+def test_sampler_laws_are_laws_near_the_mechanisms(select: SelectName, form: Form) -> None:
+    rows = exact.sampler_laws(select, 6, 2, 1.0, form)
+    assert {sum(row) for row in rows} == {WORD}
+    found = np.array(rows, dtype=float) / WORD
+    assert found == pytest.approx(exact.laws(select, 6, 2, 1.0, form), abs=1e-12)
+
+
+def test_tied_ranks_would_cost_more() -> None:
+    """Why ties must be broken: with the same rank for all others the normaliser moves."""
+    tied = np.exp(np.array([[9, 0, 0, 0, 0, 0, 0, 0, 0, 0], [0, *range(1, 10)]]) / 9)
+    assert exact.largest_log_ratio(tied / tied.sum(1, keepdims=True)) > 1.0 + 0.3
+
+
+def test_large_dimensions_are_refused() -> None:
+    with pytest.raises(InputError, match="Monte-Carlo"):
+        exact.laws("pe", 13, 1, 1.0)
