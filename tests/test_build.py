@@ -90,10 +90,10 @@ def test_hidden_budgets_are_not_told() -> None:
     [
         ("fedavgg", ("algorithm.name = fedavgg", "did you mean 'fedavg'?")),
         ({"name": "pfa", "rnak": 2}, ("algorithm.rnak (of pfa)", "did you mean 'rank'?")),
-        ({"name": "fedavg", "rank": 2}, ("algorithm.rank (of fedavg)", "known are form, label, name, training")),
+        ({"name": "fedavg", "rank": 2}, ("algorithm.rank (of fedavg)", "known are epsilon, form, label, name, training")),
         ({"name": "pfa", "per_tensor": "perhaps"}, ("algorithm (pfa).per_tensor", "boolean", "not 'perhaps'")),
         ({"name": "pfa", "weights": "age"}, ("algorithm (pfa).weights", "'epsilon' or 'count'")),
-        ({"name": "pfa", "split": "halves"}, ("algorithm (pfa).split", "'mixture', 'k-means' or 'top'")),
+        ({"name": "pfa", "split": "halves"}, ("algorithm (pfa).split", "'mixture', 'k-means', 'top' or 'threshold'")),
         ({"name": "pfa", "rank": 0}, ("algorithm (pfa).rank: input", "greater than or equal to 1")),
         ({"name": "pdp-fl", "rank": "all"}, ("algorithm (pdp-fl).rank",)),
         ({"name": "pdp-fl", "warm_up": 0}, ("algorithm (pdp-fl).warm_up", "greater than or equal to 1")),
