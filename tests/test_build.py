@@ -90,7 +90,10 @@ def test_hidden_budgets_are_not_told() -> None:
     [
         ("fedavgg", ("algorithm.name = fedavgg", "did you mean 'fedavg'?")),
         ({"name": "pfa", "rnak": 2}, ("algorithm.rnak (of pfa)", "did you mean 'rank'?")),
-        ({"name": "fedavg", "rank": 2}, ("algorithm.rank (of fedavg)", "known are epsilon, form, label, name, training")),
+        (
+            {"name": "fedavg", "rank": 2},
+            ("algorithm.rank (of fedavg)", "known are epsilon, form, label, name, training"),
+        ),
         ({"name": "pfa", "per_tensor": "perhaps"}, ("algorithm (pfa).per_tensor", "boolean", "not 'perhaps'")),
         ({"name": "pfa", "weights": "age"}, ("algorithm (pfa).weights", "'epsilon' or 'count'")),
         ({"name": "pfa", "split": "halves"}, ("algorithm (pfa).split", "'mixture', 'k-means', 'top' or 'threshold'")),

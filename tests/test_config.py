@@ -108,7 +108,10 @@ def test_what_json_holds_is_the_same_experiment(file: Path) -> None:
         ({"rounds": 0}, "rounds: input should be greater than or equal to 1, not 0"),
         ({"training": {"clip": "wide"}}, "training.clip: input should be a valid number"),
         ({"training": 3}, "training: input should be a valid dictionary"),
-        ({"participation": {"kind": "some"}}, "participation.kind: input should be 'uniform', 'poisson', 'full' or 'epoch'"),
+        (
+            {"participation": {"kind": "some"}},
+            "participation.kind: input should be 'uniform', 'poisson', 'full' or 'epoch'",
+        ),
         ({"budgets": {"delta": 1}}, "budgets.delta: input should be less than 1, not 1"),
         ({"seeds": 0}, "seeds: must be different whole numbers, at least one"),
         ({"seeds": []}, "seeds: must be different whole numbers, at least one"),

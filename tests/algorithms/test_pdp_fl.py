@@ -46,7 +46,7 @@ def built(name: str = "pdp-fl", **options: Any) -> Algorithm:
     return ALGORITHMS[name].build(TRAINING, **{**ALGORITHMS[name].options, **options})
 
 
-@pytest.mark.parametrize("grouping", ["robust", "noise", "mixture"])
+@pytest.mark.parametrize("grouping", ["noise", "robust", "mixture"])
 def test_groups_are_the_true_ones_where_noise_tells_them_apart(grouping: Any) -> None:
     state = clients().run(built(grouping=grouping), 3)
     quiet, trust = estimates(state.kept, MODEL.size, grouping, "noise")
@@ -98,7 +98,7 @@ def test_one_group_is_averaged_by_noise_and_not_projected(weights: str) -> None:
     np.testing.assert_allclose(found.numpy(), federated.weighted_mean(rows, choice), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("grouping", ["robust", "noise", "mixture"])
+@pytest.mark.parametrize("grouping", ["noise", "robust", "mixture"])
 def test_hidden_budgets_and_thin_uploads_after_the_warm_up(grouping: str) -> None:
     people = clients()
     state = people.run(built("pdp-fl-plus", grouping=grouping), 8)
@@ -128,7 +128,7 @@ def test_rounds_stay_full_when_groups_dissolve_in_the_warm_up() -> None:
     """A basis found by mistake in the first round must not be what everybody is projected onto for ever."""
     algorithm, people = built("pdp-fl-plus"), clients()
     state = people.run(algorithm, 3)
-    alike = {**state.kept, "log_norms": torch.full((8,), 3.0).double()}
+    alike = {**state.kept, "log_noise": torch.full((8,), 3.0).double()}
     people.tasks.clear()
     after = algorithm.round(replace(state, kept=alike, roster=state.enrolled), people)
     assert [task.action for task in people.tasks] == ["train"]
@@ -148,11 +148,11 @@ def test_a_client_never_heard_in_full_is_private_and_trusted_least() -> None:
     state = late.run(built("pdp-fl-plus"), 3)
     memory = {name: kept.clone() for name, kept in state.kept.items()}
     memory["seen"][1] = memory["log_norms"][1] = 0.0  # a quiet one, had anybody heard it
-    quiet, trust = estimates(memory, MODEL.size, "robust", "noise")
+    quiet, trust = estimates(memory, MODEL.size, "noise", "noise")
     assert not quiet[1]
     assert trust[1] == trust[[0, 2, 3, 4, 5, 6, 7]].min()
     nothing = {"seen": torch.zeros(4).double(), "log_norms": torch.zeros(4).double()}
-    quiet, trust = estimates(nothing, MODEL.size, "robust", "noise")
+    quiet, trust = estimates(nothing, MODEL.size, "noise", "noise")
     assert not quiet.any()
     assert trust.tolist() == [1.0] * 4
 
@@ -175,5 +175,5 @@ def test_updates_without_length_say_nothing_of_their_noise() -> None:
 
     state = clients(updates).run(built(), 2)
     assert state.kept["seen"][1] == 0
-    quiet, _ = estimates(state.kept, MODEL.size, "robust", "noise")
+    quiet, _ = estimates(state.kept, MODEL.size, "noise", "noise")
     assert np.flatnonzero(quiet).tolist() == [4, 7]

@@ -22,8 +22,15 @@ def test_a_figure_is_run_shown_and_written(small: tuple[str, ...], tmp_path: Pat
     assert "PFA over the public clients alone" in spoken.stdout
     kept = json.loads((tmp_path / "results" / "test-figure-1-quick.json").read_text())
     assert kept["missing"] == 0
+    assert kept["command"] == "polyeps reproduce pfa --figure 1 --quick --work WORK"  # no folder of this machine
     assert len(list((tmp_path / "work").glob("*.json"))) == 3 * 2 * (2 + 1)
     assert run_json(*small) == [json.loads((tmp_path / "results" / "test-figure-1-quick.json").read_text())]
+
+
+def test_showing_needs_no_device(small: tuple[str, ...]) -> None:
+    (nothing,) = run_json(*small, "--show", "--device", "cuda", "--processes", "10")
+    assert nothing["command"] == "polyeps reproduce pfa --figure 1 --quick --device cuda --processes 10 --work WORK"
+    assert (nothing["cells"], nothing["left_out"], nothing["missing"]) == ([], 1, 6)
 
 
 def test_a_shard_leaves_the_rest_to_others(small: tuple[str, ...], tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """The papers' figures and tables as we have them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from polyeps.errors import DataError, InputError
 from polyeps.population import datasets
-from polyeps.studies import pdp_fl, pfa, pfa_tables, reproducing
+from polyeps.studies import pdp_fl, pdp_fl_tables, pfa, pfa_tables, reproducing
 from polyeps.studies.figures import Figure, trials_of
 from polyeps.studies.tabulated import tabulate
 from polyeps.studies.trials import Store
@@ -86,21 +88,54 @@ def test_groups_by_epsilon_are_the_parts_of_the_mixture() -> None:
 
 
 def test_noise_is_as_long_as_the_formula_says() -> None:
-    sound, published = (pdp_fl.noise_norms(np.array([0.1, 3.0]), form, 7850) for form in ("sound", "published"))
+    sound, published = (pdp_fl_tables.noise_norms(np.array([0.1, 3.0]), form, 7850) for form in ("sound", "published"))
     assert sound == pytest.approx([2.0, 0.13], rel=0.1)  # PAPERS 3.3, with a tighter accountant
     assert published[0] / published[1] == pytest.approx(30)
-    lengths = pdp_fl.simulated(np.full((4, 20), 0.3), np.array([2.0]), 7850, np.random.default_rng(1))
-    assert lengths == pytest.approx(np.full((1, 20), np.hypot(0.3, 2.0)), rel=0.05)
-    assert pdp_fl.signals_of(np.array([[0.5, 0.1]]), 0.3).tolist() == [[pytest.approx(0.4), 0.0]]
+    noise = torch.Generator().manual_seed(1)
+    rows = pdp_fl_tables.noisy(torch.zeros(2, 3, 7850), np.array([0.1, 3.0]), "sound", noise)
+    np.testing.assert_allclose(rows.norm(dim=2), np.tile(sound[:, None], 3), rtol=0.05)
 
 
-def test_far_apart_budgets_are_recovered_and_near_ones_are_not() -> None:
-    norms = {str(client): [0.35 + 0.01 * client] * 20 for client in range(10)}
-    content = pdp_fl.recovery([{"norms": norms, "parameters": 7850}], True)
-    found = {(row[0], row[2], row[3], row[4]): row[5] for row in content.rows}
-    assert len(content.rows) == 2 * 3 * 3 * 2
-    assert found["pdp-fl-mixgauss1", 10, "sound", "all rounds, robust"] == "100.0%"
-    assert float(found["pdp-fl-mixgauss2", 50, "sound", "one round, as published"].rstrip("%")) < 50
+def test_noise_tells_groups_that_norms_do_not() -> None:
+    """Signals of their own in few coordinates, longer than the noise, as with two labels a client."""
+    drawn = torch.Generator().manual_seed(2)
+    signals = torch.zeros(20, 3, 4000)
+    for row in signals:
+        row[:, torch.randperm(4000, generator=drawn)[:800]] = 0.015 * torch.randn(800, generator=drawn)
+    epsilons = np.array([1.0] * 18 + [10.0] * 2)
+    labels = pdp_fl_tables.grouped(pdp_fl_tables.noisy(signals, epsilons, "sound", drawn), 2)
+    truth = pdp_fl.truth_of(epsilons)
+    assert pdp_fl.agreement(truth, labels["three rounds, noise"]) == 1
+    assert pdp_fl.agreement(truth, labels["three rounds, robust"]) < 1
+
+
+@pytest.fixture
+def digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two tables on small data: 64 pixels, 60 or 140 records a client."""
+    cell = pdp_fl.cell_of
+    monkeypatch.setattr(pdp_fl_tables, "cell_of", lambda *told: replace(cell(*told), data="digits", batch_sound=8))
+    for name, value in {"BATCH": 8, "STEPS": 10, "SIGNALS": 50, "RECORDS": 143, "RATE": 0.1}.items():
+        monkeypatch.setattr(pdp_fl_tables, name, value)
+    pdp_fl_tables._scales.cache_clear()
+
+
+@pytest.mark.usefixtures("digits")
+def test_an_observer_finds_budgets() -> None:
+    content = pdp_fl_tables.observed([], True)
+    assert [row[:3] for row in content.rows][:2] == [["IID", "known", 1], ["IID", "known", 4]]
+    assert len(content.rows) == 8
+    found = {tuple(row[:3]): float(row[3]) for row in content.rows}
+    assert found["IID", "known", 4] > 0.9
+
+
+@pytest.mark.usefixtures("digits")
+def test_recovery_is_a_share_of_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdp_fl_tables, "MIXTURES", {"pdp-fl-mixgauss1": 2})
+    content = pdp_fl_tables.recovery([], True)
+    pdp_fl_tables._scales.cache_clear()
+    assert len(content.rows) == 2 * 1 * 3 * 3
+    found = {(row[2], row[3], row[4]): row[5] for row in content.rows}
+    assert found[20, "published", "three rounds, noise"] == "100.0%"
 
 
 def test_groups_are_compared_round_by_round() -> None:

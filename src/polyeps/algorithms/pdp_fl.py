@@ -1,20 +1,20 @@
-"""Budget-hiding PDP-FL (paper 002): PFA for clients that do not disclose ε; groups come from the updates' norms.
+"""Budget-hiding PDP-FL (paper 002): PFA for clients that do not disclose ε; groups come from the updates themselves.
 
     ‖Δx_m‖₂  log_norms      C_pub  the quietest group      ω_m  weights from estimated noise
 
 A strict client adds much noise, so its update is long: the server groups by norms, after local training (the
 paper's algorithm lists the partition before it). All of this looks at updates that are noisy already, and is free.
 
-Departures: by default log-norms are averaged over the rounds, one to three groups are chosen by BIC, and with one
-group nothing is projected; `grouping="mixture"` is the paper's mixture of `groups` Gaussians on the norms of one
-round (of all rounds, if `delayed`). The paper weighs by ε_m, which it hides: we weigh by estimated noise, or equally
-(`weights="count"`). `delayed=True` is PFA+ under hidden budgets, which the paper holds impossible: groups are
-settled in the first `warm_up` rounds, since noise levels stay as they are. As long as all look alike, rounds stay
-full. `grouping="noise"` goes by what the server can tell of the noise itself, which finds the groups also where
-signals differ more than noise does, as with two labels per client. A client never heard in full counts as private
-and is trusted as little as the least trusted one.
+Departures: by default (`grouping="noise"`) clients are grouped by what the server can tell of the noise itself,
+which finds the groups also where signals differ more than noise does, as with two labels per client. It is averaged
+over the rounds, one to three groups are chosen by BIC, and with one group nothing is projected. `"robust"` does the
+same with norms; `"mixture"` is the paper's mixture of `groups` Gaussians on the norms of one round (of all rounds,
+if `delayed`). The paper weighs by ε_m, which it hides: we weigh by estimated noise, or equally (`weights="count"`).
+`delayed=True` is PFA+ under hidden budgets, which the paper holds impossible: groups are settled in the first
+`warm_up` rounds, since noise levels stay as they are. As long as all look alike, rounds stay full. A client never
+heard in full counts as private and is trusted as little as the least trusted one.
 
-What is hidden is only the declared number: norms give the noise away, and with it ε (docs/pdp-fl.md).
+What is hidden is only the declared number: updates give the noise away, and with it ε (docs/pdp-fl.md).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from polyeps.grouping import quiet_by_log_norms, quiet_by_mixture
 from polyeps.loudness import noise_apart
 from polyeps.training import Training
 
-Grouping = Literal["robust", "noise", "mixture"]
+Grouping = Literal["noise", "robust", "mixture"]
 Weights = Literal["noise", "count"]
 
 
@@ -52,7 +52,7 @@ def pdp_fl(
     rank: Rank = 1,
     subspace: SubspaceOf = "set",
     per_tensor: bool = True,
-    grouping: Grouping = "robust",
+    grouping: Grouping = "noise",
     groups: int = 2,
     weights: Weights = "noise",
     delayed: bool = False,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +38,8 @@ def reproduce(
     from polyeps.studies.running import Means
     from polyeps.studies.trials import Store
 
-    check_device(device)
+    if not show:
+        check_device(device)
     means = Means(device, processes, _shard(shard), QUICK_GRID if quick else GRID)
     store = Store(work or default_directory() / "studies" / study)
     wanted = reproducing.choose(study, tuple(figure or ()), tuple(table or ()), quick)
@@ -54,8 +53,8 @@ def reproduce(
     except KeyboardInterrupt:
         remark(f"stopped; the same command goes on with what {store.folder} holds")
         raise typer.Exit(130) from None
-    command = shlex.join(["polyeps", *sys.argv[1:]])
-    summaries = reproducing.outcome(wanted, store, means.grid, repeats, command)
+    options = _options(quick, seeds, device, processes, work)
+    summaries = reproducing.outcome(wanted, store, means.grid, repeats, options)
     for name, summary in summaries.items():
         files = presenting.write(summary, output, name)
         if not as_json:
@@ -65,6 +64,16 @@ def reproduce(
         remark(f"wrote {', '.join(map(str, files))}")
     if as_json:
         print_json(list(summaries.values()))
+
+
+def _options(quick: bool, seeds: int, device: str, processes: int, work: Path | None) -> str:
+    """The options a result depends on, or took long without; folders of this machine are nobody else's business."""
+    given: dict[str, int | str] = {}
+    given["--seeds"] = 0 if quick or seeds == 5 else seeds
+    given["--device"] = "" if device == "cpu" else device
+    given["--processes"] = 0 if processes == 1 else processes
+    given["--work"] = "WORK" if work else ""
+    return "".join(f" {name} {value}" for name, value in given.items() if value)
 
 
 def _shard(text: str) -> tuple[int, int]:

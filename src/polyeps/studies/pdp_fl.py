@@ -5,30 +5,23 @@
 - Figure 3: groups by norm against those by ε, NIID(2), the three mixtures, as adjusted Rand index per round.
 - Figure 4: accuracy of PFA with groups estimated and known. The paper names no number of clients: run with
   30 clients and 10 shards each, as in paper 000, and with 10 clients and two labels, as in figure 3.
-- Table 1: the three mixtures, and how often groups are found exactly over 300 draws. Signals are norms of real,
-  clipped updates (figure 2's under ε = 20, less their noise); noise is simulated. Each client has 6000 records,
-  however many clients there are.
+
+Table 1, and one of our own, are in pdp_fl_tables.
 
 The paper prints no numbers, so its column stays empty. Figure 2's CIFAR10 panels are left out, as in its text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps.accounting import cache
-from polyeps.accounting.calibration import calibrate_each
 from polyeps.certificate import Form
-from polyeps.core import Budget
 from polyeps.grouping import quiet_by_log_norms, quiet_by_mixture
-from polyeps.methods import dp_sgd
-from polyeps.populate import generator
-from polyeps.population.budgets import DISTRIBUTIONS, draw_budgets
 from polyeps.studies.cells import FORMS, Cell, Method
 from polyeps.studies.figures import Figure
 from polyeps.studies.tabulated import Content, Tabulated
@@ -136,79 +129,6 @@ def agreement(truth: NDArray[np.int64], labels: NDArray[np.int64]) -> float:
     return float(adjusted_rand_score(truth, labels))
 
 
-def recovery(results: Sequence[Result], quick: bool) -> Content:
-    """Table 1: in which share of draws the groups, and the public group alone, are found exactly."""
-    (quiet,) = results
-    size = int(quiet["parameters"])
-    signals = signals_of(table_of(quiet), float(noise_norms(np.array([EPSILONS[-1]]), "sound", size)[0]))
-    draws = 30 if quick else 300
-    rows: list[list[Any]] = []
-    for form, name, clients in product(FORMS, MIXTURES, (10, 20, 50)):
-        counts = {rule: [0, 0] for rule in ("one round, as published", "all rounds, robust")}
-        rng = generator(clients, f"recovery: {name}, {form}")
-        for _ in range(draws):
-            epsilons = draw_liberal(name, clients, rng)
-            lengths = simulated(signals, noise_norms(epsilons, form, size), size, rng)
-            truth = truth_of(epsilons)
-            found = (
-                quiet_by_mixture(lengths[:, -1], MIXTURES[name]),
-                quiet_by_log_norms(np.log(lengths).mean(1), size).labels,
-            )
-            for count, labels in zip(counts.values(), found, strict=True):
-                count[0] += agreement(truth, labels) == 1
-                count[1] += bool(np.array_equal(truth == 0, labels == 0))
-        for rule, (exact, public) in counts.items():
-            summary = DISTRIBUTIONS[name].summary
-            rows.append([name, summary, clients, form, rule, f"{exact / draws:.1%}", f"{public / draws:.1%}"])
-    return Content(["budgets", "mixture", "clients", "form", "rule", "all groups exact", "public group exact"], rows)
-
-
-def signals_of(lengths: Array, noise: float) -> Array:
-    """What norms are without their noise, which is all but orthogonal to the signal."""
-    return np.asarray(np.sqrt(np.maximum(lengths**2 - noise**2, 0)))
-
-
-def draw_liberal(name: str, clients: int, rng: np.random.Generator) -> Array:
-    """A draw with both liberal and strict clients: with one kind there is nothing to find."""
-    for epsilons in _draws(name, clients, rng):
-        if 0 < int(np.sum(epsilons > EDGES[1])) < clients:
-            return epsilons
-    raise AssertionError("draws do not end")
-
-
-def _draws(name: str, clients: int, rng: np.random.Generator) -> Iterator[Array]:
-    while True:
-        yield draw_budgets(name, clients, rng).epsilons
-
-
-def simulated(signals: Array, noise: Array, size: int, rng: np.random.Generator) -> Array:
-    """Norms (clients, rounds): a real signal picked at random for each client, and noise orthogonal to it."""
-    picked = signals[rng.integers(len(signals), size=len(noise))]
-    loud = noise[:, None] * np.sqrt(rng.chisquare(size, picked.shape) / size)
-    return np.asarray(np.hypot(picked, loud))
-
-
-_GRID = np.geomspace(0.009, 25, 48)
-_SCALES: dict[Form, Array] = {}
-
-
-def noise_norms(epsilons: Array, form: Form, size: int) -> Array:
-    """The length of the noise in an update: η·√steps·σC/B·√p, with σ by the form's calibration."""
-    if form not in _SCALES:
-        uses = ROUNDS * STEPS
-        priced = dp_sgd(records=RECORDS, batch=BATCH, steps=uses)
-        if form == "published":
-            _SCALES[form] = np.array([10 * BATCH / RECORDS * np.sqrt(uses * 5) / epsilon for epsilon in _GRID])
-        else:
-            budgets = [Budget(float(epsilon), 1e-5) for epsilon in _GRID]
-            found = calibrate_each(
-                budgets, lambda sigma, _: priced.price(sigma), uses, directory=cache.default_directory()
-            )
-            _SCALES[form] = found.scale
-    scale = np.exp(np.interp(np.log(epsilons), np.log(_GRID), np.log(_SCALES[form])))
-    return np.asarray(RATE * np.sqrt(STEPS) * scale / BATCH * np.sqrt(size))
-
-
 METHODS = tuple(Method(name) for name in ("pdp-fl", "pfa", "fedavg", "minimum", "non-private", "public-only"))
 FIGURES: dict[str, Figure] = {
     "4": Figure(
@@ -223,12 +143,4 @@ FIGURES: dict[str, Figure] = {
 TABULATED: tuple[Tabulated, ...] = (
     Tabulated("pdp-fl", "figure", "2", "Norms of updates by budget and partition, 10 clients", norms, norm_trials),
     Tabulated("pdp-fl", "figure", "3", "Groups by norm against groups by ε, NIID(2), 10 clients", groups, group_trials),
-    Tabulated(
-        "pdp-fl",
-        "table",
-        "1",
-        "How often norms tell the groups exactly",
-        recovery,
-        lambda _: (listening(cell_of("shards", "same", EPSILONS[-1]), "fedavg"),),
-    ),
 )

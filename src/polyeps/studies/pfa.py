@@ -168,7 +168,7 @@ FIGURES: dict[str, Figure] = {
 def quick_figures() -> dict[str, Figure]:
     """All figures in small, and one cell with a network."""
     small = {number: quick(figure) for number, figure in FIGURES.items() if number != "5"}
-    network = replace(in_small(Cell("mnist", "cnn", "iid", "mixgauss1", 20)), choice_rounds=5)
+    network = replace(in_small(Cell("mnist", "cnn", "iid", "mixgauss1", 20)), rounds=10, choice_rounds=3)
     few = tuple(Method(name) for name in ("pfa", "fedavg", "public-only"))
     small["3-cnn"] = Figure("pfa", "3-cnn", "IID, MixGauss1, a network in small", (network,), few)
     return small

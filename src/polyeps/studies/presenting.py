@@ -32,7 +32,7 @@ PANEL = (4.6, 3.0)  # inches
 
 
 def write(summary: Summary, folder: Path, name: str) -> list[Path]:
-    """JSON, Markdown and, where there is something to draw, an SVG and a PNG; the files written."""
+    """JSON, Markdown and, where there is something to draw, an SVG; the files written."""
     folder.mkdir(parents=True, exist_ok=True)
     contents = {
         f"{name}.json": json.dumps(summary, indent=1, ensure_ascii=False) + "\n",
@@ -83,6 +83,7 @@ def draw(summary: Summary, stem: Path) -> list[Path]:
     if not any(method[form] for cell in summary["cells"] for method in cell["methods"].values() for form in FORMS):
         return []
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     panels = _panels(summary)
     figure = Figure(figsize=(2 * PANEL[0], PANEL[1] * len(panels) + 1), layout="constrained")
@@ -95,7 +96,14 @@ def draw(summary: Summary, stem: Path) -> list[Path]:
             axes.tick_params(labelsize=8)
         axes_of_row[0].set_ylabel("uplink, MiB" if summary["shows"] == "traffic" else "test accuracy", fontsize=9)
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    if summary["axis"] == "method":  # they are named below the bars
+        handles, labels = [], []
+    if any(method["paper"] is not None for cell in summary["cells"] for method in cell["methods"].values()):
+        ring = Line2D([], [], marker="o", markerfacecolor="none", markeredgecolor="black", linestyle="none")
+        handles, labels = [*handles, ring], [*labels, "the paper's value"]
+    columns = len(labels) if len(labels) <= 6 else 5
+    if labels:
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     figure.suptitle(heading(summary), fontsize=10)
     return _save(figure, stem)
 
@@ -127,11 +135,10 @@ def _draw_lines(summary: Summary, stem: Path) -> list[Path]:
 def _save(figure: Figure, stem: Path) -> list[Path]:
     import matplotlib as mpl
 
-    paths = [stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}.png")]
+    path = stem.with_name(f"{stem.name}.svg")
     with mpl.rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "none"}):
-        figure.savefig(paths[0], metadata={"Date": None})
-    figure.savefig(paths[1], dpi=120, metadata={"Software": None})
-    return paths
+        figure.savefig(path, metadata={"Date": None})
+    return [path]
 
 
 def _panels(summary: Summary) -> dict[str, list[Summary]]:

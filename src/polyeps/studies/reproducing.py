@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from polyeps.errors import InputError
-from polyeps.studies import pdp_fl, pfa, pfa_tables
+from polyeps.studies import pdp_fl, pdp_fl_tables, pfa, pfa_tables
 from polyeps.studies.figures import Figure, quick, trials_of, without_missing_data
 from polyeps.studies.running import Means, Told, run_all
 from polyeps.studies.summaries import Summary, summarise
@@ -20,6 +20,7 @@ STUDIES = ("pfa", "pdp-fl")
 class Wanted:
     """What is to be shown, and a sentence for each part that cannot be."""
 
+    study: str
     figures: tuple[Figure, ...]
     tables: tuple[Tabulated, ...]
     quick: bool
@@ -50,7 +51,7 @@ def choose(study: str, figures: Sequence[str] = (), tables: Sequence[str] = (), 
             chosen += [there] if there.cells else []
     named = {"figure": figures, "table": tables}
     made = [one for one in tabulated if everything or one.number in named[one.kind]]
-    return Wanted(tuple(chosen), tuple(made), in_small, tuple(said))
+    return Wanted(study, tuple(chosen), tuple(made), in_small, tuple(said))
 
 
 def parts(study: str, in_small: bool) -> tuple[dict[str, Figure], tuple[Tabulated, ...]]:
@@ -60,7 +61,7 @@ def parts(study: str, in_small: bool) -> tuple[dict[str, Figure], tuple[Tabulate
             return pfa.quick_figures() if in_small else pfa.FIGURES, tuple(pfa_tables.TABLES.values())
         case "pdp-fl":
             figures = {number: quick(figure) if in_small else figure for number, figure in pdp_fl.FIGURES.items()}
-            return figures, pdp_fl.TABULATED
+            return figures, (*pdp_fl.TABULATED, *pdp_fl_tables.TABLES)
         case _:
             raise InputError(f"there is no study {study!r}; choose one of {', '.join(STUDIES)}")
 
@@ -70,9 +71,18 @@ def perform(wanted: Wanted, store: Store, means: Means, seeds: int, told: Told) 
     run_all(wanted.trials(seeds), store, means, told)
 
 
-def outcome(wanted: Wanted, store: Store, grid: Iterable[float], seeds: int, command: str) -> dict[str, Summary]:
-    """Every part by the name of its files; what is quick is called so, lest it pass for the study itself."""
-    ending = "-quick" if wanted.quick else ""
+def outcome(wanted: Wanted, store: Store, grid: Iterable[float], seeds: int, options: str = "") -> dict[str, Summary]:
+    """Every part by the name of its files; what is quick is called so, lest it pass for the study itself.
+
+    With each goes the command that makes it, with these options.
+    """
+    ending, more = ("-quick", f" --quick{options}") if wanted.quick else ("", options)
     rates = tuple(grid)
-    found = {f"{one.name}{ending}": summarise(one, store, seeds, rates, command) for one in wanted.figures}
-    return found | {f"{one.name}{ending}": tabulate(one, store, wanted.quick, command) for one in wanted.tables}
+    found = {}
+    for figure in wanted.figures:
+        command = f"polyeps reproduce {wanted.study} --figure {figure.number}{more}"
+        found[f"{figure.name}{ending}"] = summarise(figure, store, seeds, rates, command)
+    for table in wanted.tables:
+        command = f"polyeps reproduce {wanted.study} --{table.kind} {table.number}{more}"
+        found[f"{table.name}{ending}"] = tabulate(table, store, wanted.quick, command)
+    return found

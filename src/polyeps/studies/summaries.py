@@ -32,18 +32,26 @@ ORDERINGS = (
     ("pfa", CONTROL),
 )
 Summary = dict[str, Any]
+Found = dict[tuple[Cell, str, Form], list[Result]]  # by cell, title of the method and form
 _TRAFFIC = ("up", "down", "up_private", "down_private")
+_CURVE_EVERY = 10  # rounds kept of a curve, beside its first and last
 
 
 def summarise(figure: Figure, store: Store, seeds: int, grid: Sequence[float], command: str = "") -> Summary:
-    """The figure as far as its trials are done; `missing` says how many are not."""
+    """The figure as far as its trials are done; `missing` says how many are not.
+
+    A cell in which none is done is left out; `left_out` counts such cells. Methods of a cell are compared over the
+    seeds that all of them have finished, as far as there are such.
+    """
     trials = list(trials_of(figure, seeds))
-    found: dict[tuple[Cell, str, Form], list[Result]] = {}
+    found: Found = {}
     for trial in settle(trials, store, grid):
         result = store.read(trial)
         if result is not None:
             found.setdefault((trial.cell, trial.method.title, trial.form), []).append(result)
-    cells = [_cell(figure, cell, found) for cell in figure.cells]
+    measured = {cell for cell, _, _ in found}
+    paired = _paired(found)
+    cells = [_cell(figure, cell, paired) for cell in figure.cells if cell in measured]
     verdicts = [method["verdict"] for cell in cells for method in cell["methods"].values() if method["verdict"]]
     orderings = [ordering for cell in cells for ordering in cell["orderings"]]
     return {
@@ -57,6 +65,7 @@ def summarise(figure: Figure, store: Store, seeds: int, grid: Sequence[float], c
         "version": __version__,
         "seeds": seeds,
         "missing": len(trials) - sum(map(len, found.values())),
+        "left_out": len(figure.cells) - len(cells),
         "compared": len(verdicts),
         "reproduced": sum(verdict["holds"] for verdict in verdicts),
         "orderings": {form: _share_held(orderings, form) for form in ("paper", *FORMS)},
@@ -64,7 +73,20 @@ def summarise(figure: Figure, store: Store, seeds: int, grid: Sequence[float], c
     }
 
 
-def _cell(figure: Figure, cell: Cell, found: Mapping[tuple[Cell, str, Form], list[Result]]) -> Summary:
+def _paired(found: Found) -> Found:
+    """Of every cell and form only the seeds that all its methods have, if there is one."""
+    seeds: dict[tuple[Cell, Form], set[int]] = {}
+    for (cell, _, form), results in found.items():
+        own = {result["trial"]["seed"] for result in results}
+        seeds[cell, form] = seeds.get((cell, form), own) & own
+    kept = {}
+    for (cell, title, form), results in found.items():
+        common = [result for result in results if result["trial"]["seed"] in seeds[cell, form]]
+        kept[cell, title, form] = common or results
+    return kept
+
+
+def _cell(figure: Figure, cell: Cell, found: Found) -> Summary:
     methods: dict[str, Summary] = {}
     for method in figure.methods:
         measured: Summary = {form: _measured(figure, found.get((cell, method.title, form), [])) for form in FORMS}
@@ -88,32 +110,31 @@ def _measured(figure: Figure, results: Sequence[Result]) -> Summary | None:
     bytes_of: dict[str, float] = {name: statistics.fmean(one[name] for one in results) for name in _TRAFFIC}
     values = [result["up_values"] / 2**20 if figure.shows == "traffic" else result["final"] for result in results]
     return {
-        "mean": statistics.fmean(values),
-        "deviation": statistics.stdev(values) if len(values) > 1 else 0.0,
+        "mean": round(statistics.fmean(values), 5),
+        "deviation": round(statistics.stdev(values), 5) if len(values) > 1 else 0.0,
         "seeds": len(values),
         "learning_rate": results[0]["trial"]["learning_rate"],
-        "rounds": statistics.fmean(result["rounds"] for result in results),
-        "spent_share": results[0]["spent_share"],
-        "seconds": statistics.fmean(result["seconds"] for result in results),
-        **bytes_of,
+        "rounds": round(statistics.fmean(result["rounds"] for result in results), 2),
+        "spent_share": None if (spent := results[0]["spent_share"]) is None else round(spent, 5),
+        "seconds": round(statistics.fmean(result["seconds"] for result in results), 1),
+        **{name: round(value) for name, value in bytes_of.items()},
         "curve": _curve(results),
     }
 
 
 def _curve(results: Sequence[Result]) -> dict[str, float]:
-    """Mean accuracy per round, over the seeds that reached it."""
-    rounds: set[str] = {round for result in results for round in result["accuracy"]}
-    return {
-        round: statistics.fmean(result["accuracy"][round] for result in results if round in result["accuracy"])
-        for round in sorted(rounds, key=int)
-    }
+    """Mean accuracy in some of the rounds, over the seeds that reached them."""
+    rounds = sorted({number for result in results for number in result["accuracy"]}, key=int)
+    kept = [number for number in rounds if number in (rounds[0], rounds[-1]) or int(number) % _CURVE_EVERY == 0]
+    reached = {number: [one["accuracy"][number] for one in results if number in one["accuracy"]] for number in kept}
+    return {number: round(statistics.fmean(values), 4) for number, values in reached.items()}
 
 
 def verdict(figure: Figure, paper: float | None, measured: Summary | None) -> Summary | None:
     """Whether the published form comes near the paper's value; nothing where one of them is not known."""
     if paper is None or measured is None or not figure.judged:
         return None
-    off = measured["mean"] - paper
+    off = round(measured["mean"] - paper, 5)
     # Readings have two digits: a difference of exactly the limit is not undone by rounding.
     return {"off": off, "holds": abs(off) <= (POINTS if figure.shows == "accuracy" else MEBIBYTES) + 1e-9}
 
@@ -172,9 +193,25 @@ def sentences(summary: Summary) -> list[str]:
             said.append(f"Orders that do not hold in the {form} form: {'; '.join(broken)}.")
     if gains := projection_gains(summary):
         said.append(gains)
+    if counted := seed_counts(summary):
+        said.append(counted)
+    if summary["left_out"]:
+        said.append(f"{summary['left_out']} of the figure's {summary['left_out'] + len(summary['cells'])} cells have "
+                    "no finished training yet and are left out.")  # fmt: skip
     if summary["missing"]:
         said.append(f"{summary['missing']} trainings are missing; the same command goes on with them.")
     return said
+
+
+def seed_counts(summary: Summary) -> str:
+    """Over how many seeds values are means: a study may be shown before all of them are done."""
+    said = []
+    for form in FORMS:
+        measured = [method[form] for cell in summary["cells"] for method in cell["methods"].values() if method[form]]
+        if counts := {one["seeds"] for one in measured}:
+            least, most = min(counts), max(counts)
+            said.append(f"{least if least == most else f'{least} to {most}'} in the {form} form")
+    return f"Values are means over seeds, ± their standard deviation; seeds: {', '.join(said)}." if said else ""
 
 
 def projection_gains(summary: Summary) -> str:

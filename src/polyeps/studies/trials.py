@@ -33,6 +33,8 @@ from polyeps.transport.memory import InMemory
 
 LAST = 10  # rounds whose mean accuracy is a trial's final one, as in the paper; a third of a short trial's
 SPARSELY = 10  # of networks dear to evaluate, every tenth round until near the end
+# Methods whose defaults changed after trials of them had been kept: those older trials no longer stand for them.
+REVISED = {("pdp-fl", "sound"): 2}
 Result = dict[str, Any]
 
 
@@ -75,7 +77,8 @@ class Trial:
         return experiment_of(self.cell, self.method, self.form, self.learning_rate, self.validation)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        revision = REVISED.get((self.method.name, self.form))
+        return asdict(self) | ({"revision": revision} if revision else {})
 
 
 def perform(trial: Trial, device: str = "cpu") -> Result:
