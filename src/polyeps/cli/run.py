@@ -54,6 +54,8 @@ def demo(
     """Twenty-four clients with very different budgets train together on real digits, eight methods side by side."""
     from importlib.resources import as_file, files
 
+    import torch
+
     from polyeps import config
     from polyeps.report.page import write_page
 
@@ -62,6 +64,7 @@ def demo(
     if not page.parent.is_dir():  # better found before the run than after it
         raise InputError(f"--page {page}: the folder {page.parent} does not exist; make it, or choose another")
     folder = output or _free_folder(Path("runs") / wanted.name)
+    torch.set_num_threads(1)  # models this small gain nothing from more, and threads wait for busy neighbours
     _perform(wanted, folder, "cpu", as_json)
     write_page([folder], page)
     remark(f"open {page} in a browser to look at it")
