@@ -66,7 +66,7 @@ class Cell:
     budgets: str = "mixgauss1"
     clients: int = 30
     choice_clients: int = 30  # of the cell in which the learning rates of its row are chosen
-    choice_rounds: int | None = 40  # after which choosing stops; the noise is as for all rounds
+    choice_rounds: int | None = None  # after which choosing stops: a rate that leads early may yet diverge
     epsilons: tuple[float, ...] | None = None  # instead of a draw
     size: int | None = 1200  # records a client; with shards all records are dealt out
     shards_per_client: int = 10

@@ -27,13 +27,7 @@ MODELS = ("logistic", "cnn")
 
 def row(data: str, model: str, partition: str, budgets: str) -> tuple[Cell, ...]:
     """The cells of one panel: all numbers of clients."""
-    return tuple(point(data, model, partition, budgets, clients) for clients in CLIENTS)
-
-
-def point(data: str, model: str, partition: str, budgets: str, clients: int, size: int | None = 1200) -> Cell:
-    """A cell; for networks learning rates are chosen over all rounds: one that leads after 40 may yet diverge."""
-    rounds = 40 if model == "logistic" else None
-    return Cell(data, model, partition, budgets, clients, choice_rounds=rounds, size=size)
+    return tuple(Cell(data, model, partition, budgets, clients) for clients in CLIENTS)
 
 
 def rows(partition: str, budgets: str) -> tuple[Cell, ...]:
@@ -96,7 +90,7 @@ _SIX_READINGS = {
     (_SIX, method.title): value
     for method, value in zip((*_RANKS, *_RANDOM), (0.78, 0.73, 0.70, 0.42, 0.15, 0.11, 0.14), strict=True)
 }
-_SEVEN = tuple(point("mnist", model, "iid", "mixgauss1", 50) for model in MODELS)
+_SEVEN = tuple(Cell("mnist", model, "iid", "mixgauss1", 50) for model in MODELS)
 _SEVEN_MEBIBYTES = {
     (cell, name): value
     for cell, values in zip(_SEVEN, ((113, 12), (377, 40)), strict=True)
@@ -112,7 +106,7 @@ FIGURES: dict[str, Figure] = {
             "pfa",
             "4",
             "Budgets spread in seven ways (MNIST, CNN, IID, 30 clients)",
-            tuple(point("mnist", "cnn", "iid", budgets, 30) for budgets in _FOUR),
+            tuple(Cell("mnist", "cnn", "iid", budgets, 30) for budgets in _FOUR),
             axis="budgets",
             paper={
                 key: value
@@ -125,7 +119,7 @@ FIGURES: dict[str, Figure] = {
             "pfa",
             "5",
             "CIFAR10, 50 clients, MixGauss1 (assumed)",
-            (point("cifar10", "cifar_cnn", "iid", "mixgauss1", 50, size=1000),),
+            (Cell("cifar10", "cifar_cnn", "iid", "mixgauss1", 50, size=1000),),
             note="IMDb is left out: its budgets are not stated",
         ),
         Figure(
@@ -152,7 +146,7 @@ FIGURES: dict[str, Figure] = {
             "8",
             "Non-IID MNIST, 30 clients",
             tuple(
-                point("mnist", model, "shards", budgets, 30)
+                Cell("mnist", model, "shards", budgets, 30)
                 for model in MODELS
                 for budgets in ("mixgauss1", "mixgauss3")
             ),
