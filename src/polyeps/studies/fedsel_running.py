@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from polyeps.studies.fedsel_trials import Result, Trial, perform
-from polyeps.studies.running import Means, Told, processes
+from polyeps.studies.running import Means, Told, of_shard, processes
 from polyeps.studies.trials import Store
 
 GRID = tuple(round(10 ** (power / 2), 4) for power in range(-4, 7))  # 0.01 to 1000, the same for all methods
@@ -21,6 +21,7 @@ AT_ONCE = 25
 def run_all(trials: Iterable[Trial], store: Store, means: Means, quick: bool, told: Told) -> None:
     """Choose learning rates where they are open (zero) and run what is missing."""
     number, count = means.shard
+    of_shard([], means.shard)  # refuses what is no shard
     wanted = dict.fromkeys(trials)
     rows = sorted({trial.row.key for trial in wanted})[number - 1 :: count]  # whole rows: a shard chooses by itself
     everything = [trial for trial in wanted if trial.row.key in rows]
