@@ -44,8 +44,8 @@ def test_a_figure_of_no_such_number_is_refused() -> None:
         reproducing.choose("pfa", figures=["9"])
     with pytest.raises(InputError, match="no table 2"):
         reproducing.choose("pfa", tables=["2"])
-    with pytest.raises(InputError, match="choose one of pfa, pdp-fl"):
-        reproducing.choose("fedsel")
+    with pytest.raises(InputError, match="choose one of pfa, fedsel, pdp-fl"):
+        reproducing.choose("nothing")
 
 
 def test_cells_without_data_are_skipped_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    study: Annotated[str, typer.Argument(help="pfa (paper 000) or pdp-fl (paper 002).")],
+    study: Annotated[str, typer.Argument(help="pfa (paper 000), fedsel (001) or pdp-fl (002).")],
     figure: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given again.")] = None,
     table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given again.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="In small: minutes instead of hours.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Repeat everything with this many seeds.")] = 5,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repeat so often; 5 times, fedsel's folds 10.")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda where there is one.")] = "cpu",
     processes: Annotated[int, typer.Option(min=1, help="How many trainings at once.")] = 1,
     shard: Annotated[str, typer.Option(help="Take a part of the work: 3/8 is the third of eight.")] = "1/1",
@@ -33,7 +33,7 @@ def reproduce(
     """Run a paper's figures and tables again; what is finished is kept, so a stopped study goes on where it was."""
     from polyeps.accounting.cache import default_directory
     from polyeps.cli.run import check_device
-    from polyeps.studies import presenting, reproducing
+    from polyeps.studies import fedsel_pictures, presenting, reproducing
     from polyeps.studies.choosing import GRID, QUICK_GRID
     from polyeps.studies.running import Means
     from polyeps.studies.trials import Store
@@ -45,7 +45,7 @@ def reproduce(
     wanted = reproducing.choose(study, tuple(figure or ()), tuple(table or ()), quick)
     for sentence in wanted.skipped:
         remark(sentence)
-    repeats = 1 if quick else seeds
+    repeats = 1 if quick else seeds or reproducing.REPEATS.get(study, reproducing.USUAL)
     try:
         with _telling() as told:
             if not show:
@@ -56,20 +56,22 @@ def reproduce(
     options = _options(quick, seeds, device, processes, work)
     summaries = reproducing.outcome(wanted, store, means.grid, repeats, options)
     for name, summary in summaries.items():
-        files = presenting.write(summary, output, name)
+        files = presenting.write(summary, output, name) + fedsel_pictures.draw(summary, output / name)
         if not as_json:
             print_table(*presenting.shown(summary), title=presenting.heading(summary))
             for sentence in presenting.said(summary):
                 print(sentence)
+            if "table" in summary and summary["note"]:
+                print(f"{summary['note']}.")
         remark(f"wrote {', '.join(map(str, files))}")
     if as_json:
         print_json(list(summaries.values()))
 
 
-def _options(quick: bool, seeds: int, device: str, processes: int, work: Path | None) -> str:
+def _options(quick: bool, seeds: int | None, device: str, processes: int, work: Path | None) -> str:
     """The options a result depends on, or took long without; folders of this machine are nobody else's business."""
     given: dict[str, int | str] = {}
-    given["--seeds"] = 0 if quick or seeds == 5 else seeds
+    given["--seeds"] = 0 if quick else seeds or 0
     given["--device"] = "" if device == "cpu" else device
     given["--processes"] = 0 if processes == 1 else processes
     given["--work"] = "WORK" if work else ""

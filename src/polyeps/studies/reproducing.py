@@ -6,14 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from polyeps.errors import InputError
-from polyeps.studies import pdp_fl, pdp_fl_tables, pfa, pfa_tables
+from polyeps.studies import fedsel, pdp_fl, pdp_fl_tables, pfa, pfa_tables
 from polyeps.studies.figures import Figure, quick, trials_of, without_missing_data
 from polyeps.studies.running import Means, Told, run_all
 from polyeps.studies.summaries import Summary, summarise
 from polyeps.studies.tabulated import Tabulated, tabulate
 from polyeps.studies.trials import Store, Trial
 
-STUDIES = ("pfa", "pdp-fl")
+STUDIES = ("pfa", "fedsel", "pdp-fl")
+REPEATS = {"fedsel": 10}  # of the paper, where it is not the usual number
+USUAL = 5
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Wanted:
     tables: tuple[Tabulated, ...]
     quick: bool
     skipped: tuple[str, ...]
+    reports: tuple[Tabulated, ...] = ()  # parts of paper 001, whose trials are of another kind
 
     def trials(self, seeds: int) -> list[Trial]:
         own = [trial for table in self.tables for trial in table.trials(self.quick)]
@@ -51,6 +54,8 @@ def choose(study: str, figures: Sequence[str] = (), tables: Sequence[str] = (), 
             chosen += [there] if there.cells else []
     named = {"figure": figures, "table": tables}
     made = [one for one in tabulated if everything or one.number in named[one.kind]]
+    if study == "fedsel":
+        return Wanted(study, (), (), in_small, (), tuple(made))
     return Wanted(study, tuple(chosen), tuple(made), in_small, tuple(said))
 
 
@@ -59,6 +64,8 @@ def parts(study: str, in_small: bool) -> tuple[dict[str, Figure], tuple[Tabulate
     match study:
         case "pfa":
             return pfa.quick_figures() if in_small else pfa.FIGURES, tuple(pfa_tables.TABLES.values())
+        case "fedsel":
+            return {}, fedsel.PARTS
         case "pdp-fl":
             figures = {number: quick(figure) if in_small else figure for number, figure in pdp_fl.FIGURES.items()}
             return figures, (*pdp_fl.TABULATED, *pdp_fl_tables.TABLES)
@@ -68,7 +75,10 @@ def parts(study: str, in_small: bool) -> tuple[dict[str, Figure], tuple[Tabulate
 
 def perform(wanted: Wanted, store: Store, means: Means, seeds: int, told: Told) -> None:
     """Run what is missing."""
-    run_all(wanted.trials(seeds), store, means, told)
+    if wanted.reports:
+        fedsel.run(wanted.reports, store, means, seeds, wanted.quick, told)
+    else:
+        run_all(wanted.trials(seeds), store, means, told)
 
 
 def outcome(wanted: Wanted, store: Store, grid: Iterable[float], seeds: int, options: str = "") -> dict[str, Summary]:
@@ -85,4 +95,7 @@ def outcome(wanted: Wanted, store: Store, grid: Iterable[float], seeds: int, opt
     for table in wanted.tables:
         command = f"polyeps reproduce {wanted.study} --{table.kind} {table.number}{more}"
         found[f"{table.name}{ending}"] = tabulate(table, store, wanted.quick, command)
+    for report in wanted.reports:
+        command = f"polyeps reproduce {wanted.study} --{report.kind} {report.number}{more}"
+        found[f"{report.name}{ending}"] = fedsel.outcome(report, store, seeds, wanted.quick, command)
     return found

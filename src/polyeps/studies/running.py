@@ -37,7 +37,7 @@ def run_all(trials: Iterable[Trial], store: Store, means: Means, told: Told = la
     mine = of_shard(trials, means.shard)
     open_ones = [trial for trial in mine if not trial.learning_rate]
     choices = list({choice: None for trial in open_ones for choice in choosing.choice_of(trial, means.grid)})
-    with _processes(means) as pool:
+    with processes(means) as pool:
         _perform_missing(choices, store, means, pool, lambda *count: told("choosing learning rates", *count))
         settled = settle(mine, store, means.grid)
         _perform_missing(settled, store, means, pool, lambda *count: told("running", *count))
@@ -77,7 +77,7 @@ def _row(trial: Trial) -> str:
 
 
 @contextmanager
-def _processes(means: Means) -> Iterator[Executor | None]:
+def processes(means: Means) -> Iterator[Executor | None]:
     """The processes that do the work; none: this one does."""
     if means.processes <= 1:
         yield None

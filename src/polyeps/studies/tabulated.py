@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from polyeps import __version__
-from polyeps.studies.trials import Result, Store, Trial
+from polyeps.studies.trials import Result, Store
 
 
 @dataclass(frozen=True)
 class Content:
-    """Columns and rows; and lines over rounds to draw, by panel and name."""
+    """Columns and rows; and lines to draw, by panel and name: over rounds, or as points of anything else."""
 
     columns: list[str]
     rows: list[list[Any]]
     lines: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    points: dict[str, dict[str, list[tuple[float, float]]]] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)  # sentences, without their full stops
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Tabulated:
     number: str
     title: str
     make: Callable[[Sequence[Result], bool], Content]
-    trials: Callable[[bool], tuple[Trial, ...]] = lambda _: ()
+    trials: Callable[[bool], tuple[Any, ...]] = lambda _: ()
     note: str = ""
 
     @property
@@ -40,18 +42,25 @@ def tabulate(wanted: Tabulated, store: Store, quick: bool, command: str = "") ->
     """The table as plain values; without rows while trials of it are missing."""
     trials = wanted.trials(quick)
     results = [result for trial in trials if (result := store.read(trial)) is not None]
-    missing = len(trials) - len(results)
+    return summary_of(wanted, results, len(trials) - len(results), quick, command)
+
+
+def summary_of(
+    wanted: Tabulated, results: Sequence[Result], missing: int, quick: bool, command: str = ""
+) -> dict[str, Any]:
+    """What a table's function makes of its results, as plain values."""
     content = Content([], []) if missing else wanted.make(results, quick)
     return {
         "study": wanted.study,
         "kind": wanted.kind,
         "figure": wanted.number,
         "title": wanted.title,
-        "note": wanted.note,
+        "note": ". ".join([*([wanted.note] if wanted.note else []), *content.findings]),
         "command": command,
         "version": __version__,
         "missing": missing,
         "columns": content.columns,
         "table": content.rows,
         "lines": content.lines,
+        **({"points": content.points} if content.points else {}),
     }
