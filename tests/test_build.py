@@ -160,3 +160,11 @@ def test_a_published_form_is_run_at_what_it_really_costs() -> None:
     assert job.budgets[0].epsilon == pytest.approx(told.certified, rel=1e-9)
     assert job.budgets[0].epsilon == pytest.approx(11.78, abs=0.005)  # as tests/test_methods.py has it
     assert job.algorithm.adjacency == "replace-one"
+
+
+def test_published_noise_that_certifies_nothing_is_refused() -> None:
+    hopeless = experiment(
+        {"name": "fedavg", "form": "published"}, rounds=1, budgets={"epsilons": (0.5,) * 5 + (400.0,)}
+    )
+    with pytest.raises(InputError, match=r"client '5': the published noise for ε = 400 .* the sound form"):
+        job_of(hopeless)

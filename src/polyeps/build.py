@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -23,7 +24,7 @@ from polyeps.algorithms import ALGORITHMS, Entry
 from polyeps.algorithms.blocks import Course
 from polyeps.certificate import Form
 from polyeps.client import Cohort
-from polyeps.core import Action, Algorithm, Budget, Field, State, Streams
+from polyeps.core import Action, Algorithm, Budget, Field, State
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.grouping import split_by_epsilon
@@ -50,11 +51,7 @@ class Job:
     def cohort(self, ledger: Ledger | None) -> Cohort:
         """The private side of all clients."""
         people = self.population
-        noise_seed = seed_for(people.seed, "noise")
-
-        def streams(ids: Any, round: int) -> Streams:
-            return SeededStreams(noise_seed, ids, round)
-
+        streams = partial(SeededStreams, seed_for(people.seed, "noise"))
         memory = {
             name: torch.zeros(len(people.ids), *shape, device=people.device)
             for name, shape in self.algorithm.memory.items()
@@ -104,7 +101,7 @@ def prepare(
     if budgets is not None:
         if method.form == "published" or entry.budgets == "exceeded":
             scale = _claimed_scales(settings, budgets, population, algorithm, uses)
-            budgets = _real_costs(scale, budgets, algorithm, uses)
+            budgets = _real_costs(scale, budgets, algorithm, uses, population.ids)
         else:
             scale = _scales(experiment, budgets, population, algorithm, uses, progress)
     return Job(
@@ -229,7 +226,7 @@ def _claimed_scales(
 
 
 def _real_costs(
-    scale: NDArray[np.float64], claimed: Sequence[Budget], algorithm: Algorithm, rounds: int
+    scale: NDArray[np.float64], claimed: Sequence[Budget], algorithm: Algorithm, rounds: int, ids: Sequence[str]
 ) -> tuple[Budget, ...]:
     """The budgets some noise really takes: ledgers are opened with them, so that a run can be as the paper's was."""
     price = priced_action(algorithm)
@@ -237,6 +234,10 @@ def _real_costs(
         known_epsilon(history_of(price(float(sigma), row), rounds), budget.delta, algorithm.adjacency, "pld")
         for row, (sigma, budget) in enumerate(zip(scale, claimed, strict=True))
     ]
+    if math.inf in costs:
+        row = costs.index(math.inf)
+        who = f"client {ids[row]!r}: the published noise for ε = {claimed[row].epsilon:g}"
+        raise InputError(f"{who} is too small for anything to be certified; run more rounds, or the sound form")
     return tuple(Budget(cost, budget.delta) for cost, budget in zip(costs, claimed, strict=True))
 
 

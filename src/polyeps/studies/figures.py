@@ -13,7 +13,7 @@ from polyeps.studies.trials import Trial
 
 Axis = Literal["clients", "budgets", "method"]
 Numbers = Mapping[tuple[Cell, str], float]  # by cell and title of the method
-QUICK_CLIENTS, QUICK_ROUNDS, QUICK_STEPS, QUICK_CHOICE = 20, 20, 20, 5
+QUICK_CLIENTS, QUICK_ROUNDS, QUICK_STEPS, QUICK_CHOICE = 20, 30, 20, 5
 QUICK_WITHOUT = ("gauss", "pareto", "uniform", "mixgauss2")  # budgets much like others that stay
 
 
@@ -47,7 +47,7 @@ def trials_of(figure: Figure, seeds: int) -> Iterator[Trial]:
 
 
 def quick(figure: Figure) -> Figure:
-    """The figure in small: MNIST, logistic regression, 20 clients, 20 rounds of 20 steps.
+    """The figure in small: MNIST, logistic regression, 20 clients, 30 rounds of 20 steps.
 
     The paper's numbers are shown where it has the same cell, but a short training is not judged by them.
     """
