@@ -7,8 +7,6 @@ upwards by whatever signal it leaves in, so the least of them is the best.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -20,33 +18,29 @@ def noise_apart(rows: Tensor) -> Tensor:
 
     A row that is not finite was not heard in that round.
     """
-    heard = torch.isfinite(rows).all(2)
-    alone = torch.tensor(
-        [_alone(own[said].double()) for own, said in zip(rows, heard, strict=True)], dtype=torch.float64
-    )
-    found = alone.clone()
-    order = [place for place in alone.argsort(stable=True).tolist() if not math.isnan(alone[place])]
-    for own in order:
-        others = [place for place in order[:3] if place != own][:2]
-        together = heard[[own, *others]].all(0)
-        if len(others) < 2 or not bool(together.any()):
-            continue
-        # The product of its differences to two others has its own noise once, theirs not at all, and of the
-        # signal only what it shares with neither.
-        mine, first, second = (rows[place][together].double() for place in (own, *others))
-        product = (mine - first) * (mine - second)
-        chance = float(product.std(correction=0)) / math.sqrt(product.numel())
-        if 3 * chance < float(product.mean()) < float(alone[own]):
-            found[own] = product.mean()
-    return found
+    heard = torch.isfinite(rows).all(2)  # (n, rounds)
+    told = rows.double().masked_fill(~heard[..., None], torch.nan)
+    alone = _alone(told, heard.sum(1))
+    quietest = alone.argsort(stable=True)[: min(3, int(heard.any(1).sum()))]  # a NaN sorts last
+    if len(quietest) < 3:
+        return alone
+    # Two of the three quietest for everybody, and for one of these the other two.
+    everyone = torch.arange(len(rows), device=rows.device)
+    first = torch.where(everyone == quietest[0], quietest[1], quietest[0])
+    second = torch.where((everyone == quietest[0]) | (everyone == quietest[1]), quietest[2], quietest[1])
+    # The product of its differences to two others has its own noise once, theirs not at all, and of the
+    # signal only what it shares with neither.
+    product = ((told - told[first]) * (told - told[second])).flatten(1)
+    mean = product.nanmean(1)
+    count = product.isfinite().sum(1)
+    chance = ((product - mean[:, None]).square().nanmean(1) / count).sqrt()
+    return torch.where((3 * chance < mean) & (mean < alone), mean, alone)
 
 
-def _alone(rows: Tensor) -> float:
-    """The noise variance of one client from its own updates (rounds, d)."""
-    if not len(rows):
-        return math.nan
-    squares = rows.square()
-    found = [float(squares.mean()), float(squares.median()) / _MEDIAN]
-    if len(rows) > 2:
-        found.append(float(rows.var(0).mean()))  # a signal that stays is gone
-    return min(found)
+def _alone(told: Tensor, rounds: Tensor) -> Tensor:
+    """The noise variance of each client (n,) from its own updates, NaN where it was not heard."""
+    squares = told.square().flatten(1)
+    found = torch.minimum(squares.nanmean(1), squares.nanmedian(1).values / _MEDIAN)
+    centred = told - told.nanmean(1, keepdim=True)
+    spread = centred.square().nansum(1).div((rounds - 1).clamp(min=1)[:, None]).mean(1)
+    return torch.where(rounds > 2, torch.minimum(found, spread), found)  # a signal that stays is gone

@@ -104,8 +104,10 @@ def remember(state: State, replies: Replies, grouping: Grouping, anew: bool) -> 
     seen[places] += finite
     memory = {"log_norms": sums, "seen": seen}
     if grouping == "noise":
-        variances = noise_apart(replies.payload["update"][:, None]).cpu()
-        noise[places] += torch.where(finite & (variances > 0), variances.log() / 2, 0.0)
+        # Where no noise is seen at all a client is as quiet as can be told in floats, not as loud as log 0 left out.
+        floor = norms.square() / replies.payload["update"].shape[1] * 1e-12
+        variances = torch.maximum(noise_apart(replies.payload["update"][:, None]).cpu(), floor)
+        noise[places] += torch.where(finite, variances.log() / 2, 0.0)
         memory["log_noise"] = noise
     return memory
 
