@@ -15,8 +15,8 @@ from reference.federated import Choice, Vector
 
 from polyeps.aggregation import inverse_variance_weights, variances_of_norms
 from polyeps.algorithms import ALGORITHMS
-from polyeps.algorithms.pdp_fl import estimates
-from polyeps.core import Algorithm
+from polyeps.algorithms.pdp_fl import estimates, remember
+from polyeps.core import Algorithm, Profile, Replies, State
 from polyeps.models import logistic
 from polyeps.training import sgd
 
@@ -177,3 +177,13 @@ def test_updates_without_length_say_nothing_of_their_noise() -> None:
     assert state.kept["seen"][1] == 0
     quiet, _ = estimates(state.kept, MODEL.size, "noise", "noise")
     assert np.flatnonzero(quiet).tolist() == [4, 7]
+
+
+def test_a_client_without_any_noise_is_the_quietest() -> None:
+    rows = torch.randn(4, 100, generator=torch.Generator().manual_seed(1))
+    rows[2] = 0.0
+    rows[2, 0] = 50.0  # all signal: most coordinates are exactly zero
+    ids = ("a", "b", "c", "d")
+    state = State(torch.zeros(100), enrolled=tuple(Profile(client) for client in ids))
+    memory = remember(state, Replies(ids, {"update": rows}, (True,) * 4), "noise", anew=False)
+    assert int(memory["log_noise"].argmin()) == 2

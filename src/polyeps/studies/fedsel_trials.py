@@ -238,7 +238,10 @@ class _Federation:
 
 
 class _Chance:
-    """Streams of a whole batch from one generator: enough for a simulation that is never asked who drew what."""
+    """Streams of a whole batch from one generator: enough for a simulation that is never asked who drew what.
+
+    Reports need uniforms alone; who asks for anything else is told so.
+    """
 
     def __init__(self, chance: np.random.Generator, clients: int) -> None:
         self.chance, self.clients = chance, clients
