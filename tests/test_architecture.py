@@ -23,6 +23,7 @@ LAYERS = [
         "aggregation",
         "grouping",
         "loudness",
+        "theory",
     },
     {"certificate", "training"},
     {"methods", "ledger"},
