@@ -94,6 +94,18 @@ def server_variance(
     )
 
 
+def server_gap(
+    federation: Federation, weights: ArrayLike, better: ArrayLike, trials: int, generator: np.random.Generator
+) -> Measured:
+    """By how much the server's variance is larger with some weights than with others, on the same random numbers."""
+    return measure(
+        federation,
+        trials,
+        generator,
+        lambda draws: (draws.server(weights) - TRUE_POINT) ** 2 - (draws.server(better) - TRUE_POINT) ** 2,
+    )
+
+
 def personal_errors(draws: Draws, group: int, weights: ArrayLike, penalties: ArrayLike) -> Floats:
     """Mean squared error over the group's clients with each λ: federations by rows, λ by columns."""
     members = draws.members(group)
