@@ -48,7 +48,7 @@ _GUIDE_BITS = 20  # at most: four megabytes
 class Table:
     """A law on the integers: X = first + the number of thresholds ≤ U, for U uniform below 2¹²⁸.
 
-    `high` and `low` are the words of the thresholds, ascending, with a last one of 2¹²⁸ − 1 that nothing reaches.
+    `high` and `low` are the words of the thresholds, ascending, and of 2¹²⁸ − 1, which is none but ends every search.
     `guide` has, for each value of U's leading bits, the number of thresholds before it; where several thresholds
     begin with those bits, so that one comparison does not settle the draw, it has −1.
     """
