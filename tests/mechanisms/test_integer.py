@@ -1,10 +1,36 @@
+import math
+from fractions import Fraction
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.stats import norm as normal
 
+from polyeps.accounting import rdp
+from polyeps.accounting.events import DiscreteGaussianSumDpEvent, SkellamDpEvent
 from polyeps.errors import InputError
-from polyeps.mechanisms.integer import discrete_gaussian_event, rounded_sensitivity, skellam_event
+from polyeps.mechanisms.integer import (
+    Grid,
+    discrete_gaussian_event,
+    fitting_bits,
+    rounded_sensitivity,
+    skellam_event,
+)
+from polyeps.mechanisms.lattice_noise import NoiseName
+
+KINDS: list[NoiseName] = ["skellam", "discrete-gaussian"]
+GOOD: dict[str, Any] = {
+    "clip": 1.0,
+    "granularity": 0.01,
+    "size": 1000,
+    "agents": 100,
+    "honest": 80,
+    "deviation": 1.5,
+    "bits": 20,
+}
 
 
 @pytest.mark.parametrize(
@@ -36,3 +62,140 @@ def test_events_are_in_grid_units() -> None:
     assert discrete_gaussian_event(1.0, 0.01, 100, 0.05, 7).deviation == pytest.approx(5)
     with pytest.raises(InputError):
         rounded_sensitivity(1.0, 0.1, 10, bias=1.5)
+
+
+def test_a_grid_is_priced_in_padded_coordinates_and_steps() -> None:
+    grid = Grid(**GOOD)
+    assert grid.dimension == 1024
+    assert grid.event == skellam_event(1.0, 0.01, 1024, 1.5)
+    gaussian = Grid(**GOOD, noise="discrete-gaussian")
+    assert gaussian.event == discrete_gaussian_event(1.0, 0.01, 1024, 1.5 / math.sqrt(80), 80)
+    assert [Grid(**GOOD | {"size": size}).dimension for size in (1, 2, 3, 1024, 1025)] == [1, 2, 4, 1024, 2048]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    deviation=st.floats(0.6, 1e4),
+    granularity=st.floats(1e-3, 0.9),
+    honest=st.integers(1, 200),
+    noise=st.sampled_from(KINDS),
+)
+def test_honest_agents_never_give_less_noise_than_is_priced(
+    deviation: float, granularity: float, honest: int, noise: NoiseName
+) -> None:
+    deviation *= math.sqrt(honest)
+    grid = Grid(1.0, granularity, 10, 200, honest, deviation, 40, noise=noise)
+    share, event = Fraction(grid.agent_variance), grid.event
+    if isinstance(event, SkellamDpEvent):
+        assert share * honest >= Fraction(event.variance)
+    else:
+        assert share >= Fraction(event.deviation) ** 2
+    assert float(share * honest) == pytest.approx((deviation / granularity) ** 2)
+    assert grid.largest_square <= Fraction(event.l2_sensitivity) ** 2 < grid.largest_square + 1
+
+
+@pytest.mark.parametrize(("deviation", "expected"), [(0.5, 9.70), (1.0, 5.5e-4), (2.0, 7.2e-17)])
+def test_what_a_sum_of_discrete_gaussians_lacks_to_be_one(deviation: float, expected: float) -> None:
+    """τ of 100 agents in one coordinate: the price of a sum to which nobody contributes, at a huge order."""
+    (gap,) = rdp.discrete_gaussian_sum(DiscreteGaussianSumDpEvent(0.0, deviation, 100, 1), np.array([1e20]))
+    assert gap == pytest.approx(expected, rel=0.01)
+
+
+def test_the_skellam_price_is_above_the_exact_divergence() -> None:
+    (bound,) = rdp.skellam(SkellamDpEvent(2.0, 2.0, 16.0), np.array([4.0]))
+    law = noise_law(Grid(2.0, 1.0, 1, 1, 1, 4.0, 30))
+    p, q = np.append(law, [0, 0]), np.append([0, 0], law)
+    both = (p > 0) & (q > 0)
+    exact = math.log((p[both] ** 4 / q[both] ** 3).sum()) / 3
+    assert exact == pytest.approx(0.481213, abs=1e-6)
+    assert bound == pytest.approx(0.539062, abs=1e-6)
+
+
+def noise_law(grid: Grid) -> NDArray[np.float64]:
+    """Of the noise of the honest agents together, as their tables have it."""
+    one = np.array([count / 2**128 for count in grid.table.counts()])
+    law = np.ones(1)
+    for _ in range(grid.honest):
+        law = np.convolve(law, one)
+    return law
+
+
+def rounding_law(value: float, grid: Grid) -> dict[int, float]:
+    """Of one rounded coordinate, given that it is short enough."""
+    low = math.floor(value / grid.granularity)
+    up = value / grid.granularity - low
+    law = {low: 1 - up, low + 1: up}
+    kept = {whole: chance for whole, chance in law.items() if whole**2 <= grid.largest_square and chance}
+    return {whole: chance / sum(kept.values()) for whole, chance in kept.items()}
+
+
+def release_law(value: float, grid: Grid) -> NDArray[np.float64]:
+    """Of what is opened when one agent has a value and all others have 0, over all 2^bits outputs."""
+    noise, law = noise_law(grid), np.zeros(1 << grid.bits)
+    first = grid.honest * grid.table.first
+    for whole, chance in rounding_law(value, grid).items():
+        np.add.at(law, (first + whole + np.arange(len(noise))) % len(law), chance * noise)
+    return law
+
+
+@pytest.mark.parametrize("noise", KINDS)
+@pytest.mark.parametrize("granularity", [0.02, 0.3, 0.45])
+@pytest.mark.parametrize("bits", [4, 12])
+def test_every_output_in_one_dimension_costs_at_most_what_is_certified(
+    noise: NoiseName, granularity: float, bits: int
+) -> None:
+    """The hockey-stick divergence by enumeration, of the very tables that noise is drawn from."""
+    grid = Grid(1.0, granularity, 1, 3, 3, 1.5, bits, noise=noise)
+    without = release_law(0.0, grid)
+    longest = math.sqrt(grid.largest_square) * granularity
+    worst = 0.0
+    for delta in (1e-2, 1e-5):
+        epsilon = rdp.epsilon({grid.event: 1}, delta, "add-remove")
+        assert math.isfinite(epsilon)
+        for moved in (release_law(value, grid) for value in (1.0, -1.0, 0.37, longest)):
+            pairs = ((moved, without), (without, moved))
+            spent = max(float(np.maximum(p - math.exp(epsilon) * q, 0).sum()) for p, q in pairs)
+            assert spent <= delta
+            worst = max(worst, spent / delta)
+    if (granularity, bits) == (0.02, 12):  # a fine grid that holds the sum: the certificate is not much too large
+        assert worst > 0.01
+
+
+def test_bits_hold_as_many_deviations_as_asked() -> None:
+    for agents, granularity, noise in ((1, 0.1, 0.5), (100, 1e-3, 0.15), (1000, 1e-4, 0.01)):
+        bits = fitting_bits(1.0, granularity, 1 << 12, agents, noise)
+        spread = math.sqrt(agents**2 / 4096 + agents * (granularity**2 / 4 + noise**2)) / granularity
+        assert 2 ** (bits - 1) < 8 * spread <= 2**bits
+
+
+def test_predicted_wraps() -> None:
+    grid = Grid.fitting(1.0, 0.01, 1000, 100, 80, 1.5)
+    assert (
+        grid.wrap_probability()
+        <= 2 * normal.sf(4.0)
+        < Grid.fitting(1.0, 0.01, 1000, 100, 80, 1.5, reach=2).wrap_probability()
+    )
+    assert 2 * normal.sf(4.0) == pytest.approx(6.3e-5, rel=0.01)
+    assert grid.wrap_probability(norm=0.0) < grid.wrap_probability() == grid.wrap_probability(norm=100.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"clip": 0.0}, "clip"),
+        ({"clip": math.nan}, "clip"),
+        ({"granularity": math.inf}, "granularity"),
+        ({"deviation": -1.0}, "deviation"),
+        ({"size": 0}, "size"),
+        ({"honest": 0}, "honest"),
+        ({"honest": 101}, "honest"),
+        ({"bits": 0}, "bits"),
+        ({"bits": 63}, "bits"),
+        ({"rotation": -1}, "rotation"),
+        ({"granularity": 1e-10}, "coarser"),
+        ({"noise": "discrete-gaussian", "deviation": 0.04}, "finer"),
+    ],
+)
+def test_grids_without_meaning_are_refused(wrong: dict[str, Any], word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        Grid(**GOOD | wrong)

@@ -1,0 +1,193 @@
+"""Skellam and discrete Gaussian noise on the integers, drawn by comparing whole numbers.
+
+A draw is an inversion: a number below 2¹²⁸ is compared with the thresholds 2¹²⁸·P[X < x], rounded down to whole
+numbers. Its upper 64 bits decide alone unless they equal a threshold's; only then is another word drawn. No floating
+point takes part, neither here nor in the thresholds, which come from integers of 300 bits and more.
+
+What "exact" means here. Given uniform bits, a draw's law is within `Table.distance` ≤ 2⁻¹⁰⁰ of the ideal one in
+total variation, so nothing an observer does tells N draws from ideal ones with an advantage above N·2⁻¹⁰⁰;
+`added_delta` turns this into a δ that can be charged. The bits themselves are a cipher's (`words.SystemWords`): uniform
+as far as anybody can tell, who cannot break it. The time of a lookup depends on the value drawn through the
+processor's caches; who can measure that on the client's machine is not defended against.
+
+Sources of distance, in units of 2⁻¹²⁸ and for a table of m values: rounding thresholds, m/2; values without a
+threshold of their own, 2; the weights' errors and the tails they leave out, below 2⁻²⁰ (see `_skellam_weights` and
+`_gaussian_weights`). Together below m + 4.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate, chain, pairwise
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyeps.errors import InputError
+from polyeps.mechanisms.words import Word, Words
+
+NoiseName = Literal["skellam", "discrete-gaussian"]
+Whole = NDArray[np.int64]
+
+SMALLEST, LARGEST = 2.0**-10, 1e5  # deviations a table is made for
+_BITS = 128  # of a threshold: two words
+_TAIL = 170 * math.log(2)  # where tables end, P < 2⁻¹⁷⁰
+_WEIGHT_BITS = 320
+_TILE = 1 << 15  # draws made at a time: they stay in the cache
+_GUIDE_BITS = 20  # at most: four megabytes
+
+
+@dataclass(frozen=True)
+class Table:
+    """A law on the integers: X = first + the number of thresholds ≤ U, for U uniform below 2¹²⁸.
+
+    `high` and `low` are the words of the thresholds, ascending, and of 2¹²⁸ − 1, which is none but ends every search.
+    `guide` has, for each value of U's leading bits, the number of thresholds before it; where several thresholds
+    begin with those bits, so that one comparison does not settle the draw, it has −1.
+    """
+
+    first: int
+    high: Word
+    low: Word
+    guide: NDArray[np.int32]
+    shift: np.uint64
+
+    @property
+    def distance(self) -> float:
+        """No less than the total variation distance from the ideal law, for a single draw."""
+        return math.ldexp(len(self.high) + 4, -_BITS)
+
+    def counts(self) -> list[int]:
+        """The law in full: of `first` and each value after it, the probability times 2¹²⁸."""
+        words = zip(self.high[:-1].tolist(), self.low[:-1].tolist(), strict=True)
+        edges = [0, *(high << 64 | low for high, low in words), 1 << _BITS]
+        return [after - before for before, after in pairwise(edges)]
+
+
+def added_delta(table: Table, draws: int, epsilon: float) -> float:
+    """What `draws` draws add to the δ of a release whose ideal law is (ε, δ)-private.
+
+    Both neighbours' laws move by at most draws · distance: P' ≤ P + t ≤ e^ε·Q + δ + t ≤ e^ε·(Q' + t) + δ + t.
+    """
+    return (1 + math.exp(epsilon)) * draws * table.distance
+
+
+def add_noise(table: Table, values: Whole, words: Words, rows: Sequence[int]) -> None:
+    """Add to every element of values (m, d), row j client rows[j]'s, its own draw."""
+    drawn = np.empty(values.shape, np.uint64)
+    words.fill(drawn, rows)
+    uniforms, sums = drawn.reshape(-1), values.reshape(-1)
+    if not np.shares_memory(sums, values):
+        raise InputError("values must lie in one piece, so that noise can be added in place; pass a contiguous array")
+    for begin in range(0, len(uniforms), _TILE):
+        tile = slice(begin, begin + _TILE)
+        index, undecided = _lookup(table, uniforms[tile])
+        for place in undecided:  # once in 2⁴⁰ draws or more
+            client = rows[(begin + int(place)) // values.shape[1]]
+            index[place] = _settle(table, int(uniforms[begin + place]), words, client)
+        sums[tile] += index
+        sums[tile] += table.first
+
+
+def _lookup(table: Table, uniforms: Word) -> tuple[Whole, Whole]:
+    """The number of thresholds at or below each uniform, and the places where 64 bits do not tell."""
+    index = table.guide.take((uniforms >> table.shift).view(np.int64)).astype(np.int64)
+    crowded = np.flatnonzero(index < 0)
+    index[crowded] = np.searchsorted(table.high, uniforms[crowded])
+    threshold = table.high.take(index)
+    undecided = np.flatnonzero(uniforms == threshold)
+    index += uniforms > threshold
+    return index, undecided
+
+
+def _settle(table: Table, high: int, words: Words, client: int) -> int:
+    """The number of thresholds at or below a uniform that begins with `high`, by its second word."""
+    second = np.empty((1, 1), np.uint64)
+    words.fill(second, [client])
+    begin, end = (int(np.searchsorted(table.high[:-1], np.uint64(high), side=side)) for side in ("left", "right"))
+    return begin + int(np.searchsorted(table.low[begin:end], second[0, 0], side="right"))
+
+
+@lru_cache(maxsize=16)
+def table_for(noise: NoiseName, variance: float) -> Table:
+    """The table of Skellam noise of a variance, or of the discrete Gaussian with that parameter σ².
+
+    >>> table = table_for("skellam", 16.0)
+    >>> round(table.counts()[-table.first] / 2**128, 12)  # P[X = 0] = e^-16 · I₀(16)
+    0.100544127361
+    """
+    deviation = math.sqrt(variance) if variance > 0 else math.nan
+    if not SMALLEST <= deviation <= LARGEST:
+        raise InputError(
+            f"noise can be drawn for a deviation of {SMALLEST:g} to {LARGEST:g} steps of the grid, not {deviation:g}; "
+            "change the granularity"
+        )
+    weights = _skellam_weights(variance) if noise == "skellam" else _gaussian_weights(variance)
+    return _tabulated(weights, deviation)
+
+
+def _skellam_weights(variance: float) -> list[int]:
+    """Integers proportional to I₀(μ), I₁(μ), ..., I_N(μ), and so to P[X = k], for variance μ.
+
+    By the recurrence I(k−1) = I(k+1) + (2k/μ)·I(k) downwards from 0 and 1 (Miller). Its solution is, up to a factor,
+    I(k)/I(N+1) ± K(k)/K(N+1); K grows with k, so P[X = k] is wrong by at most P[X = N+1], in sum below 2N·2⁻¹⁷⁰.
+    All terms are positive and above 2³⁰⁰, so that rounding them adds a relative error of 2⁻³⁰⁰ a step.
+    """
+    exact = Fraction(variance)
+    numerator, denominator = exact.numerator, 2 * exact.denominator
+    # −ln P[X ≥ k] ≥ k·t − μ(cosh t − 1) at t = asinh(k/μ) (Chernoff)
+    reach = 1 + bisect_left(
+        range(1, 1 << 22),
+        _TAIL,
+        key=lambda k: k * math.asinh(k / variance) - 2 * variance * math.sinh(math.asinh(k / variance) / 2) ** 2,
+    )
+    weights = [0, 1 << _WEIGHT_BITS]
+    for k in range(reach, 0, -1):
+        weights.append(weights[-2] + weights[-1] * (k * denominator) // numerator)
+    return weights[:0:-1]
+
+
+def _gaussian_weights(variance: float) -> list[int]:
+    """Integers proportional to e^(−k²/2σ²) for k = 0, 1, ... to where the tail is below 2⁻¹⁷⁰ of all.
+
+    In fixed point with 320 bits: w(k+1) = w(k)·r(k), r(k+1) = r(k)·e^(−1/σ²). Each product is wrong by at most one
+    unit more than its factors together, so w(k) by at most (k + 1)² units, and all of them by less than 2⁻²⁵⁰.
+    """
+    exact = Fraction(variance)
+    with localcontext() as context:
+        context.prec = 120
+        root = (-Decimal(exact.denominator) / Decimal(2 * exact.numerator)).exp()
+        ratio = int(root * (1 << _WEIGHT_BITS))
+    shrink = ratio * ratio >> _WEIGHT_BITS
+    weights = [1 << _WEIGHT_BITS]
+    for _ in range(math.ceil(math.sqrt(2 * variance * _TAIL)) + 1):
+        weights.append(weights[-1] * ratio >> _WEIGHT_BITS)
+        ratio = ratio * shrink >> _WEIGHT_BITS
+    return weights
+
+
+def _tabulated(weights: list[int], deviation: float) -> Table:
+    """The table of the symmetric law in which 0 has weights[0], and k and −k have weights[k] each."""
+    total = weights[0] + 2 * sum(weights[1:])
+    sums = accumulate(chain(reversed(weights), weights[1:-1]))
+    scaled = [(below << _BITS) // total for below in sums]  # 2¹²⁸·P[X ≤ x] for x = −N, ..., N − 1
+    begin, end = bisect_left(scaled, 1), bisect_left(scaled, (1 << _BITS) - 1)  # what lies beyond has no chance
+    packed = b"".join(threshold.to_bytes(16, "little") for threshold in scaled[begin:end])
+    pairs = np.frombuffer(packed + b"\xff" * 16, np.uint64).reshape(-1, 2)
+    low, high = pairs[:, 0].copy(), pairs[:, 1].copy()
+    guide_bits = min(_GUIDE_BITS, max(8, math.ceil(math.log2(deviation)) + 5))
+    shift = np.uint64(64 - guide_bits)
+    starts = np.arange(1 << guide_bits, dtype=np.uint64) << shift
+    before = np.searchsorted(high, starts)
+    crowded = np.searchsorted(high, starts | np.uint64((1 << int(shift)) - 1), side="right") - before > 1
+    guide = np.where(crowded, -1, before).astype(np.int32)
+    for array in (high, low, guide):
+        array.flags.writeable = False
+    return Table(begin - len(weights) + 1, high, low, guide, shift)
