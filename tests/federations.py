@@ -15,7 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from polyeps import build, config
 from polyeps.algorithms import ALGORITHMS
 from polyeps.client import Cohort
-from polyeps.core import Records, State
+from polyeps.core import Budget, Records, State
 from polyeps.ledger import Ledger
 from polyeps.populate import populate
 from polyeps.server import Participation, Round, Transport, serve
@@ -44,6 +44,14 @@ def experiment(algorithm: Any = "fedavg", **changes: Any) -> config.Experiment:
     for name, value in changes.items():
         values[name] = {**values[name], **value} if isinstance(value, dict) and name in values else value
     return config.experiment(values)
+
+
+def promised(budgets: Iterable[Budget | None] | None) -> tuple[Budget, ...]:
+    """Budgets of clients who are all promised something."""
+    assert budgets is not None
+    found = tuple(budgets)
+    assert None not in found
+    return tuple(budget for budget in found if budget is not None)
 
 
 def job_of(wanted: config.Experiment, seed: int = 1) -> build.Job:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyeps.core import Algorithm, Payload, Profile, Replies, State, Task
 from polyeps.models import Model, logistic
-from polyeps.server import Participation, Round, serve
+from polyeps.server import Participation, Round, Transport, serve
 from polyeps.training import Training, sgd
 from polyeps.transport import codec
 
@@ -46,7 +46,7 @@ def coordinates(payload: Payload, update: Vector, spans: Sequence[tuple[int, int
 
 
 @dataclass
-class Prescribed:
+class Prescribed(Transport):
     """Clients "0", "1", … with these budgets (None: not disclosed), who answer as `updates` says."""
 
     epsilons: Sequence[float | None]

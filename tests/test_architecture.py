@@ -31,6 +31,7 @@ LAYERS = [
     {"client", "server"},
     {"transport", "journal", "config"},
     {"populate"},
+    {"scales"},
     {"build"},
     {"runs", "audit"},
     {"report", "studies"},

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from federations import experiment, job_of
+from federations import experiment, job_of, promised
 
 from polyeps.accounts import Charge
 from polyeps.build import Job
@@ -65,7 +65,9 @@ def test_another_process_spends_between_the_check_and_the_charge(
 ) -> None:
     other = Ledger(tmp_path / "a.db")
     cohort = job.cohort(ledger)
-    event = cohort.event("train", job.algorithm.actions["train"], 1)
+    price = job.algorithm.actions["train"].price
+    assert price is not None
+    event = price(float(cohort.scale[1]), 1)
     real, tries = ledger.charge_all, 0
 
     def charge_all(asked: Any, **how: Any) -> None:
@@ -81,7 +83,7 @@ def test_another_process_spends_between_the_check_and_the_charge(
     assert tries == 2
     ledger.verify()
     assert job.budgets is not None
-    assert other.spent("1") <= job.budgets[1].epsilon
+    assert other.spent("1") <= promised(job.budgets)[1].epsilon
     with pytest.raises(BudgetExceeded):
         other.charge_all([Charge(("1",), event)])
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import EPSILONS, experiment
+from federations import EPSILONS, experiment, promised
 
 from polyeps.errors import InputError
 from polyeps.populate import populate
@@ -27,7 +27,7 @@ def own_file(path: Path, clients: dict[str, int]) -> Path:
 def test_one_seed_draws_one_population() -> None:
     one, same, other = (populate(experiment(), seed) for seed in (1, 1, 2))
     assert one.ids == ("0", "1", "2", "3", "4", "5")
-    assert [budget.epsilon for budget in one.budgets] == list(EPSILONS)
+    assert [budget.epsilon for budget in promised(one.budgets)] == list(EPSILONS)
     assert torch.equal(one.records.features, same.records.features)
     assert not torch.equal(one.records.features, other.records.features)
 
@@ -56,7 +56,7 @@ def test_own_tables_with_named_clients_and_their_own_deltas(tmp_path: Path) -> N
         1,
     )
     assert set(people.ids) == {"lab", "ward"}
-    held = dict(zip(people.ids, people.budgets, strict=True))
+    held = dict(zip(people.ids, promised(people.budgets), strict=True))
     assert (held["lab"].epsilon, held["lab"].delta, held["ward"].delta) == (2.0, 1e-4, 1e-3)
     assert people.partition.sizes.sum() == 130 - round(0.25 * 130)
     assert people.model.size == 2 * 2 + 2

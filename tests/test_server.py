@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from polyeps.core import Action, Algorithm, Ask, Profile, Replies, State, Task
 from polyeps.errors import InputError
-from polyeps.server import Participation, Round, check_disclosure, cohort_size, serve
+from polyeps.server import Participation, Round, Transport, check_disclosure, cohort_size, serve
 
 EVERYONE = tuple(f"c{number}" for number in range(20))
 
 
-class Town:
+class Town(Transport):
     """Clients that can afford so many rounds each, and reply with a one."""
 
     def __init__(self, purses: Mapping[str, int], silent: frozenset[str] = frozenset()) -> None:

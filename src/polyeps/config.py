@@ -51,8 +51,19 @@ class Data(Section):
     labels_per_client: int = Field(default=2, ge=1)
     alpha: float = Field(default=0.5, gt=0)
     test_share: float = Field(default=0.2, gt=0, lt=1)  # held out where no test split was published
+    # Of each client's records, the share that it does not train on: models are judged on it client by client.
+    own_test: float = Field(default=0.0, ge=0, lt=1)
     # Judge on this share of the training records instead of the test split: to choose settings by.
     validation: float = Field(default=0.0, ge=0, lt=1)
+
+
+class Level(Section):
+    """One entry of a menu of privacy levels; clients that choose nothing have the strictest."""
+
+    name: Title
+    epsilon: float | None = Field(default=None, gt=0)  # None: nothing is promised to whoever chooses this
+    share: float | None = Field(default=None, ge=0, le=1)  # of clients, drawn by the seed, that choose it
+    labels: tuple[int, ...] | None = None  # they are drawn among clients that hold records of one of these classes
 
 
 class Budgets(Section):
@@ -62,6 +73,7 @@ class Budgets(Section):
     file: Path | None = None
     epsilons: tuple[float, ...] | None = None
     epsilon: float | None = Field(default=None, gt=0)  # the same for everybody
+    menu: tuple[Level, ...] | None = None  # levels to choose from, instead of an ε of one's own
     # As many clients from each part of a mixture as its weight says, instead of by chance.
     stratified: bool = False
     delta: float = Field(default=1e-5, ge=0, lt=1)

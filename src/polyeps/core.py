@@ -131,10 +131,27 @@ class Replies:
     sent: int = 0  # bytes of one reply
 
 
+@dataclass(frozen=True)
+class Total:
+    """The sum over the clients that answered; no row of it was seen by the server."""
+
+    ids: tuple[str, ...]  # who answered
+    payload: Payload  # (...) each, without a row per client; empty where too few answered, so that nothing was summed
+    received: int = 0  # bytes of the task, for each client
+    sent: int = 0  # bytes of one reply
+
+
 class Ask(Protocol):
     """How a server's round reaches clients."""
 
     def __call__(self, task: Task) -> Replies: ...
+
+    def total(self, task: Task, least: int = 1) -> Total:
+        """The sum of the replies, if at least `least` clients reply; a transport may be unable to add up unseen."""
+        raise InputError(
+            f"{task.action!r} is to be summed, over {least} clients or more, without the server seeing a single reply, "
+            "which this transport cannot do; run it in memory, or choose an algorithm that trusts the server or nobody"
+        )
 
 
 @dataclass(frozen=True)
@@ -179,12 +196,21 @@ class State:
         )
 
 
+# The task in which every enrolled client pays for a round, before anybody is drawn for it.
+ENTER = "enter"
+# What clients remember of that: the round they paid for, counted from 1, and how many of its actions they have done.
+PROGRESS = "progress"
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """One paper: what clients do, and what the server makes of it."""
 
     actions: Mapping[str, Action]
     round: Callable[[State, Ask], State]
+    # scale -> DpEvent. Where noise on a sum is amplified by a secret cohort, every enrolled client pays this for
+    # every round, drawn or not; for it, it does each of the actions at most once, in the order they are listed.
+    dues: Callable[[float], Any] | None = None
     needs: tuple[Field, ...] = ()
     trust: Trust = "nobody"
     unit: Unit = "record"
@@ -192,3 +218,8 @@ class Algorithm:
     memory: Mapping[str, tuple[int, ...]] = field(
         default_factory=dict
     )  # shape of what each client keeps, zero at first
+
+    @property
+    def keeps(self) -> Mapping[str, tuple[int, ...]]:
+        """All that a client keeps between rounds, zero at first."""
+        return self.memory if self.dues is None else {**self.memory, PROGRESS: (2,)}

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from polyeps.errors import InputError, JournalError
 
-VERSION = 1
+VERSION = 2
 _SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE jobs (
@@ -34,7 +34,7 @@ CREATE TABLE answers (
   received INTEGER NOT NULL, sent INTEGER NOT NULL, PRIMARY KEY (job, round, client));
 CREATE TABLE clients (
   job TEXT NOT NULL, client TEXT NOT NULL, epsilon REAL, delta REAL, own_epsilon REAL, records INTEGER NOT NULL,
-  scale REAL, public INTEGER, spent REAL, left_after INTEGER, PRIMARY KEY (job, client));
+  scale REAL, public INTEGER, chosen TEXT, spent REAL, left_after INTEGER, PRIMARY KEY (job, client));
 CREATE TABLE checkpoints (
   job TEXT PRIMARY KEY, round INTEGER NOT NULL, active TEXT NOT NULL, state BLOB NOT NULL, memory BLOB NOT NULL);
 """
@@ -52,10 +52,11 @@ class ClientRow:
     client: str
     epsilon: float | None
     delta: float | None
-    own_epsilon: float  # of the budget the client itself set; controls put another one in force
+    own_epsilon: float | None  # of the budget the client itself set; controls put another one in force
     records: int
     scale: float | None
     public: bool | None
+    group: str | None = None  # of the menu it chose from
     spent: float | None = None  # by its ledger, at the end of the job
     left_after: int | None = None  # the round after which it could afford no further one
 
@@ -125,9 +126,21 @@ class Journal:
                 (_now(), json.dumps(facts), job),
             )
             db.executemany(
-                "INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (job, c.client, c.epsilon, c.delta, c.own_epsilon, c.records, c.scale, c.public, None, None)
+                    (
+                        job,
+                        c.client,
+                        c.epsilon,
+                        c.delta,
+                        c.own_epsilon,
+                        c.records,
+                        c.scale,
+                        c.public,
+                        c.group,
+                        None,
+                        None,
+                    )
                     for c in clients
                 ],
             )

@@ -9,16 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps import config
 from polyeps.core import Budget, Records
 from polyeps.errors import InputError
+from polyeps.grouping import split_by_epsilon
 from polyeps.models import MODELS, Model
 from polyeps.population import datasets
 from polyeps.population.budgets import draw_budgets, read_budgets
+from polyeps.population.menu import choose
 from polyeps.population.own_files import load_own
-from polyeps.population.partition import Partition, divide, to_records
+from polyeps.population.partition import Partition, apart, divide, to_records
 from polyeps.population.splits import hold_out, validation
 
 EVALUATED_AT_ONCE = 5000  # test records: a few hundred MB of activations for the largest of our networks
@@ -30,15 +33,25 @@ class Population:
 
     dataset: datasets.Dataset
     partition: Partition
-    budgets: tuple[Budget, ...]
+    budgets: tuple[Budget | None, ...]  # None: a client that chose to be promised nothing
     model: Model
     start: Tensor  # (d,) the model everybody begins with
     seed: int
     device: torch.device
+    groups: tuple[str, ...] | None = None  # what each chose from the menu, where there is one
+    own_tests: Partition | None = None  # rows of the training records that clients keep to judge models by
 
     @property
     def ids(self) -> tuple[str, ...]:
         return self.partition.ids
+
+    @cached_property
+    def liberal(self) -> NDArray[np.bool_]:
+        """Who counts as public: those who are promised nothing, or else those with the liberal budgets."""
+        promised = [budget.epsilon for budget in self.budgets if budget is not None]
+        if len(promised) < len(self.budgets):
+            return np.array([budget is None for budget in self.budgets])
+        return split_by_epsilon(np.array(promised))
 
     @cached_property
     def records(self) -> Records:
@@ -76,10 +89,13 @@ def populate(experiment: config.Experiment, seed: int, device: str = "cpu") -> P
         labels_per_client=wanted.labels_per_client,
         alpha=wanted.alpha,
     )
-    budgets = _budgets(experiment.budgets, partition, seed)
+    own_tests = None
+    if wanted.own_test:
+        partition, own_tests = apart(partition, wanted.own_test, generator(seed, "own tests"))
+    budgets, groups = _budgets(experiment.budgets, partition, dataset, seed)
     model = _model(experiment.model, dataset)
     start = model.start(torch.Generator().manual_seed(seed_for(seed, "model")))
-    return Population(dataset, partition, budgets, model, start, seed, torch.device(device))
+    return Population(dataset, partition, budgets, model, start, seed, torch.device(device), groups, own_tests)
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
@@ -111,11 +127,25 @@ def _clients_named(budgets: config.Budgets) -> int | None:
     return len(read_budgets(budgets.file, budgets.delta)) if budgets.file is not None else None
 
 
-def _budgets(wanted: config.Budgets, partition: Partition, seed: int) -> tuple[Budget, ...]:
-    clients = partition.ids
-    given = [name for name in ("distribution", "file", "epsilons", "epsilon") if getattr(wanted, name) is not None]
+def _budgets(
+    wanted: config.Budgets, partition: Partition, dataset: datasets.Dataset, seed: int
+) -> tuple[tuple[Budget | None, ...], tuple[str, ...] | None]:
+    """Every client's budget and, where there is a menu, the name of the level it chose."""
+    given = [
+        name for name in ("distribution", "file", "epsilons", "epsilon", "menu") if getattr(wanted, name) is not None
+    ]
     if len(given) != 1:
-        raise InputError("budgets: give exactly one of distribution, file, epsilons and epsilon")
+        raise InputError("budgets: give exactly one of distribution, file, epsilons, epsilon and menu")
+    if wanted.menu is None:
+        return _given_budgets(wanted, partition, seed), None
+    held = partition.counts(dataset.labels, len(dataset.classes))
+    chosen = [wanted.menu[place] for place in choose(wanted.menu, held, generator(seed, "menu"))]
+    budgets = [None if level.epsilon is None else Budget(level.epsilon, wanted.delta) for level in chosen]
+    return tuple(budgets), tuple(level.name for level in chosen)
+
+
+def _given_budgets(wanted: config.Budgets, partition: Partition, seed: int) -> tuple[Budget, ...]:
+    clients = partition.ids
     if wanted.file is not None:
         named = {row.client: row.budget for row in read_budgets(wanted.file, wanted.delta)}
         if partition_names := [client for client in clients if client not in named]:

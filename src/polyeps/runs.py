@@ -24,7 +24,6 @@ from polyeps.accounting.calibration import Progress
 from polyeps.build import Job, prepare
 from polyeps.core import Profile, State
 from polyeps.errors import InputError
-from polyeps.grouping import split_by_epsilon
 from polyeps.journal import Checkpoint, ClientRow, Journal
 from polyeps.ledger import Ledger
 from polyeps.populate import populate, seed_for
@@ -181,7 +180,7 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
     partial = path.with_suffix(".part")
     partial.write_bytes(codec.encode({"model": state.model}))
     partial.replace(path)
-    spent = {client: ledger.spent(client) for client in job.population.ids} if ledger else {}
+    spent = {client: ledger.spent(client) for client in job.terms} if ledger else {}
     journal.finish(job.name, spent, {"stopped": "rounds" if state.round == experiment.rounds else "budgets"})
     if ledger:
         ledger.close()
@@ -203,7 +202,6 @@ def _restored(checkpoint: Checkpoint) -> State:
 
 def _client_rows(job: Job) -> list[ClientRow]:
     people = job.population
-    liberal = split_by_epsilon([budget.epsilon for budget in people.budgets])
     rows = []
     sizes = people.partition.sizes.tolist()
     for place, (client, own) in enumerate(zip(people.ids, people.budgets, strict=True)):
@@ -213,10 +211,11 @@ def _client_rows(job: Job) -> list[ClientRow]:
                 client=client,
                 epsilon=budget.epsilon if budget else None,
                 delta=budget.delta if budget else None,
-                own_epsilon=own.epsilon,
+                own_epsilon=own.epsilon if own else None,
                 records=sizes[place],
                 scale=float(job.scale[place]) if budget else None,
-                public=bool(liberal[place]),
+                public=bool(people.liberal[place]),
+                group=people.groups[place] if people.groups else None,
             )
         )
     return rows

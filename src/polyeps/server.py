@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from polyeps.core import Algorithm, Ask, Profile, Replies, State, Task
+from polyeps.core import ENTER, Algorithm, Ask, Profile, Replies, State, Task, Total
 from polyeps.errors import InputError
 
 
@@ -105,6 +105,7 @@ class _Counted:
     transport: Ask
     run: str
     round: int
+    dues: bool  # whether clients have paid for the round: then who fails to answer is missed, but not gone
 
     def __post_init__(self) -> None:
         self.traffic: dict[str, tuple[int, int]] = {}
@@ -116,18 +117,34 @@ class _Counted:
         if not task.to:
             return Replies((), {}, ())
         replies = self.transport(replace(task, run=self.run, round=self.round))
-        answered = set(replies.ids)
-        for client, ready in zip(replies.ids, replies.ready, strict=True):
-            received, sent = self.traffic.get(client, (0, 0))
-            self.traffic[client] = (received + replies.received, sent + replies.sent)
-            if not ready:
-                self.leaving.add(client)
-        missing = [client for client in task.to if client not in answered]
-        self.declined += missing
-        self.leaving.update(missing)
+        self._count(task, replies)
+        self.leaving.update(client for client, ready in zip(replies.ids, replies.ready, strict=True) if not ready)
         usable = finite_replies(replies)
         self.discarded += [client for client in replies.ids if client not in set(usable.ids)]
         return usable
+
+    def total(self, task: Task, least: int = 1) -> Total:
+        if not task.to:
+            return Total((), {})
+        total = self.transport.total(replace(task, run=self.run, round=self.round), least)
+        self._count(task, total)
+        return total
+
+    def enter(self, clients: Sequence[str]) -> list[str]:
+        """Have clients pay for the round; those who could. What this takes on the wire is not counted."""
+        paid = set(self.transport(Task(ENTER, tuple(clients), {}, self.run, self.round)).ids)
+        self.declined += [client for client in clients if client not in paid]
+        return [client for client in clients if client in paid]
+
+    def _count(self, task: Task, replies: Replies | Total) -> None:
+        answered = set(replies.ids)
+        for client in replies.ids:
+            received, sent = self.traffic.get(client, (0, 0))
+            self.traffic[client] = (received + replies.received, sent + replies.sent)
+        missing = [client for client in task.to if client not in answered]
+        self.declined += missing
+        if not self.dues:
+            self.leaving.update(missing)
 
 
 def finite_replies(replies: Replies) -> Replies:
@@ -165,14 +182,18 @@ def serve(
     """Run the rounds from `state` on; `active` says who was left at that point, when a run is resumed."""
     roster = {profile.id: profile for profile in transport.profiles()}
     check_disclosure(algorithm, roster.values())
+    if algorithm.dues is not None:
+        check_secret_cohorts(participation)
     state = replace(state, enrolled=tuple(roster.values()))
     left = [p.id for p in roster.values() if p.ready] if active is None else list(active)
     for number in range(state.round, rounds):
         if len(left) < participation.quorum:
             break
         began = time.perf_counter()
+        ask = _Counted(transport, run, number, algorithm.dues is not None)
+        if algorithm.dues is not None:
+            left = ask.enter(left)
         invited = participation.draw(tuple(roster), left, seed, number)
-        ask = _Counted(transport, run, number)
         state = replace(state, round=number, roster=tuple(roster[client] for client in invited))
         state = replace(algorithm.round(state, ask), round=number + 1)
         left = [client for client in left if client not in ask.leaving]
@@ -181,6 +202,16 @@ def serve(
             Round(number, invited, ask.traffic, tuple(ask.declined), tuple(left), seconds, tuple(ask.discarded)), state
         )
     return state
+
+
+def check_secret_cohorts(participation: Participation) -> None:
+    """Refuse cohorts whose price is not the one clients pay: theirs is that of every client's own coin."""
+    if participation.kind not in ("poisson", "full") or participation.including:
+        raise InputError(
+            "participation: noise on a sum is priced for cohorts in which every client is or is not by its own coin; "
+            f"drawn as {participation.kind}{' with chosen clients' if participation.including else ''}, one client "
+            'takes the place of another, which costs more; use kind = "poisson" or "full", without with_public'
+        )
 
 
 def check_disclosure(algorithm: Algorithm, roster: Iterable[Profile]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import experiment, finish, job_of
+from federations import experiment, finish, job_of, promised
 from prescribed import MODEL, TRAINING, Prescribed, drawn
 from reference import federated
 from reference.federated import Choice, Vector
@@ -139,7 +139,7 @@ def test_real_training_with_its_noise(name: str, options: dict[str, Any], tmp_pa
         )
         return update.double().numpy()
 
-    budgets = {client: budget.epsilon for client, budget in zip(people.ids, people.budgets, strict=True)}
+    budgets = {client: budget.epsilon for client, budget in zip(people.ids, promised(people.budgets), strict=True)}
     choice = Choice(
         options.get("rank", 1),
         options.get("subspace", "set"),
@@ -151,7 +151,7 @@ def test_real_training_with_its_noise(name: str, options: dict[str, Any], tmp_pa
     if name == "weiavg":
         expected = federated.weiavg(begin, cohorts, updates, choice)
     else:
-        enrolled = Prescribed([budget.epsilon for budget in people.budgets], updates).profiles()
+        enrolled = Prescribed([budget.epsilon for budget in promised(people.budgets)], updates).profiles()
         public = public_clients(enrolled, "mixture")
         assert public == {"2", "4"}
         expected = getattr(federated, name.replace("-", "_"))(begin, cohorts, updates, public, choice)

@@ -9,14 +9,26 @@ import dp_accounting
 import numpy as np
 import pytest
 import torch
-from federations import as_bytes, experiment, finish, in_memory, job_of, ledger_of, on_flower, with_zero_features
+from federations import (
+    Finished,
+    as_bytes,
+    experiment,
+    finish,
+    in_memory,
+    job_of,
+    ledger_of,
+    on_flower,
+    promised,
+    with_zero_features,
+)
 
 from polyeps.accounting import epsilon
 from polyeps.algorithms import ALGORITHMS
 from polyeps.build import Job
 from polyeps.client import Cohort, answer
-from polyeps.core import Profile, Replies, Task
+from polyeps.core import ENTER, Ask, Profile, Replies, Task, Total
 from polyeps.errors import InputError, UnknownEvent
+from polyeps.scales import priced
 from polyeps.server import Participation, Transport
 from polyeps.transport.memory import InMemory
 
@@ -33,17 +45,34 @@ def first_task(job: Job, clients: tuple[str, ...], faces: tuple[Profile, ...] = 
     class StoppedError(Exception):
         pass
 
-    def ask(task: Task) -> Replies:
-        asked.append(task)
-        raise StoppedError
+    class Asked(Ask):
+        def __call__(self, task: Task) -> Replies:
+            asked.append(task)
+            raise StoppedError
+
+        def total(self, task: Task, least: int = 1) -> Total:
+            raise AssertionError(least, self(task))
 
     faces = faces or tuple(
-        Profile(client, epsilon=budget.epsilon)
-        for client, budget in zip(job.population.ids, job.population.budgets, strict=True)
+        Profile(client, epsilon=budget.epsilon, group=job.groups[place] if job.groups else None)
+        for place, (client, budget) in enumerate(zip(job.population.ids, promised(job.population.budgets), strict=True))
     )
     with pytest.raises(StoppedError):
-        job.algorithm.round(replace(job.state, enrolled=faces, roster=faces), ask)
+        job.algorithm.round(replace(job.state, enrolled=faces, roster=faces), Asked())
     return replace(asked[0], to=clients, run="test")
+
+
+def charged(job: Job, done: Finished) -> set[str]:
+    """Who has paid for something: clients that answered, or everybody, where rounds have their dues."""
+    if job.algorithm.dues is not None:
+        return set(job.population.ids)
+    return {client for round in done.rounds for client in round.traffic}
+
+
+def entered(cohort: Cohort, job: Job) -> None:
+    """Let everybody pay for the first round, where rounds have their dues."""
+    if job.algorithm.dues is not None:
+        assert answer(cohort, job.algorithm, Task(ENTER, cohort.ids, {}, run="test")).ids == cohort.ids
 
 
 # 1, 2: one client alone, bytes and Flower's messages change nothing
@@ -72,10 +101,9 @@ def test_one_by_one_and_over_the_wire_as_all_at_once(name: str, wrap: Any, tmp_p
 def test_spends_what_was_planned_and_no_more(name: str, tmp_path: Path) -> None:
     job = job_of(experiment(name))
     done = finish(job, tmp_path / "a.db")
-    asked = {client for round in done.rounds for client in round.traffic}
+    asked = charged(job, done)
     assert asked
-    assert job.budgets is not None
-    for client, budget in zip(job.population.ids, job.budgets, strict=True):
+    for client, budget in zip(job.population.ids, promised(job.budgets), strict=True):
         spent = done.spent()[client]
         assert spent <= budget.epsilon
         if client in asked:
@@ -92,12 +120,14 @@ def test_declines_beyond_the_budget_whatever_the_server_asks(name: str, wrap: An
     done = finish(job, tmp_path / "a.db")
     assert done.ledger is not None
     rows, spent = len(done.ledger.rows()), done.spent()
-    served = {client for round in done.rounds for client in round.traffic}
+    served = charged(job, done)
     transport = wrap(done.cohort, job)
     assert not {face.id for face in transport.profiles() if face.ready} & served
     clients = tuple(client for client in done.cohort.ids if client in served)
     overreaching = replace(first_task(job, clients), round=99)
     assert transport(overreaching).ids == ()
+    if job.algorithm.dues is not None:
+        assert transport(replace(overreaching, action=ENTER)).ids == ()
     assert done.spent() == spent
     assert len(done.ledger.rows()) == rows
 
@@ -109,6 +139,9 @@ def test_charges_before_it_works(name: str, tmp_path: Path) -> None:
     assert ledger is not None
     cohort = job.cohort(ledger)
     task = first_task(job, cohort.ids)
+    if job.algorithm.dues is not None:
+        assert answer(cohort, job.algorithm, task).ids == ()  # nobody has paid yet
+    entered(cohort, job)
 
     def fail(work: Any) -> Any:
         assert all(ledger.spent(client) > 0 for client in cohort.ids)  # on disk by now
@@ -124,6 +157,10 @@ def test_charges_before_it_works(name: str, tmp_path: Path) -> None:
 def test_without_a_price_or_a_ledger_nothing_is_done(name: str, tmp_path: Path) -> None:
     job = job_of(experiment(name))
     task = first_task(job, job.population.ids)
+    if job.algorithm.dues is not None:
+        with pytest.raises(InputError, match="no ledger"):
+            entered(job.cohort(None), job)
+        return
     free = replace(job.algorithm.actions[task.action], price=None)
     with pytest.raises(UnknownEvent, match="no price"):
         answer(job.cohort(ledger_of(job, tmp_path / "a.db")), replace(job.algorithm, actions={task.action: free}), task)
@@ -136,7 +173,7 @@ def test_without_a_price_or_a_ledger_nothing_is_done(name: str, tmp_path: Path) 
 
 @every_algorithm
 def test_same_seed_same_run_in_any_order_of_clients(name: str, tmp_path: Path) -> None:
-    some = Participation("uniform", 0.7)
+    some = Participation("uniform" if job_of(experiment(name)).algorithm.dues is None else "poisson", 0.7)
     first = finish(job_of(experiment(name)), tmp_path / "a.db", participation=some)
     again = finish(job_of(experiment(name)), tmp_path / "b.db", participation=some)
     mixed = finish(job_of(experiment(name)), tmp_path / "c.db", participation=some, order=[3, 1, 5, 0, 2, 4])
@@ -158,7 +195,7 @@ def test_chunks_change_nothing(name: str, tmp_path: Path, monkeypatch: pytest.Mo
 # 7: what is hidden stays hidden
 
 
-class Spy:
+class Spy(Transport):
     """Carries messages, and keeps all of them."""
 
     def __init__(self, inner: Transport) -> None:
@@ -180,6 +217,8 @@ class Spy:
 @every_algorithm
 def test_a_hidden_budget_is_refused_or_never_seen(name: str, tmp_path: Path) -> None:
     job = job_of(experiment(name, budgets={"disclosed": False}))
+    if "group" in job.algorithm.needs:
+        pytest.skip("the level a client chose is public, and its ε with it")
     spies: list[Spy] = []
 
     def spying(cohort: Cohort, job: Job) -> Transport:
@@ -192,7 +231,7 @@ def test_a_hidden_budget_is_refused_or_never_seen(name: str, tmp_path: Path) -> 
         return
     done = finish(job, tmp_path / "a.db", spying)
     assert done.rounds
-    secrets = {float(budget.epsilon) for budget in job.population.budgets} | {
+    secrets = {float(budget.epsilon) for budget in promised(job.population.budgets)} | {
         float(scale) for scale in job.scale if scale
     }
     numbers = np.array([value for value in spies[0].seen if value is not None])
@@ -205,7 +244,7 @@ def test_a_hidden_budget_is_refused_or_never_seen(name: str, tmp_path: Path) -> 
 def test_needed_fields_are_declared(name: str) -> None:
     """A round never looks at a field its algorithm does not say it needs."""
     job = job_of(experiment(name))
-    told: Any = dict.fromkeys(job.algorithm.needs, 1)
+    told: Any = {need: job.groups[0] if need == "group" and job.groups else 1 for need in job.algorithm.needs}
     faces = tuple(Profile(client, **told) for client in job.population.ids)
     assert first_task(job, job.population.ids, faces).payload
 
@@ -220,10 +259,11 @@ def test_a_price_paid_three_times_is_the_price_of_three(name: str, tmp_path: Pat
     assert done.ledger is not None
     for place, client in enumerate(job.population.ids):
         paid = sum(client in round.traffic for round in done.rounds)
+        if job.algorithm.dues is not None:
+            paid = len(done.rounds)
         if not paid:
             continue
-        price = next(action.price for action in job.algorithm.actions.values() if action.price is not None)
-        event = dp_accounting.SelfComposedDpEvent(price(float(job.scale[place]), place), paid)
+        event = dp_accounting.SelfComposedDpEvent(priced(job.algorithm)(float(job.scale[place]), place), paid)
         judged = epsilon(event, done.ledger.account(client).terms.budget.delta, adjacency=job.algorithm.adjacency)
         assert math.isclose(done.ledger.spent(client), judged, rel_tol=1e-9)
 
@@ -235,6 +275,8 @@ def test_noise_is_as_large_as_its_price_says(name: str, tmp_path: Path) -> None:
     job = job_of(wanted)
     cohort = job.cohort(ledger_of(job, tmp_path / "a.db"))
     cohort.data = with_zero_features(cohort.data)
+    if job.algorithm.dues is not None:
+        pytest.skip("noise is added to sums, not by this action")
     task = first_task(job, cohort.ids)
     replies = answer(cohort, job.algorithm, task)
     if "update" not in replies.payload:

@@ -113,7 +113,7 @@ def test_a_federation_that_tells_no_budget(known: bool, tmp_path: Path) -> None:
     job = job_of(wanted)
     heard: list[Tensor] = []
 
-    class Listener:
+    class Listener(Transport):
         def __init__(self, inner: Transport) -> None:
             self.inner = inner
 

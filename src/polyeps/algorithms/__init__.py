@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from polyeps.algorithms.fedavg import fedavg, public_only
+from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.algorithms.fedsel import fedsel
 from polyeps.algorithms.fedsel_baselines import compressed, exact, flat
 from polyeps.algorithms.pdp_fl import pdp_fl
@@ -26,9 +27,10 @@ class Entry:
     summary: str
     budgets: Budgets = "own"
     options: Mapping[str, Any] = field(default_factory=dict)  # of the builder, settled by the name
-    # What clients do with their records: train as the settings say, or take one gradient over all of them. Builders
-    # of the second kind are given a `Course` as well.
-    local: Literal["training", "gradient"] = "training"
+    # What clients do with their records, and so what a builder is given. training: they train as the settings say.
+    # gradient: they take one gradient over all of them; builders are given a `Course` as well. sums: whole clients are
+    # protected by noise on sums, which may have any training inside; builders are given a `Federation` instead.
+    local: Literal["training", "gradient", "sums"] = "training"
 
 
 ALGORITHMS: dict[str, Entry] = {
@@ -52,5 +54,10 @@ ALGORITHMS: dict[str, Entry] = {
     "fedsel-compressed": Entry(
         compressed, "a private value of the randomly projected gradient, recovered by the server", local="gradient"
     ),
+    "fedhdp": Entry(fedhdp, "whole clients protected, at the levels they chose; personal models", local="sums"),
+    "dp-fedavg": Entry(
+        fedhdp, "FedAvg that protects whole clients, everybody at the strictest level", "strictest", local="sums"
+    ),
+    "fedhdp-open": Entry(fedhdp, "control: FedHDP with nobody protected", "none", local="sums"),
     "fedsel-exact": Entry(exact, "control: gradients, or a coordinate of them, as they are", "none", local="gradient"),
 }

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.aggregation import weighted_mean
 from polyeps.certificate import Form
-from polyeps.core import Action, Ask, Payload, Profile, Replies, State, Task, Work
+from polyeps.core import Action, Ask, Payload, Profile, Replies, State, Streams, Task, Work
 from polyeps.grouping import split_by_epsilon
 from polyeps.training import Training
 
+Floats = NDArray[np.float64]
 Split = Literal["mixture", "k-means", "top", "threshold"]
 
 
@@ -30,6 +32,39 @@ class Course:
     batches: int  # rounds in which every client is asked once: an epoch
     epochs: int  # how often a client is asked, all told
     form: Form = "sound"
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What is public and settled before the first round, for algorithms that protect whole clients by noisy sums."""
+
+    rate: float  # of every client to be drawn for a round
+    rounds: int
+    groups: tuple[str, ...]  # the privacy group of every client, by row
+    # Each group's noise multiplier, of all that a round releases together; 0: a group that is promised nothing.
+    scales: Mapping[str, float]
+    clip: float
+    learning_rate: float
+    noise: Callable[[int], Streams]  # the server's own random numbers of a round, a row for each group
+    # (learning_rate, pull) -> SGD, with one number for all or one for each row it will train
+    training: Callable[[Floats | float, Floats | float], Training]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many clients each group has; nobody's joining or leaving a round changes it."""
+        return {name: self.groups.count(name) for name in self.scales}
+
+
+def clipped(rows: Tensor, bound: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Rows no longer than a bound, and how long they were; a row that is not finite counts as zero.
+
+    What float rounding may add to a length is taken off beforehand.
+    """
+    norms = rows.double().norm(dim=1)
+    finite = torch.isfinite(norms)
+    norms = torch.where(finite, norms, torch.inf)
+    factor = (bound * (1 - 2.0**-20) / norms.clamp(min=1e-300)).clamp(max=1.0)
+    return torch.where(finite[:, None], rows, 0.0) * factor[:, None].to(rows.dtype), norms
 
 
 def train_locally(training: Training) -> Action:

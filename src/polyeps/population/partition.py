@@ -191,6 +191,26 @@ def by_group(dataset: Dataset) -> Partition:
     return _assembled(pieces, "remove the client or give it records", dataset.group_names)
 
 
+def apart(partition: Partition, share: float, generator: np.random.Generator) -> tuple[Partition, Partition]:
+    """Every client's records in two: those it keeps, and a random share of them, one at least, that it sets apart."""
+    counts = np.maximum(1, np.rint(share * partition.sizes)).astype(np.int64)
+    if short := np.flatnonzero(counts >= partition.sizes).tolist():
+        client, size = partition.ids[short[0]], partition.sizes[short[0]]
+        raise InputError(
+            f"client {client!r} has {size} records, which a share of {share:g} set apart uses up: "
+            "make the share smaller or the clients fewer"
+        )
+    owner = np.repeat(np.arange(len(partition.ids)), partition.sizes)
+    order = np.lexsort((generator.random(len(owner)), owner))  # each client's records in random order
+    set_apart = np.arange(len(owner)) - partition.offsets[owner] < counts[owner]
+    kept, taken = order[~set_apart], order[set_apart]
+    edges = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return (
+        Partition(partition.ids, partition.rows[kept], partition.offsets - edges),
+        Partition(partition.ids, partition.rows[taken], edges),
+    )
+
+
 def divide(
     dataset: Dataset,
     kind: str,

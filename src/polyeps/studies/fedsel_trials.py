@@ -29,7 +29,7 @@ from polyeps.algorithms.blocks import Course
 from polyeps.algorithms.fedsel import fedsel
 from polyeps.algorithms.fedsel_baselines import compressed, exact, flat
 from polyeps.certificate import Form
-from polyeps.core import Algorithm, Budget, Profile, Records, Replies, State, Streams, Task, Work
+from polyeps.core import Algorithm, Ask, Budget, Profile, Records, Replies, State, Streams, Task, Work
 from polyeps.errors import InputError
 from polyeps.ledger import Ledger
 from polyeps.mechanisms.selection import SelectName
@@ -188,7 +188,7 @@ class People:
         return float(((self.test_features @ model > 0) == (self.test_labels > 0)).float().mean())
 
 
-class _Federation:
+class _Federation(Ask):
     """The transport: a round's batch is a slice of the records; who is asked has paid."""
 
     def __init__(self, trial: Trial, people: People, algorithm: Algorithm, asked: int, folder: Path) -> None:

@@ -127,7 +127,7 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
         "parameters": population.model.size,
         "version": __version__,
         "settings": experiment.as_dict(),
-        **({"norms": transport.norms, "epsilons": [b.epsilon for b in population.budgets]} if trial.norms else {}),
+        **({"norms": transport.norms, "epsilons": [b.epsilon for b in population.budgets if b]} if trial.norms else {}),
     }
 
 
@@ -172,14 +172,15 @@ def _spent_share(job: Job, ledger: Ledger | None) -> float | None:
     return max(
         ledger.spent(client) / budget.epsilon
         for client, budget in zip(job.population.ids, job.budgets, strict=True)
-        if budget.epsilon > 0
+        if budget is not None
     )
 
 
 def _totals(traffic: dict[str, list[int]], population: Population, form: Form) -> dict[str, int]:
     """Bytes up and down, in all and of the private clients alone."""
-    epsilons = np.array([budget.epsilon for budget in population.budgets])
-    liberal = split_by_epsilon(epsilons, "top" if form == "published" else "mixture")
+    liberal = population.liberal
+    if form == "published":
+        liberal = split_by_epsilon(np.array([budget.epsilon for budget in population.budgets if budget]), "top")
     private = [client for client, yes in zip(population.ids, liberal, strict=True) if not yes]
     return {
         "down": sum(received for received, _ in traffic.values()),

@@ -8,7 +8,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from polyeps.core import Payload, Replies
+from polyeps.core import Payload, Replies, Total
 from polyeps.errors import InputError
 
 
@@ -53,3 +53,10 @@ def stack(answers: Sequence[Replies]) -> Replies:
         received=given[0].received,
         sent=given[0].sent,
     )
+
+
+def add(replies: Replies, least: int = 1) -> Total:
+    """The sum of replies, if there are enough of them."""
+    enough = len(replies.ids) >= max(1, least)
+    payload = {name: tensor.sum(0) for name, tensor in replies.payload.items()} if enough else {}
+    return Total(replies.ids, payload, replies.received, replies.sent)

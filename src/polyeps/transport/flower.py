@@ -62,7 +62,7 @@ def server_app(federate: Callable[[Transport, Context], None], timeout: float | 
 
 
 @dataclass
-class OnFlower:
+class OnFlower(Transport):
     """Clients on Flower nodes."""
 
     grid: Grid

@@ -1,0 +1,153 @@
+"""FedHDP (paper 003, algorithm 1): whole clients protected, each by the privacy level it chose; personal models.
+
+    C_j, N_j   Federation.groups, sizes     S^t   kept "clip"        b_i   reply "bit", less 1/2
+    z_j        Federation.scales            κ     quantile           θ_i   memory "personal", never sent
+    q          Federation.rate              η_b   clip_rate          λ_j   pull
+
+A round's noisy sum of group j and the noisy sum of clip bits come from one cohort and cost, together, one Gaussian of
+multiplier z_j; every enrolled client pays for it in every round, drawn or not. Which group a client is in is public.
+Clients of a group without noise are promised nothing.
+
+Departures. Sums are divided by the public q·N_j, not by how many were drawn, which is secret. Clip bits are paid
+for: the noise of the sums is larger, so that both together cost z_j. `ratio = "auto"` is ours: groups count by how far
+their means may be from everybody's, which is lemma 1 for any number of groups and over all rounds. With
+`trust = "secure-sum"` clients add shares of the noise themselves, and only sums over groups are seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from polyeps.accounting.events import Gaussian, Poisson, split_clip_bit
+from polyeps.algorithms.blocks import Federation, clipped, step
+from polyeps.algorithms.group_sums import Noise, summed_by_server, summed_securely, with_shares
+from polyeps.algorithms.personal import Personal
+from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
+from polyeps.errors import InputError
+
+SMOOTHING = 0.9  # of what the server holds about how much clients differ, the part that stays in each round
+
+
+def fedhdp(
+    federation: Federation,
+    *,
+    ratio: float | Literal["auto"] = "auto",
+    adaptive: bool = True,
+    quantile: float = 0.5,
+    clip_rate: float = 0.2,
+    clip_noise: float | None = None,
+    personal: bool = True,
+    pull: float | dict[str, float] = 0.05,
+    personal_rate: float | None = None,
+    trust: Literal["server", "secure-sum"] = "server",
+    dropouts: float = 0.1,
+) -> Algorithm:
+    """Federated averaging in which clients choose how private they are."""
+    _check(ratio=ratio, quantile=quantile, dropouts=dropouts)
+    noise = _noise(federation, clip_noise) if adaptive else Noise(federation.scales, 0.0)
+    own = Personal(federation, pull, personal_rate) if personal else None
+    plain = federation.training(federation.learning_rate, 0.0)
+    securely = partial(summed_securely, noise=noise, dropouts=dropouts)
+    sums = securely if trust == "secure-sum" else partial(summed_by_server, noise=noise, streams=federation.noise)
+
+    def train(work: Work) -> tuple[Payload, Payload]:
+        if own is None:
+            updates = plain.run(work.payload["model"], work.data, work.streams, rows=work.rows.tolist())
+            kept: Payload = {}
+        else:
+            updates, kept = own.run(work)
+        clip = work.payload["clip"]
+        short, norms = clipped(updates, clip)
+        values = torch.cat([short, (norms <= clip).to(short)[:, None] - 0.5], 1)
+        if "shares" in work.payload:
+            scales = torch.tensor([noise.sums[federation.groups[row]] for row in work.rows], dtype=torch.float64)
+            deviations = (scales * clip.cpu())[:, None].expand(len(scales), values.shape[1]).clone()
+            deviations[:, -1] = noise.bits * (scales > 0)
+            values = with_shares(work, values, deviations)
+        return {"update": values[:, :-1], "bit": values[:, -1]}, kept
+
+    def round(state: State, ask: Ask) -> State:
+        clip = state.kept.get("clip", torch.tensor(federation.clip, dtype=torch.float64))
+        spread = state.kept.get("spread", torch.tensor(1.0, dtype=torch.float64))  # over clip², at most about 1
+        found = sums(state, ask, {"model": state.model, "clip": clip})
+        if not found.sums:
+            return state
+        if found.spread is not None and clip > 0:
+            spread = SMOOTHING * spread + (1 - SMOOTHING) * found.spread / float(clip) ** 2
+        weights = _weights(federation, noise, ratio, float(spread), len(state.model), found.sums)
+        expected = {name: federation.rate * federation.sizes[name] for name in found.sums}
+        update = torch.zeros_like(state.model)
+        for name, total in found.sums.items():
+            update += weights[name] / expected[name] * total
+        if adaptive:
+            share = found.bits / sum(expected.values()) + 0.5
+            clip = clip * math.exp(-clip_rate * (share - quantile))
+        return step(state, update, clip=clip, spread=spread)
+
+    return Algorithm(
+        {"train": Action(train, price=None)},
+        round,
+        dues=partial(_dues, federation.rate),
+        needs=("group",),
+        trust=trust,
+        unit="client",
+        memory={} if own is None else own.memory(plain.model.size),
+    )
+
+
+def _dues(rate: float, scale: float) -> Any:
+    return Poisson(rate, Gaussian(scale))
+
+
+def _noise(federation: Federation, clip_noise: float | None) -> Noise:
+    """The noise of sums and bits that cost a group its z_j together.
+
+    By default the bits' noise is a twentieth of the cohort expected, which costs next to nothing; where that is little,
+    as much as the strictest group's, which takes a quarter of its privacy.
+    """
+    strictest = max(federation.scales.values(), default=0.0)
+    bits = max(0.05 * federation.rate * len(federation.groups), strictest) if clip_noise is None else clip_noise
+    if strictest and 2 * bits <= strictest:
+        raise InputError(f"clip_noise must be above half the strictest group's multiplier {strictest:g}, not {bits:g}")
+    split = {name: split_clip_bit(z, bits) if z else 0.0 for name, z in federation.scales.items()}
+    return Noise(split, bits if strictest else 0.0)
+
+
+def _weights(
+    federation: Federation,
+    noise: Noise,
+    ratio: float | Literal["auto"],
+    spread: float,
+    size: int,
+    present: Iterable[str],
+) -> dict[str, float]:
+    """How much each group's mean counts; they add up to one.
+
+    auto: inversely to how far the mean may be from that of all clients. Over T rounds the same N_j clients differ from
+    everybody by spread/N_j, whatever else averages out; the luck of the draw and the noise of single rounds do, so
+    they count one T-th.
+    """
+    sizes, rate, rounds = federation.sizes, federation.rate, federation.rounds
+    if ratio == "auto":
+        weights = {}
+        for name in present:
+            drawn = spread * (1 - rate) / (rate * sizes[name])
+            noisy = size * (noise.sums[name] / (rate * sizes[name])) ** 2
+            weights[name] = 1 / max(spread / sizes[name] + (drawn + noisy) / rounds, 1e-12)
+    else:
+        weights = {name: sizes[name] * (ratio if noise.sums[name] else 1.0) for name in present}
+        if not any(weights.values()):  # nobody but private clients, and a ratio of 0
+            weights = {name: float(sizes[name]) for name in weights}
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def _check(**shares: float | str) -> None:
+    for name, value in shares.items():
+        if not isinstance(value, str) and not 0 <= value <= 1:
+            raise InputError(f"{name} must lie between 0 and 1, not {value}")
