@@ -33,15 +33,15 @@ def public_key(secret: bytes) -> bytes:
     return private_key(secret).public_key().public_bytes_raw()
 
 
-def agree(private: X25519PrivateKey, peer: bytes, context: bytes) -> bytes:
-    """The key two holders share for one purpose; ValueError where the peer's public key is none."""
+def agree(private: X25519PrivateKey, peer: bytes) -> bytes:
+    """The secret two holders share, to derive keys from; ValueError where the peer's public key is none."""
     # An exchange that comes to zero, as with a point of small order, is refused by the library.
-    return derive(private.exchange(X25519PublicKey.from_public_bytes(peer)), context)
+    return private.exchange(X25519PublicKey.from_public_bytes(peer))
 
 
 def check_public(key: bytes) -> None:
     """ValueError where a public key is of small order, and so agrees on the same with everybody."""
-    agree(private_key(bytes(KEY_BYTES)), key, b"")
+    agree(private_key(bytes(KEY_BYTES)), key)
 
 
 def derive(secret: bytes, context: bytes) -> bytes:
@@ -72,9 +72,9 @@ def commitment(terms: Terms, name: str, seed: bytes) -> bytes:
     return derive(seed, terms.context("commitment", name, name))
 
 
-def pair_context(terms: Terms, one: str, other: str) -> bytes:
-    """What the mask of a pair is bound to: the same from either side. The lesser name adds it, the other subtracts."""
-    return terms.context("pair mask", min(one, other), max(one, other))
+def pair_mask_key(terms: Terms, one: str, other: str, secret: bytes) -> bytes:
+    """What the mask of a pair expands from, the same for both. The lesser name adds it, the other subtracts it."""
+    return derive(secret, terms.context("pair mask", min(one, other), max(one, other)))
 
 
 def word(bits: int) -> np.dtype[np.unsignedinteger]:

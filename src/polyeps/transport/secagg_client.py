@@ -41,6 +41,8 @@ from polyeps.transport.shamir import SHARE_BYTES, Entropy
 # What a client advertises: the key others encrypt to, the key masks are agreed with, the commitment to its seed.
 ADVERTISED = (masks.KEY_BYTES, masks.KEY_BYTES, masks.KEY_BYTES)
 _BOTH_SHARES = (SHARE_BYTES, SHARE_BYTES)
+_INBOX = (masks.KEY_BYTES, masks.KEY_BYTES)
+_LEAVE_OUT = "leave that client out"
 LETTER_BYTES = sum(_BOTH_SHARES) + masks.TAG_BYTES
 
 
@@ -55,7 +57,9 @@ class Kept:
     letter_key: bytes = field(default=b"", repr=False)
     mask_key: bytes = field(default=b"", repr=False)
     seed: bytes = field(default=b"", repr=False)
-    keys: Mapping[str, bytes] = field(default_factory=dict)  # what each other client advertised
+    inbox: Mapping[str, bytes] = field(
+        default_factory=dict, repr=False
+    )  # of each other: its letter's key, its mask key
     shares: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # of each client's mask key, and of its seed
     survivors: tuple[str, ...] = ()
 
@@ -63,14 +67,14 @@ class Kept:
         """The bytes to keep."""
         secrets = [self.letter_key, self.mask_key, self.seed]
         names = pack(name.encode() for name in self.survivors)
-        tables = [pack_table(self.keys), pack_table(self.shares), names]
+        tables = [pack_table(self.inbox), pack_table(self.shares), names]
         return pack([bytes([self.step]), self.run.encode(), str(self.round).encode(), self.terms, *secrets, *tables])
 
     @classmethod
     def decode(cls, content: bytes) -> Kept:
         """What was kept."""
         try:
-            step, run, round, terms, letter_key, mask_key, seed, keys, shares, survivors = unpack(content)
+            step, run, round, terms, letter_key, mask_key, seed, inbox, shares, survivors = unpack(content)
             return cls(
                 step=Step(step[0]),
                 run=run.decode(),
@@ -79,7 +83,7 @@ class Kept:
                 letter_key=letter_key,
                 mask_key=mask_key,
                 seed=seed,
-                keys=unpack_table(keys),
+                inbox=unpack_table(inbox),
                 shares=unpack_table(shares),
                 survivors=unpack_names(survivors),
             )
@@ -126,35 +130,36 @@ class Agent:
         points = [terms.points[name] for name in signed]
         halves = [shamir.split(secret, points, terms.threshold, self.entropy) for secret in (kept.mask_key, kept.seed)]
         shares = {name: key + seed for name, key, seed in zip(signed, *halves, strict=True)}
-        letters, private = {}, masks.private_key(kept.letter_key)
+        letters, inbox, private = {}, {}, masks.private_key(kept.letter_key)
         for peer, advertised in keys.items():
-            context = terms.context("letter", self.name, peer)
-            key = self._agreed(private, advertised, 0, peer, context)
-            letters[peer] = masks.encrypt(key, shares[peer], context)
-        kept = replace(kept, step=Step.SHARE, keys=keys, shares={self.name: shares[self.name]})
+            letter_public, mask_public, _ = self._parts(peer, advertised)
+            secret = self._agreed(private, letter_public, peer)
+            there, back = terms.context("letter", self.name, peer), terms.context("letter", peer, self.name)
+            letters[peer] = masks.encrypt(masks.derive(secret, there), shares[peer], there)
+            inbox[peer] = masks.derive(secret, back) + mask_public
+        kept = replace(kept, step=Step.SHARE, letter_key=b"", inbox=inbox, shares={self.name: shares[self.name]})
         return kept, self._signed(Step.SHARE, pack_table(letters))
 
     def mask(self, kept: Kept, content: bytes, vector: NDArray[np.uint64]) -> tuple[Kept, bytes]:
         """From the letters to this client: its vector under its own mask and one with each client that wrote."""
         terms = self.terms
         letters = self._table(kept, Step.MASK, content)
-        if not letters.keys() <= kept.keys.keys() or len(letters) + 1 < terms.least:
+        if not letters.keys() <= kept.inbox.keys() or len(letters) + 1 < terms.least:
             raise self._refused(Step.MASK, f"brings letters of {len(letters)} clients", "wait for more of them")
         masking = masks.Masking(self._words(vector))
         masking.put(masks.self_mask_key(terms, self.name, kept.seed))
         shares = dict(kept.shares)
-        letter_key, mask_key = masks.private_key(kept.letter_key), masks.private_key(kept.mask_key)
+        private = masks.private_key(kept.mask_key)
         for peer, letter in letters.items():
-            context = terms.context("letter", peer, self.name)
-            key = self._agreed(letter_key, kept.keys[peer], 0, peer, context)
-            opened = masks.decrypt(key, letter, context)
+            key, mask_public = split_body(kept.inbox[peer], _INBOX)
+            opened = masks.decrypt(key, letter, terms.context("letter", peer, self.name))
             if opened is None or len(opened) != sum(_BOTH_SHARES):
-                raise refused(Step.SHARE, peer, "holds a letter that cannot be read", "leave that client out")
+                raise refused(Step.SHARE, peer, "holds a letter that cannot be read", _LEAVE_OUT)
             shares[peer] = opened
-            key = self._agreed(mask_key, kept.keys[peer], 1, peer, masks.pair_context(terms, self.name, peer))
-            masking.put(key, plus=self.name < peer)
+            secret = self._agreed(private, mask_public, peer)
+            masking.put(masks.pair_mask_key(terms, self.name, peer, secret), plus=self.name < peer)
         body = masks.to_bytes(masks.cut(masking.words, terms.bits), terms.bits)
-        kept = replace(kept, step=Step.MASK, letter_key=b"", mask_key=b"", seed=b"", keys={}, shares=shares)
+        kept = replace(kept, step=Step.MASK, mask_key=b"", seed=b"", inbox={}, shares=shares)
         return kept, self._signed(Step.MASK, body)
 
     def confirm(self, kept: Kept, content: bytes) -> tuple[Kept, bytes]:
@@ -219,11 +224,17 @@ class Agent:
         public = masks.public_key(kept.letter_key) + masks.public_key(kept.mask_key)
         return public + masks.commitment(self.terms, self.name, kept.seed)
 
-    def _agreed(self, private: X25519PrivateKey, advertised: bytes, which: int, peer: str, context: bytes) -> bytes:
+    def _parts(self, peer: str, advertised: bytes) -> list[bytes]:
         try:
-            return masks.agree(private, split_body(advertised, ADVERTISED)[which], context)
+            return split_body(advertised, ADVERTISED)
+        except ValueError as problem:
+            raise refused(Step.ADVERTISE, peer, f"is not of the right length ({problem})", _LEAVE_OUT) from None
+
+    def _agreed(self, private: X25519PrivateKey, public: bytes, peer: str) -> bytes:
+        try:
+            return masks.agree(private, public)
         except ValueError:
-            raise refused(Step.ADVERTISE, peer, "holds a key that is none", "leave that client out") from None
+            raise refused(Step.ADVERTISE, peer, "holds a key that is none", _LEAVE_OUT) from None
 
     def _words(self, vector: NDArray[np.uint64]) -> masks.Words:
         bits, length = self.terms.bits, self.terms.length

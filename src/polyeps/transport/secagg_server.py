@@ -102,8 +102,8 @@ class Server:
         for name in self._dropped:
             private = masks.private_key(secrets[name])
             for peer in self._survivors:
-                context = masks.pair_context(terms, name, peer)
-                masking.put(masks.agree(private, self._keys[peer][1], context), plus=peer > name)
+                secret = masks.agree(private, self._keys[peer][1])
+                masking.put(masks.pair_mask_key(terms, name, peer, secret), plus=peer > name)
         self.step = None
         return Sum(masks.cut(masking.words, terms.bits).astype(np.uint64), self._survivors)
 
