@@ -7,7 +7,16 @@ from secure_rounds import Walk
 
 from polyeps.errors import MessageRefused
 from polyeps.transport import masks
-from polyeps.transport.envelopes import Step, open_signed, open_stamped, pack, pack_table, sign, unpack_table
+from polyeps.transport.envelopes import (
+    Step,
+    fingerprint,
+    open_signed,
+    open_stamped,
+    pack,
+    pack_table,
+    sign,
+    unpack_table,
+)
 from polyeps.transport.secagg import seat
 from polyeps.transport.secagg_client import LETTER_BYTES, Agent
 from polyeps.transport.shamir import SHARE_BYTES, join, split, weights
@@ -86,7 +95,7 @@ def test_without_enough_signatures_nothing_is_unmasked() -> None:
     few = {name: signed[name] for name in "ab"}
     with pytest.raises(MessageRefused, match="brings 2 signatures of at least 3"):
         walk.lie(Step.UNMASK, "a", pack_table(few))
-    made_up = sign(walk.terms, Step.CONFIRM, "c", walk.agents["d"].identity, names("abcd"))
+    made_up = sign(walk.terms, Step.CONFIRM, "c", walk.agents["d"].identity, fingerprint(names("abcd")))
     with pytest.raises(MessageRefused, match="step confirm: the message of client 'c' is not signed by its identity"):
         walk.lie(Step.UNMASK, "a", pack_table({**few, "c": made_up}))
     with pytest.raises(MessageRefused, match="step confirm: the message of client 'c'"):

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 from secure_rounds import Walk, seeded
 
 from polyeps.errors import InputError, MessageRefused, SumAborted
-from polyeps.transport.envelopes import Step, open_signed, pack, pack_table, sign, split_body, unpack_table
+from polyeps.transport.envelopes import (
+    Step,
+    fingerprint,
+    open_signed,
+    pack,
+    pack_names,
+    pack_table,
+    sign,
+    split_body,
+    unpack_table,
+)
 from polyeps.transport.secagg import take_step
 from polyeps.transport.secagg_client import ADVERTISED, Agent, Kept
 from polyeps.transport.shamir import SHARE_BYTES
@@ -178,7 +188,7 @@ BAD_BODIES: dict[str, tuple[Step, Callable[[bytes], bytes]]] = {
     "a coordinate less": (Step.MASK, lambda body: body[:-2]),
     "a coordinate more": (Step.MASK, lambda body: body + b"\0\0"),
     "too large a number": (Step.MASK, lambda body: b"\xff" * len(body)),
-    "another list": (Step.CONFIRM, lambda _: pack([b"a", b"b", b"c"])),
+    "another list": (Step.CONFIRM, lambda _: fingerprint(pack_names("abc"))),
     "a share less": (Step.UNMASK, lambda body: pack_table({"a": unpack_table(body)["a"]})),
     "short shares": (Step.UNMASK, lambda body: pack_table({k: v[1:] for k, v in unpack_table(body).items()})),
 }

@@ -35,7 +35,7 @@ class Step(IntEnum):
     ADVERTISE = 0  # public keys of this round
     SHARE = 1  # shares of its secrets, encrypted to each other client
     MASK = 2  # its masked vector
-    CONFIRM = 3  # a signature on who is in the sum
+    CONFIRM = 3  # a signature on the list of who is in the sum, of which it sends the fingerprint
     UNMASK = 4  # for each client in the sum its self-mask share, for each that dropped out its key share
 
 
@@ -103,7 +103,7 @@ class Terms:
         """A fingerprint of all of it."""
         numbers = (self.round, self.bits, self.length, self.threshold, self.honest, self.colluders)
         parts = [_FORMAT, self.run.encode(), *(str(number).encode() for number in numbers)]
-        return hashlib.sha256(pack([*parts, pack_table(self.identities)])).digest()
+        return fingerprint(pack([*parts, pack_table(self.identities)]))
 
     def context(self, purpose: str, first: str, second: str) -> bytes:
         """What a key of one purpose between two clients is bound to."""
@@ -157,13 +157,13 @@ _is_signed_remembered = lru_cache(maxsize=1024)(_is_signed)
 def stamp(terms: Terms, step: Step, to: str, body: bytes) -> bytes:
     """The server's envelope to one client."""
     content = _envelope(terms, step, to, body)
-    return content + hashlib.sha256(content).digest()
+    return content + fingerprint(content)
 
 
 def open_stamped(terms: Terms, step: Step, to: str, content: bytes) -> bytes:
     """What is in the server's envelope, if it is to that client, for this step of these terms, and undamaged."""
     body = _opened(terms, step, to, SERVER, content, _CHECKSUM_BYTES)
-    if hashlib.sha256(content[:-_CHECKSUM_BYTES]).digest() != content[-_CHECKSUM_BYTES:]:
+    if fingerprint(content[:-_CHECKSUM_BYTES]) != content[-_CHECKSUM_BYTES:]:
         raise refused(step, SERVER, "is damaged", "ask for it again")
     return body
 
@@ -201,6 +201,11 @@ def unpack_table(content: bytes) -> dict[str, bytes]:
     return dict(zip(names, items[1::2], strict=True))
 
 
+def pack_names(names: Iterable[str]) -> bytes:
+    """Names in their order."""
+    return pack(name.encode() for name in sorted(names))
+
+
 def unpack_names(content: bytes) -> tuple[str, ...]:
     """Names in their order; ValueError where one is not a name, comes twice or is out of order."""
     names = tuple(item.decode() for item in unpack(content))
@@ -228,6 +233,11 @@ def _opened(terms: Terms, step: Step, party: str, sender: str, content: bytes, t
         if is_wrong:
             raise refused(step, sender, why, f"send that of step {step.name.lower()} of this round")
     return body
+
+
+def fingerprint(content: bytes) -> bytes:
+    """A short stand-in for some bytes that no other bytes have."""
+    return hashlib.sha256(content).digest()
 
 
 def split_body(body: bytes, sizes: Sequence[int]) -> list[bytes]:

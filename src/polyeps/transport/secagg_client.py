@@ -25,9 +25,11 @@ from polyeps.transport.envelopes import (
     SERVER,
     Step,
     Terms,
+    fingerprint,
     open_signed,
     open_stamped,
     pack,
+    pack_names,
     pack_table,
     refused,
     sign,
@@ -66,8 +68,7 @@ class Kept:
     def encode(self) -> bytes:
         """The bytes to keep."""
         secrets = [self.letter_key, self.mask_key, self.seed]
-        names = pack(name.encode() for name in self.survivors)
-        tables = [pack_table(self.inbox), pack_table(self.shares), names]
+        tables = [pack_table(self.inbox), pack_table(self.shares), pack_names(self.survivors)]
         return pack([bytes([self.step]), self.run.encode(), str(self.round).encode(), self.terms, *secrets, *tables])
 
     @classmethod
@@ -175,7 +176,7 @@ class Agent:
             raise self._refused(
                 Step.CONFIRM, f"lists {len(survivors)} clients of at least {self.terms.least}", "abort the round"
             )
-        return replace(kept, step=Step.CONFIRM, survivors=survivors), self._signed(Step.CONFIRM, body)
+        return replace(kept, step=Step.CONFIRM, survivors=survivors), self._signed(Step.CONFIRM, fingerprint(body))
 
     def unmask(self, kept: Kept, content: bytes) -> tuple[Kept, bytes]:
         """From others' signatures on the same list: the shares that take the masks off the sum, and nothing else."""
@@ -184,7 +185,7 @@ class Agent:
             raise self._refused(
                 Step.UNMASK, f"brings {len(signed)} signatures of at least {self.terms.threshold}", "abort the round"
             )
-        same = pack(name.encode() for name in kept.survivors)
+        same = fingerprint(pack_names(kept.survivors))
         for peer, message in signed.items():
             if open_signed(self.terms, Step.CONFIRM, peer, message) != same:
                 raise refused(

@@ -17,8 +17,9 @@ from polyeps.transport import masks, shamir
 from polyeps.transport.envelopes import (
     Step,
     Terms,
+    fingerprint,
     open_signed,
-    pack,
+    pack_names,
     pack_table,
     refused,
     split_body,
@@ -124,14 +125,14 @@ class Server:
             if int(masks.from_bytes(body, terms.bits).max()) >= 2**terms.bits:
                 raise ValueError(f"a number is not below 2^{terms.bits}")
         elif step is Step.CONFIRM:
-            if body != self._notice(Step.MASK):
+            if body != fingerprint(self._notice(Step.MASK)):
                 raise ValueError("another list of clients than was sent")
         else:
             _check_table(body, set(self._shared), shamir.SHARE_BYTES)
 
     def _notice(self, step: Step) -> bytes:
         """What everybody is told at the end of a step."""
-        return pack(name.encode() for name in self._survivors) if step is Step.MASK else pack_table(self._signed)
+        return pack_names(self._survivors) if step is Step.MASK else pack_table(self._signed)
 
     def _letters(self) -> dict[str, bytes]:
         """Each client's letters from all others that wrote."""
