@@ -181,6 +181,16 @@ def test_letters_reach_only_whom_they_are_for() -> None:
             walk.lie(Step.MASK, "a", pack_table(dict.fromkeys(listed, letters["b"])))
 
 
+def test_letters_held_back_split_nobody_off() -> None:
+    """Who had no letter of d signs no list with d, and who masked with d is not bare without it."""
+    walk = Walk(Step.MASK)
+    letters = told(walk, Step.MASK, "a")
+    walk.lie(Step.MASK, "a", pack_table({name: letters[name] for name in "bc"}))
+    with pytest.raises(MessageRefused, match="lists other clients than those that sent shares"):
+        walk.lie(Step.CONFIRM, "a", names("abcd"))
+    walk.lie(Step.CONFIRM, "a", names("abc"))
+
+
 def test_shares_below_the_threshold_restore_no_secret() -> None:
     """What colluders hold of an honest client is worth nothing without honest shares."""
     walk = Walk(Step.CONFIRM, names="abcde", threshold=4, colluders=2)

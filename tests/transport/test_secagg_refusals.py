@@ -90,6 +90,18 @@ def test_a_message_comes_once_and_from_somebody_asked(step: Step) -> None:
         walk.server.receive("mallory", content)
 
 
+def test_a_sum_ends_once() -> None:
+    walk = Walk(Step.UNMASK)
+    with pytest.raises(SumAborted, match="no step after this one"):
+        walk.server.advance()
+    walk.answer_all(Step.UNMASK)
+    walk.server.finish()
+    with pytest.raises(SumAborted, match="the steps are not all done"):
+        walk.server.finish()
+    with pytest.raises(MessageRefused, match="client 'a' comes after the end"):
+        walk.server.receive("a", walk.up[Step.UNMASK]["a"])
+
+
 def test_who_dropped_out_is_out() -> None:
     walk = Walk(Step.CONFIRM, late="d")
     with pytest.raises(MessageRefused, match="client 'd' is from nobody who was asked"):

@@ -5,10 +5,13 @@ clients agrees on a mask that one adds and the other subtracts; each client adds
 secrets behind the masks let the server take off what is left when clients drop out.
 
 It holds against a server that lies about keys, about who dropped out and about who is in the sum, together with
-`colluders` clients: they learn the sum over the honest clients of one list of at least `least`, no more. It does not
-hold against a server that makes up clients (identities must be known beforehand by another way), nor does it hide who
-took part, nor say whether a vector is honest: a client can spoil a sum, and anybody can stop one. What the sum itself
-gives away is for the noise inside the vectors to hide.
+`colluders` clients: they learn the sum over the honest clients of one list of at least `least`, no more. Nor does it
+help to bring clients different letters: a vector is masked with everybody its client had a letter from, at least
+`least` with itself, and that many always include one who signed the list and so masked with everybody on it.
+
+It does not hold against a server that makes up clients (identities must be known beforehand by another way), nor does
+it hide who took part, nor say whether a vector is honest: a client can spoil a sum, and anybody can stop one. What the
+sum itself gives away is for the noise inside the vectors to hide.
 
 Every client works with every other. Beyond some hundred clients one would mask with a few neighbours (Bell et al.
 2020); that is not done here.

@@ -92,7 +92,7 @@ class Server:
         """Take the masks off. All secrets are restored and checked first, so that there is a sum or nothing."""
         terms = self.terms
         if self.step is not Step.UNMASK:
-            raise SumAborted("the steps are not all done; advance to the last one first")
+            raise SumAborted("the steps are not all done, or it is over; advance to the last one, or start a new round")
         self._require(terms.threshold)
         holders = sorted(self._answers)[: terms.threshold]
         given = {terms.points[name]: unpack_table(self._answers[name]) for name in holders}
