@@ -6,6 +6,9 @@
     ├── UnknownEvent        an accountant was shown an event it cannot judge
     ├── BudgetExceeded      a charge would pass a client's budget; nothing was charged
     ├── JournalError        a run's journal cannot be read or written
+    ├── SecureSumError      a secure sum went no further; nobody's values were shown
+    │   ├── MessageRefused  a message of a secure sum is damaged, forged, late or not allowed
+    │   └── SumAborted      too few clients are left, or what they sent does not fit together
     └── LedgerError         a ledger cannot be used
         └── LedgerTampered  a ledger, or its head, is not what was written
 
@@ -35,6 +38,18 @@ class BudgetExceeded(PolyepsError):  # noqa: N818
 
 class JournalError(PolyepsError):
     """A run's journal cannot be read or written."""
+
+
+class SecureSumError(PolyepsError):
+    """A secure sum went no further; nobody's values were shown."""
+
+
+class MessageRefused(SecureSumError):  # noqa: N818
+    """A message of a secure sum is damaged, forged, late or not allowed."""
+
+
+class SumAborted(SecureSumError):  # noqa: N818
+    """Too few clients are left in a secure sum, or what they sent does not fit together."""
 
 
 class LedgerError(PolyepsError):

@@ -1,0 +1,251 @@
+"""What the parties of one secure sum agree on beforehand, and the envelopes their bytes travel in.
+
+Everything is a list of byte strings, each behind its length in four bytes. There is one way to write a value, so that
+whoever signs and whoever checks see the same bytes. Every envelope names the step, its client and the digest of the
+terms: a message of another run, round, roster or step is refused. A client signs its envelopes with a key known
+beforehand. The server does not: it is the party nobody trusts, so that a checksum against damage is all it needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property, lru_cache
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from polyeps.errors import InputError, MessageRefused
+
+_FORMAT = b"polyeps secure sum 1"
+_SIGNATURE_BYTES = 64
+_CHECKSUM_BYTES = 32
+_LENGTH_BYTES = 4
+# Messages up to this size are remembered once checked: those that the server passes on to every client.
+_SMALL_BYTES = 4096
+SERVER = "the server"
+
+
+class Step(IntEnum):
+    """What clients are asked in turn; the server's message of a step brings what a client needs for it."""
+
+    ADVERTISE = 0  # public keys of this round
+    SHARE = 1  # shares of its secrets, encrypted to each other client
+    MASK = 2  # its masked vector
+    CONFIRM = 3  # a signature on the list of who is in the sum, of which it sends the fingerprint
+    UNMASK = 4  # for each client in the sum its self-mask share, for each that dropped out its key share
+
+
+@dataclass(frozen=True)
+class Terms:
+    """One sum: who may take part, over what, and how many must be left at the end.
+
+    `threshold` shares restore a secret. A server that tells some clients that a peer is in the sum and others that it
+    dropped out collects both kinds of shares, and with both restores the peer's vector. An honest client gives one
+    kind, the colluders give both: two thresholds must not fit into clients + colluders, so the threshold is above
+    half of that number.
+
+    A sum needs at least `least` = max(threshold, honest + colluders) vectors. With that many, at least `honest` of
+    them carry noise the server and the colluders do not know: `honest` is the number by which to divide the noise.
+
+    `identities` must reach each client by a way the server cannot change, or it could seat clients of its own.
+    """
+
+    run: str
+    round: int
+    identities: Mapping[str, bytes]  # each client's Ed25519 public key
+    bits: int  # the sum is modulo 2^bits
+    length: int  # coordinates of a vector
+    threshold: int
+    honest: int = 1
+    colluders: int = 0
+
+    def __post_init__(self) -> None:
+        clients = len(self.identities)
+        if clients < 2 or not all(self.identities):
+            raise InputError(
+                "a secure sum needs two clients or more, each with a name; of one, it is that one's vector"
+            )
+        if any(len(key) != 32 for key in self.identities.values()):
+            raise InputError("an identity is an Ed25519 public key of 32 bytes; give each client's raw public key")
+        if not 1 <= self.bits <= 64:
+            raise InputError(f"bits must be 1 to 64, not {self.bits}")
+        if not 1 <= self.length < 2**29 or self.round < 0:
+            raise InputError("a vector has 1 to 2^29 - 1 coordinates, and rounds count from 0")
+        if self.honest < 1 or self.colluders < 0:
+            raise InputError("honest must be at least 1, colluders at least 0")
+        if not lowest_threshold(clients, self.colluders) <= self.threshold <= clients:
+            raise InputError(
+                f"the threshold of {clients} clients with {self.colluders} colluders must be "
+                f"{lowest_threshold(clients, self.colluders)} to {clients}, not {self.threshold}"
+            )
+        if self.least > clients:
+            raise InputError(
+                f"{self.honest} honest clients and {self.colluders} colluders are more than the {clients} there are; "
+                "ask for fewer"
+            )
+
+    @property
+    def least(self) -> int:
+        """How many vectors a sum has at least; with fewer there is none."""
+        return max(self.threshold, self.honest + self.colluders)
+
+    @cached_property
+    def points(self) -> dict[str, int]:
+        """Where each client's shares are taken; never 0, where the secret is."""
+        return {name: place for place, name in enumerate(sorted(self.identities), start=1)}
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A fingerprint of all of it."""
+        numbers = (self.round, self.bits, self.length, self.threshold, self.honest, self.colluders)
+        parts = [_FORMAT, self.run.encode(), *(str(number).encode() for number in numbers)]
+        return fingerprint(pack([*parts, pack_table(self.identities)]))
+
+    def context(self, purpose: str, first: str, second: str) -> bytes:
+        """What a key of one purpose between two clients is bound to."""
+        names = (purpose, self.run, str(self.round), first, second)
+        return pack([self.digest, *(name.encode() for name in names)])
+
+
+def lowest_threshold(clients: int, colluders: int = 0) -> int:
+    """The least number of shares that may restore a secret.
+
+    >>> lowest_threshold(100), lowest_threshold(100, colluders=10)
+    (51, 56)
+    """
+    return (clients + colluders) // 2 + 1
+
+
+def refused(step: Step, sender: str, why: str, remedy: str) -> MessageRefused:
+    """The error for a message, which names who sent it and what for."""
+    who = sender if sender == SERVER else f"client {sender!r}"
+    return MessageRefused(f"step {step.name.lower()}: the message of {who} {why}; {remedy}")
+
+
+def sign(terms: Terms, step: Step, sender: str, identity: Ed25519PrivateKey, body: bytes) -> bytes:
+    """A client's envelope."""
+    content = _envelope(terms, step, sender, body)
+    return content + identity.sign(content)
+
+
+def open_signed(terms: Terms, step: Step, sender: str, content: bytes) -> bytes:
+    """What is in a client's envelope, if it is from that client, for this step of these terms."""
+    body = _opened(terms, step, sender, sender, content, _SIGNATURE_BYTES)
+    check = _is_signed_remembered if len(content) <= _SMALL_BYTES else _is_signed
+    if not check(terms.identities[sender], content):
+        raise refused(step, sender, "is not signed by its identity", "it is damaged or forged, ask for it again")
+    return body
+
+
+def _is_signed(identity: bytes, content: bytes) -> bool:
+    try:
+        key = Ed25519PublicKey.from_public_bytes(identity)
+        key.verify(content[-_SIGNATURE_BYTES:], content[:-_SIGNATURE_BYTES])
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+# With all clients in one process, each signature is checked by every one of them; the answer is always the same.
+_is_signed_remembered = lru_cache(maxsize=1024)(_is_signed)
+
+
+def stamp(terms: Terms, step: Step, to: str, body: bytes) -> bytes:
+    """The server's envelope to one client."""
+    content = _envelope(terms, step, to, body)
+    return content + fingerprint(content)
+
+
+def open_stamped(terms: Terms, step: Step, to: str, content: bytes) -> bytes:
+    """What is in the server's envelope, if it is to that client, for this step of these terms, and undamaged."""
+    body = _opened(terms, step, to, SERVER, content, _CHECKSUM_BYTES)
+    if fingerprint(content[:-_CHECKSUM_BYTES]) != content[-_CHECKSUM_BYTES:]:
+        raise refused(step, SERVER, "is damaged", "ask for it again")
+    return body
+
+
+def pack(items: Iterable[bytes]) -> bytes:
+    """A list of byte strings as bytes."""
+    return b"".join(part for item in items for part in (len(item).to_bytes(_LENGTH_BYTES, "big"), item))
+
+
+def unpack(content: bytes) -> list[bytes]:
+    """The list some bytes stand for; ValueError where they stand for none.
+
+    >>> unpack(pack([b"one", b"", b"two"]))
+    [b'one', b'', b'two']
+    """
+    items, place = [], 0
+    while place < len(content):
+        begin = place + _LENGTH_BYTES
+        place = begin + int.from_bytes(content[place:begin], "big")
+        if begin > len(content) or place > len(content):
+            raise ValueError("the bytes end too soon")
+        items.append(content[begin:place])
+    return items
+
+
+def pack_table(table: Mapping[str, bytes]) -> bytes:
+    """Byte strings by name, in the order of the names."""
+    return pack(item for name in sorted(table) for item in (name.encode(), table[name]))
+
+
+def unpack_table(content: bytes) -> dict[str, bytes]:
+    """The table some bytes stand for; ValueError where they stand for none."""
+    items = unpack(content)
+    names = unpack_names(pack(items[::2]))
+    return dict(zip(names, items[1::2], strict=True))
+
+
+def pack_names(names: Iterable[str]) -> bytes:
+    """Names in their order."""
+    return pack(name.encode() for name in sorted(names))
+
+
+def unpack_names(content: bytes) -> tuple[str, ...]:
+    """Names in their order; ValueError where one is not a name, comes twice or is out of order."""
+    names = tuple(item.decode() for item in unpack(content))
+    if any(first >= second for first, second in itertools.pairwise(names)):
+        raise ValueError("names are not in order")
+    return names
+
+
+def _envelope(terms: Terms, step: Step, party: str, body: bytes) -> bytes:
+    return pack([_FORMAT, bytes([step]), terms.digest, party.encode(), body])
+
+
+def _opened(terms: Terms, step: Step, party: str, sender: str, content: bytes, trailer: int) -> bytes:
+    try:
+        kind, number, digest, name, body = unpack(content[:-trailer])
+    except ValueError:
+        raise refused(step, sender, f"of {len(content)} bytes is damaged", "ask for it again") from None
+    wrong = [
+        (kind != _FORMAT, "is none of a secure sum"),
+        (digest != terms.digest, "belongs to another run, round or roster"),
+        (number != bytes([step]), "belongs to another step"),
+        (name != party.encode(), "is from or for somebody else"),
+    ]
+    for is_wrong, why in wrong:
+        if is_wrong:
+            raise refused(step, sender, why, f"send that of step {step.name.lower()} of this round")
+    return body
+
+
+def fingerprint(content: bytes) -> bytes:
+    """A short stand-in for some bytes that no other bytes have."""
+    return hashlib.sha256(content).digest()
+
+
+def split_body(body: bytes, sizes: Sequence[int]) -> list[bytes]:
+    """Consecutive parts of fixed sizes; ValueError where the body is not as long as all of them."""
+    if len(body) != sum(sizes):
+        raise ValueError(f"{len(body)} bytes instead of {sum(sizes)}")
+    parts, place = [], 0
+    for size in sizes:
+        parts.append(body[place : place + size])
+        place += size
+    return parts
