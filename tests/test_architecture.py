@@ -31,7 +31,7 @@ LAYERS = [
     {"client", "server"},
     {"transport", "journal", "config"},
     {"populate"},
-    {"scales"},
+    {"scales", "evaluation"},
     {"build"},
     {"runs", "audit"},
     {"report", "studies"},

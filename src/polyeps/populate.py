@@ -59,6 +59,13 @@ class Population:
         return Records(held.features.to(self.device), held.labels.to(self.device), held.offsets)
 
     @cached_property
+    def own_test_records(self) -> Records:
+        """What clients hold back to judge models by."""
+        assert self.own_tests is not None
+        held = to_records(self.dataset, self.own_tests)
+        return Records(held.features.to(self.device), held.labels.to(self.device), held.offsets)
+
+    @cached_property
     def test(self) -> tuple[Tensor, Tensor]:
         features = torch.from_numpy(self.dataset.test_features).to(self.device)
         return features.reshape(-1, *self.model.input_shape), torch.from_numpy(self.dataset.test_labels).to(self.device)

@@ -21,9 +21,11 @@ from torch import Tensor
 
 from polyeps import __version__, config
 from polyeps.accounting.calibration import Progress
+from polyeps.algorithms.personal import personal_models
 from polyeps.build import Job, prepare
 from polyeps.core import Profile, State
 from polyeps.errors import InputError
+from polyeps.evaluation import by_group
 from polyeps.journal import Checkpoint, ClientRow, Journal
 from polyeps.ledger import Ledger
 from polyeps.populate import populate, seed_for
@@ -144,6 +146,8 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
         last = round.number + 1 == experiment.rounds or len(round.active) < job.participation.quorum
         due = (round.number + 1) % experiment.evaluate_every == 0 or last
         metrics = job.population.evaluate(now.model) if due else {}
+        if last and job.population.own_tests is not None:
+            metrics |= by_group(job.population, now.model, personal_models(cohort.memory, now.model))
         counts = {
             "invited": len(round.invited),
             "answered": len(round.traffic),

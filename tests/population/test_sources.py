@@ -87,6 +87,7 @@ def test_the_cache_follows_the_platform(monkeypatch: pytest.MonkeyPatch, tmp_pat
         (".gz", gzip.compress(CONTENT, 9)),
         (".xz", lzma.compress(CONTENT)),
     ],
+    ids=["plain", "gz-fast", "gz-best", "xz"],  # a gz holds the time, which would name a test differently each second
 )
 def test_packed_or_not_the_content_is_what_counts(tmp_path: Path, suffix: str, stored: bytes) -> None:
     put(tmp_path / f"set/file{suffix}", stored)

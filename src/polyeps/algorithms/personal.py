@@ -21,6 +21,13 @@ from polyeps.errors import InputError
 from polyeps.training import Training
 
 
+def personal_models(memory: Payload, model: Tensor) -> Tensor | None:
+    """What clients hold that keep models of their own, (n, d); who was never drawn has the common one."""
+    if "personal" not in memory:
+        return None
+    return torch.where(memory["started"][:, None] > 0, memory["personal"], model)
+
+
 @dataclass(frozen=True)
 class Personal:
     """How personal models are trained: λ for everybody or for each group, and their learning rate."""
@@ -50,7 +57,8 @@ class Personal:
         """The updates of clients, and what they keep."""
         received = work.payload["model"]
         clients = len(work.rows)
-        own = torch.where(work.memory["started"][:, None] > 0, work.memory["personal"], received.to(work.data.features))
+        own = personal_models(work.memory, received)
+        assert own is not None
         both = [*range(clients), *range(clients)]
         moved = self.training.run(
             torch.cat([received.expand_as(own), own]),
