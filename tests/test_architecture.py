@@ -23,6 +23,7 @@ LAYERS = [
         "aggregation",
         "grouping",
         "loudness",
+        "lowrank",
     },
     {"certificate", "training"},
     {"methods", "ledger"},
