@@ -27,8 +27,9 @@ Whole = Literal["when-cheaper", "biases"]
 WarmStart = Literal["orthonormal", "raw"]
 # A column that the columns before it explain but for this part of itself is float32's rounding: no direction.
 _FLOOR = 8 * ROUNDING
-# Scaling rounds three times, each by 2⁻²⁴: aiming here ends below C(1 − 2⁻²⁰).
+# Scaling rounds four times, each by 2⁻²⁴: aiming here ends below C(1 − 2⁻²⁰).
 _AIM = 1 - 2**-19
+_AT_ONCE = 2**20  # numbers cast to float64 at a time
 
 
 class Matrix(NamedTuple):
@@ -208,13 +209,19 @@ def clip_to_norm(rows: Tensor, clip: float) -> Tensor:
         raise InputError(f"rows must be float32 or float64, not {rows.dtype}: coarser rounding would pass the clip")
     if not rows.numel():
         return rows
-    largest = rows.abs().amax(1, keepdim=True)
-    usable = torch.isfinite(largest)
-    # To [-1, 1] first: no square overflows, and no factor is too small for a float.
-    unit = torch.where(usable & (largest > 0), rows / largest, 0.0)
-    length: Tensor = torch.linalg.vector_norm(unit, dim=1, keepdim=True, dtype=torch.float64)
-    inside = usable & (largest * length <= clip * _AIM)
-    return torch.where(inside, rows, unit.mul_((clip * _AIM / length.clamp(min=1.0)).to(rows.dtype)))
+    norms = _norms(rows)
+    factors = torch.where(norms > clip * _AIM, clip * _AIM / norms, 1.0)
+    # In two halves: of a row near float's largest number the factor itself may be below its smallest.
+    halves = factors.sqrt().to(rows.dtype)[:, None]
+    return torch.mul(rows, halves).mul_(halves).masked_fill_(~torch.isfinite(norms)[:, None], 0.0)
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """The rows' norms (n,) in float64, in blocks: cast as a whole, rows of a large model would take twice as much."""
+    width = max(1, _AT_ONCE // len(rows))
+    blocks = [torch.linalg.vector_norm(block.double(), dim=1) for block in torch.split(rows, width, dim=1)]
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(blocks), dim=0)
+    return norms
 
 
 def _orthonormal(factors: list[Tensor], source: Tensor) -> Tensor:
