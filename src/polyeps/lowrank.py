@@ -12,7 +12,7 @@ paper does not mention biases, and nothing may leave a client unclipped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -100,7 +100,7 @@ class Compression:
     def start(self, generator: torch.Generator) -> Tensor:
         """Right factors for the first round, Gaussian: they must not depend on anybody's data."""
         drawn = torch.randn(self.right_size, generator=generator, device=generator.device)
-        return drawn if self.warm_start == "raw" else self._orthonormal_right(drawn)
+        return drawn if self.warm_start == "raw" else _orthonormal(drawn, self._rights)
 
     def next_right(self, embedding: Tensor) -> Tensor:
         """Right factors for the next round, from this round's mean embedding, whole tensors left out.
@@ -110,7 +110,7 @@ class Compression:
         """
         _check_columns("an embedding", embedding, self.embedding_size)
         right = embedding[: self.right_size]
-        return right.clone() if self.warm_start == "raw" else self._orthonormal_right(right)
+        return right.clone() if self.warm_start == "raw" else _orthonormal(right, self._rights)
 
     def subspace_of(self, updates: Tensor, right: Tensor) -> Tensor:
         """U_i = Δ_i V: the first release (n, subspace_size) of updates (n, d), before clipping."""
@@ -132,7 +132,7 @@ class Compression:
 
     def orthonormal(self, subspace: Tensor) -> Tensor:
         """Û: the left factors (subspace_size,) that span what the mean of the first release spans."""
-        return _orthonormal([*self._lefts(subspace)], subspace)
+        return _orthonormal(subspace, self._lefts)
 
     def rebuild(self, left: Tensor, embedding: Tensor) -> Tensor:
         """Û V̄ᵀ for every matrix, and the whole tensors in their places: an update (d,)."""
@@ -145,9 +145,6 @@ class Compression:
         for (start, stop), values in zip(self.whole, sent_whole, strict=True):
             update[start:stop] = values
         return update
-
-    def _orthonormal_right(self, right: Tensor) -> Tensor:
-        return _orthonormal([*self._rights(right)], right)
 
     def _stacks(self, updates: Tensor) -> list[Tensor]:
         """Each matrix of all clients, (n, rows, columns), as views: a product of views needs no copy."""
@@ -224,17 +221,19 @@ def _norms(rows: Tensor) -> Tensor:
     return norms
 
 
-def _orthonormal(factors: list[Tensor], source: Tensor) -> Tensor:
-    """Factors made orthonormal column by column, as Gram and Schmidt do it; flat, as `source` is.
+def _orthonormal(flat: Tensor, factors_of: Callable[[Tensor], list[Tensor]]) -> Tensor:
+    """Factors made orthonormal column by column, as Gram and Schmidt do it; flat again.
 
     A column without a direction of its own (zero, or explained by those before it) is replaced by a unit vector
-    that depends on the other columns alone. Left at zero it would stay zero as the next start; taken from
-    rounding it would differ between machines.
+    that depends on the columns before it alone. Left at zero it would stay zero as the next start; taken from
+    rounding it would differ between machines. Always on the CPU, where factors so thin take no longer, and where
+    the treatment of such columns does not hang on the device.
     """
-    if not bool(torch.isfinite(source).all()):
+    fine = flat.to("cpu", torch.float64)
+    if not bool(torch.isfinite(fine).all()):
         raise InputError("a sum of releases holds a number that is not finite; a client sent what it did not clip")
-    flat = [_orthonormal_columns(factor.double()).flatten() for factor in factors]
-    return torch.cat(flat).to(source.dtype) if flat else source
+    pieces = [_orthonormal_columns(factor).flatten() for factor in factors_of(fine)]
+    return torch.cat(pieces).to(flat) if pieces else flat
 
 
 def _orthonormal_columns(matrix: Tensor) -> Tensor:
