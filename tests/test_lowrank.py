@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from reference.cmp_fed import cmp_fed_round, factors_of, power_sgd_step, tensors_of
+from reference.cmp_fed import cmp_fed_round, embeddings_of, factors_of, lefts_of, power_sgd_step, tensors_of, vector_of
 from torch import Tensor
 
 from polyeps.errors import InputError
@@ -44,14 +44,6 @@ def one_round(compression: Compression, updates: Tensor, right: Tensor, clips: t
     left = compression.orthonormal(clip_to_norm(compression.subspace_of(updates, right), clips[0]).mean(0))
     embedding = clip_to_norm(compression.embedding_of(updates, left), clips[1]).mean(0)
     return compression.rebuild(left, embedding), embedding
-
-
-def vector_of(compression: Compression, tensors: Any) -> Tensor:
-    vector = np.empty(compression.size)
-    spans = [*((m.start, m.stop) for m in compression.matrices), *compression.whole]
-    for (start, stop), tensor in zip(spans, tensors, strict=True):
-        vector[start:stop] = tensor.ravel()
-    return torch.from_numpy(vector)
 
 
 # What is sent
@@ -121,27 +113,16 @@ def test_two_rounds_equal_the_papers_loop(
             [tensors_of(compression, update) for update in updates.numpy()],
             theirs,
             below,
-            [left_pieces(compression, row) for row in subspace_noise.numpy()],
-            [embedding_pieces(compression, row) for row in embedding_noise.numpy()],
+            [lefts_of(compression, row) for row in subspace_noise.numpy()],
+            [embeddings_of(compression, row) for row in embedding_noise.numpy()],
         )
         sent = clip_to_norm(compression.subspace_of(updates, right), clips[0]) + subspace_noise
         left = compression.orthonormal(sent.mean(0))
         embedding = (clip_to_norm(compression.embedding_of(updates, left), clips[1]) + embedding_noise).mean(0)
         torch.testing.assert_close(
-            compression.rebuild(left, embedding), vector_of(compression, step), rtol=1e-6, atol=1e-8
+            compression.rebuild(left, embedding), torch.from_numpy(vector_of(compression, step)), rtol=1e-6, atol=1e-8
         )
         right = compression.next_right(embedding)
-
-
-def left_pieces(compression: Compression, row: Any) -> list[Any]:
-    pieces = np.split(row, np.cumsum([m.rows * m.rank for m in compression.matrices])[:-1])
-    return [piece.reshape(m.rows, m.rank) for m, piece in zip(compression.matrices, pieces, strict=False)]
-
-
-def embedding_pieces(compression: Compression, row: Any) -> list[Any]:
-    factors = [factor for factor in factors_of(compression, row[: compression.right_size]) if factor is not None]
-    sizes = [stop - start for start, stop in compression.whole]
-    return [*factors, *np.split(row[compression.right_size :], np.cumsum(sizes)[:-1])][: len(factors) + len(sizes)]
 
 
 @pytest.mark.parametrize("warm_start", ["raw", "orthonormal"])
@@ -155,7 +136,7 @@ def test_without_noise_a_run_is_power_sgd(warm_start: WarmStart) -> None:
         updates = draw(7, compression.size, number)
         step, embedding = one_round(compression, updates, right, (NO_CLIP, NO_CLIP))
         expected, theirs = power_sgd_step([tensors_of(compression, update) for update in updates.numpy()], theirs)
-        torch.testing.assert_close(step, vector_of(compression, expected), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(step, torch.from_numpy(vector_of(compression, expected)), rtol=1e-9, atol=1e-9)
         right = compression.next_right(embedding)
         if warm_start == "orthonormal":
             _, corner = np.linalg.qr(right[:12].reshape(6, 2).numpy())

@@ -122,14 +122,39 @@ def tensors_of(compression: Any, vector: Array) -> list[Array]:
     return [*matrices, *(vector[start:stop] for start, stop in compression.whole)]
 
 
+def vector_of(compression: Any, tensors: Tensors) -> Array:
+    """The vector that `tensors_of` takes apart."""
+    vector = np.empty(compression.size)
+    spans = [*((m.start, m.stop) for m in compression.matrices), *compression.whole]
+    for (start, stop), tensor in zip(spans, tensors, strict=True):
+        vector[start:stop] = tensor.ravel()
+    return vector
+
+
+def lefts_of(compression: Any, flat: Array) -> list[Array]:
+    """A first release, matrix by matrix, from the vector it travels as."""
+    return _pieces(flat, [(m.rows, m.rank) for m in compression.matrices])
+
+
+def embeddings_of(compression: Any, flat: Array) -> list[Array]:
+    """A second release, tensor by tensor, from the vector it travels as."""
+    whole = [(stop - start,) for start, stop in compression.whole]
+    return _pieces(flat, [*((m.columns, m.rank) for m in compression.matrices), *whole])
+
+
 def factors_of(compression: Any, flat: Array) -> list[Array | None]:
     """Right factors from the vector they travel as; None for every tensor sent whole."""
-    found: list[Array | None] = []
-    for matrix in compression.matrices:
-        count = matrix.columns * matrix.rank
-        found.append(flat[:count].reshape(matrix.columns, matrix.rank))
+    factors = _pieces(flat, [(m.columns, m.rank) for m in compression.matrices])
+    return [*factors, *(None for _ in compression.whole)]
+
+
+def _pieces(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    pieces = []
+    for shape in shapes:
+        count = math.prod(shape)
+        pieces.append(flat[:count].reshape(shape))
         flat = flat[count:]
-    return [*found, *(None for _ in compression.whole)]
+    return pieces
 
 
 def _sum(releases: Sequence[Tensors]) -> list[Array]:
