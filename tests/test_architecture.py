@@ -24,6 +24,7 @@ LAYERS = [
         "grouping",
         "loudness",
         "theory",
+        "lowrank",
     },
     {"certificate", "training"},
     {"methods", "ledger"},

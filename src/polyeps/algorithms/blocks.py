@@ -55,18 +55,6 @@ class Federation:
         return {name: self.groups.count(name) for name in self.scales}
 
 
-def clipped(rows: Tensor, bound: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Rows no longer than a bound, and how long they were; a row that is not finite counts as zero.
-
-    What float rounding may add to a length is taken off beforehand.
-    """
-    norms = rows.double().norm(dim=1)
-    finite = torch.isfinite(norms)
-    norms = torch.where(finite, norms, torch.inf)
-    factor = (bound * (1 - 2.0**-20) / norms.clamp(min=1e-300)).clamp(max=1.0)
-    return torch.where(finite[:, None], rows, 0.0) * factor[:, None].to(rows.dtype), norms
-
-
 def train_locally(training: Training) -> Action:
     """Train from the model received; reply with the update, at the price of the training."""
 

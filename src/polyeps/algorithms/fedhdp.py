@@ -24,11 +24,12 @@ from typing import Any, Literal
 import torch
 
 from polyeps.accounting.events import Gaussian, Poisson, split_clip_bit
-from polyeps.algorithms.blocks import Federation, clipped, step
+from polyeps.algorithms.blocks import Federation, step
 from polyeps.algorithms.group_sums import Noise, summed_by_server, summed_securely, with_shares
 from polyeps.algorithms.personal import Personal
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
+from polyeps.mechanisms.clipping import clip_to_norm, norms_of
 
 SMOOTHING = 0.9  # of what the server holds about how much clients differ, the part that stays in each round
 
@@ -61,12 +62,12 @@ def fedhdp(
             kept: Payload = {}
         else:
             updates, kept = own.run(work)
-        clip = work.payload["clip"]
-        short, norms = clipped(updates, clip)
-        values = torch.cat([short, (norms <= clip).to(short)[:, None] - 0.5], 1)
+        clip = float(work.payload["clip"])
+        bits = (norms_of(updates) <= clip).to(updates)[:, None] - 0.5
+        values = torch.cat([clip_to_norm(updates, clip), bits], 1)
         if "shares" in work.payload:
             scales = torch.tensor([noise.sums[federation.groups[row]] for row in work.rows], dtype=torch.float64)
-            deviations = (scales * clip.cpu())[:, None].expand(len(scales), values.shape[1]).clone()
+            deviations = (scales * clip)[:, None].expand(len(scales), values.shape[1]).clone()
             deviations[:, -1] = noise.bits * (scales > 0)
             values = with_shares(work, values, deviations)
         return {"update": values[:, :-1], "bit": values[:, -1]}, kept
@@ -86,7 +87,8 @@ def fedhdp(
             update += weights[name] / expected[name] * total
         if adaptive:
             share = found.bits / sum(expected.values()) + 0.5
-            clip = clip * math.exp(-clip_rate * (share - quantile))
+            # What floats cannot clip to is not asked for: a clip that fell so low has stopped the training anyway.
+            clip = (clip * math.exp(-clip_rate * (share - quantile))).clamp(1e-30, 1e30)
         return step(state, update, clip=clip, spread=spread)
 
     return Algorithm(
