@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from polyeps.errors import InputError
 from polyeps.studies import fedsel, pdp_fl, pdp_fl_tables, pfa, pfa_tables
@@ -13,7 +14,9 @@ from polyeps.studies.summaries import Summary, summarise
 from polyeps.studies.tabulated import Tabulated, tabulate
 from polyeps.studies.trials import Store, Trial
 
-STUDIES = ("pfa", "fedsel", "pdp-fl")
+# Studies whose trials are of another kind than those of papers 000 and 002: each runs and shows its parts itself.
+OWN: dict[str, Any] = {"fedsel": fedsel}
+STUDIES = ("pfa", *OWN, "pdp-fl")
 REPEATS = {"fedsel": 10}  # of the paper, where it is not the usual number
 USUAL = 5
 
@@ -27,7 +30,7 @@ class Wanted:
     tables: tuple[Tabulated, ...]
     quick: bool
     skipped: tuple[str, ...]
-    reports: tuple[Tabulated, ...] = ()  # parts of paper 001, whose trials are of another kind
+    own: tuple[Tabulated, ...] = ()  # parts of a study that runs its trials itself
 
     def trials(self, seeds: int) -> list[Trial]:
         own = [trial for table in self.tables for trial in table.trials(self.quick)]
@@ -54,7 +57,7 @@ def choose(study: str, figures: Sequence[str] = (), tables: Sequence[str] = (), 
             chosen += [there] if there.cells else []
     named = {"figure": figures, "table": tables}
     made = [one for one in tabulated if everything or one.number in named[one.kind]]
-    if study == "fedsel":
+    if study in OWN:
         return Wanted(study, (), (), in_small, (), tuple(made))
     return Wanted(study, tuple(chosen), tuple(made), in_small, tuple(said))
 
@@ -64,8 +67,8 @@ def parts(study: str, in_small: bool) -> tuple[dict[str, Figure], tuple[Tabulate
     match study:
         case "pfa":
             return pfa.quick_figures() if in_small else pfa.FIGURES, tuple(pfa_tables.TABLES.values())
-        case "fedsel":
-            return {}, fedsel.PARTS
+        case _ if study in OWN:
+            return {}, OWN[study].PARTS
         case "pdp-fl":
             figures = {number: quick(figure) if in_small else figure for number, figure in pdp_fl.FIGURES.items()}
             return figures, (*pdp_fl.TABULATED, *pdp_fl_tables.TABLES)
@@ -75,8 +78,8 @@ def parts(study: str, in_small: bool) -> tuple[dict[str, Figure], tuple[Tabulate
 
 def perform(wanted: Wanted, store: Store, means: Means, seeds: int, told: Told) -> None:
     """Run what is missing."""
-    if wanted.reports:
-        fedsel.run(wanted.reports, store, means, seeds, wanted.quick, told)
+    if wanted.own:
+        OWN[wanted.study].run(wanted.own, store, means, seeds, wanted.quick, told)
     else:
         run_all(wanted.trials(seeds), store, means, told)
 
@@ -95,7 +98,7 @@ def outcome(wanted: Wanted, store: Store, grid: Iterable[float], seeds: int, opt
     for table in wanted.tables:
         command = f"polyeps reproduce {wanted.study} --{table.kind} {table.number}{more}"
         found[f"{table.name}{ending}"] = tabulate(table, store, wanted.quick, command)
-    for report in wanted.reports:
-        command = f"polyeps reproduce {wanted.study} --{report.kind} {report.number}{more}"
-        found[f"{report.name}{ending}"] = fedsel.outcome(report, store, seeds, wanted.quick, command)
+    for part in wanted.own:
+        command = f"polyeps reproduce {wanted.study} --{part.kind} {part.number}{more}"
+        found[f"{part.name}{ending}"] = OWN[wanted.study].outcome(part, store, seeds, wanted.quick, command)
     return found
