@@ -132,7 +132,7 @@ def test_tables_without_trials() -> None:
 
 def test_the_study_is_all_of_the_paper_and_small_when_quick() -> None:
     wanted = reproducing.choose("fedsel")
-    assert [part.number for part in wanted.reports] == [
+    assert [part.number for part in wanted.own] == [
         *(f"2{x}" for x in "abcdefghi"),
         "3a",
         "3b",
@@ -141,7 +141,7 @@ def test_the_study_is_all_of_the_paper_and_small_when_quick() -> None:
         "2",
         "3",
     ]
-    assert len(reproducing.choose("fedsel", figures=["2e"], tables=["3"]).reports) == 2
+    assert len(reproducing.choose("fedsel", figures=["2e"], tables=["3"]).own) == 2
     assert len(set(fedsel.all_trials(fedsel.PARTS, True, 1))) < 1000
     assert set(fedsel_tables.PAPER) == {(one.data, one.model) for one in fedsel.table_three(False)}
     with pytest.raises(InputError, match="no figure 4"):
