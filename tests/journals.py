@@ -30,7 +30,7 @@ CLIENTS = (
     ClientRow("ward-a", 0.5, 1e-5, 0.5, 100, 4.0, None),
     ClientRow("ward-b", 2.0, 1e-5, 2.0, 200, 1.5, None),
 )
-_NOWHERE = Checkpoint(0, (), b"", b"")
+_NOWHERE = Checkpoint(0, (), b"", {})
 
 
 def new_journal(folder: Path, about: Mapping[str, Any] | None = None) -> Journal:

@@ -16,7 +16,7 @@ ANSWERS = [("ward-a", True, 300, 100), ("ward-b", True, 300, 100)]
 
 
 def write_round(journal: Journal, round: int, state: bytes = b"state") -> None:
-    point = Checkpoint(round + 1, ("ward-a",), state, b"memory")
+    point = Checkpoint(round + 1, ("ward-a",), state, {"residual": b"memory"})
     journal.write_round("fedavg-1", round, COUNTS, ANSWERS, ["ward-b"], {"accuracy": 0.5}, point)
 
 
@@ -46,7 +46,7 @@ def test_nothing_is_there_when_the_beginning_fails(tmp_path: Path) -> None:
 def test_a_round_moves_the_place_to_go_on(journal: Journal) -> None:
     write_round(journal, 0)
     write_round(journal, 1, b"later")
-    assert journal.checkpoint("fedavg-1") == Checkpoint(2, ("ward-a",), b"later", b"memory")
+    assert journal.checkpoint("fedavg-1") == Checkpoint(2, ("ward-a",), b"later", {"residual": b"memory"})
     journal.finish("fedavg-1", {"ward-a": 0.4}, {"stopped": "rounds"})
     assert journal.checkpoint("fedavg-1") is None
     assert journal.jobs()[0]["facts"] == {"trust": "nobody", "stopped": "rounds"}
@@ -58,7 +58,7 @@ def test_a_round_moves_the_place_to_go_on(journal: Journal) -> None:
 
 def test_a_round_is_written_whole_or_not_at_all(journal: Journal) -> None:
     write_round(journal, 0)
-    bad = Checkpoint(2, (), None, b"")  # type: ignore[arg-type]  # refused by the last statement of a round
+    bad = Checkpoint(2, (), None, {})  # type: ignore[arg-type]  # refused by the last statement of a round
     with pytest.raises(JournalError):
         journal.write_round("fedavg-1", 1, COUNTS, ANSWERS, ["ward-a"], {"accuracy": 1.0}, bad)
     assert [row["round"] for row in journal.query("SELECT round FROM rounds")] == [0]

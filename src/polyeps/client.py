@@ -46,6 +46,7 @@ class Cohort:
     open: frozenset[str] = frozenset()  # clients that chose to be promised nothing: they have no account
     rows: NDArray[np.int64] | None = None  # which clients of the population these are; None: all, in order
     memory: dict[str, Tensor] = field(default_factory=dict)  # (n, ...) each
+    changed: dict[str, set[int]] = field(default_factory=dict)  # of that, the places written to since it was emptied
     _place: dict[str, int] = field(init=False, repr=False)
     _events: dict[tuple[str, float], Any] = field(init=False, repr=False, default_factory=dict)
 
@@ -70,6 +71,11 @@ class Cohort:
         if key not in self._events:
             self._events[key] = priced.price(float(self.scale[place]), int(self.rows[place]))
         return self._events[key]
+
+    def remember(self, name: str, places: NDArray[np.int64], kept: Tensor) -> None:
+        """Keep something for some clients."""
+        self.memory[name][torch.from_numpy(places)] = kept
+        self.changed.setdefault(name, set()).update(places.tolist())
 
     def alone(self, client: str) -> Cohort:
         """One client as a cohort of its own, on the same data, memory and ledger."""
@@ -171,7 +177,7 @@ def answer(cohort: Cohort, algorithm: Algorithm, task: Task) -> Replies:
         )
     )
     for name, kept in memory.items():
-        cohort.memory[name][where] = kept
+        cohort.remember(name, places, kept)
     able = set(places.tolist())
     for priced in _priced(algorithm):
         if priced.name == task.action:
@@ -187,9 +193,8 @@ def _enter(cohort: Cohort, algorithm: Algorithm, task: Task) -> Replies:
         places = _pay(cohort, algorithm, dues, task, places)
     elif not cohort.open.issuperset(task.to):
         raise InputError("a round has a price, but these clients have no ledger to charge; open one")
-    where = torch.from_numpy(places)
     progress = cohort.memory[PROGRESS]
-    progress[where] = torch.tensor([task.round + 1, 0], dtype=progress.dtype, device=progress.device)
+    cohort.remember(PROGRESS, places, torch.tensor([task.round + 1, 0]).to(progress))
     ids = tuple(cohort.ids[place] for place in places)
     return Replies(ids, {"entered": torch.ones(len(ids), dtype=torch.uint8)}, (True,) * len(ids))
 
@@ -199,7 +204,7 @@ def _in_turn(cohort: Cohort, algorithm: Algorithm, task: Task, places: NDArray[n
     progress = cohort.memory[PROGRESS]
     due = torch.tensor([task.round + 1, list(algorithm.actions).index(task.action)], device=progress.device)
     agreed = places[np.flatnonzero((progress[torch.from_numpy(places)] == due).all(1).cpu().numpy())]
-    progress[torch.from_numpy(agreed), 1] += 1
+    cohort.remember(PROGRESS, agreed, torch.stack([due[0], due[1] + 1]).to(progress))
     return agreed
 
 

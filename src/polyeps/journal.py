@@ -36,7 +36,9 @@ CREATE TABLE clients (
   job TEXT NOT NULL, client TEXT NOT NULL, epsilon REAL, delta REAL, own_epsilon REAL, records INTEGER NOT NULL,
   scale REAL, public INTEGER, chosen TEXT, spent REAL, left_after INTEGER, PRIMARY KEY (job, client));
 CREATE TABLE checkpoints (
-  job TEXT PRIMARY KEY, round INTEGER NOT NULL, active TEXT NOT NULL, state BLOB NOT NULL, memory BLOB NOT NULL);
+  job TEXT PRIMARY KEY, round INTEGER NOT NULL, active TEXT NOT NULL, state BLOB NOT NULL);
+CREATE TABLE memory (
+  job TEXT NOT NULL, piece TEXT NOT NULL, content BLOB NOT NULL, PRIMARY KEY (job, piece)) WITHOUT ROWID;
 """
 
 _NEW_JOB = "INSERT INTO jobs VALUES (?, ?, ?, ?, 'waiting', NULL, NULL, ?, '{}')"
@@ -68,7 +70,7 @@ class Checkpoint:
     round: int  # the next one
     active: tuple[str, ...]
     state: bytes
-    memory: bytes
+    memory: Mapping[str, bytes]  # what clients keep, in pieces; written, those that changed; read, all
 
 
 class Journal:
@@ -172,8 +174,12 @@ class Journal:
                 [(job, round, name, value) for name, value in metrics.items()],
             )
             db.execute(
-                "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)",
-                (job, checkpoint.round, json.dumps(checkpoint.active), checkpoint.state, checkpoint.memory),
+                "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)",
+                (job, checkpoint.round, json.dumps(checkpoint.active), checkpoint.state),
+            )
+            db.executemany(
+                "INSERT OR REPLACE INTO memory VALUES (?, ?, ?)",
+                [(job, piece, content) for piece, content in checkpoint.memory.items()],
             )
 
     def finish(self, job: str, spent: Mapping[str, float], facts: Mapping[str, Any]) -> None:
@@ -187,7 +193,8 @@ class Journal:
                 "UPDATE jobs SET status = 'done', ended = ?, facts = ? WHERE job = ?",
                 (_now(), json.dumps({**known, **facts}), job),
             )
-            db.execute("DELETE FROM checkpoints WHERE job = ?", (job,))
+            for table in ("checkpoints", "memory"):
+                db.execute(f"DELETE FROM {table} WHERE job = ?", (job,))
 
     # reading
 
@@ -202,7 +209,9 @@ class Journal:
     def checkpoint(self, job: str) -> Checkpoint | None:
         """Where a job goes on, if it has begun."""
         for row in self.query("SELECT * FROM checkpoints WHERE job = ?", (job,)):
-            return Checkpoint(row["round"], tuple(json.loads(row["active"])), row["state"], row["memory"])
+            pieces = self.query("SELECT piece, content FROM memory WHERE job = ?", (job,))
+            memory = {piece["piece"]: piece["content"] for piece in pieces}
+            return Checkpoint(row["round"], tuple(json.loads(row["active"])), row["state"], memory)
         return None
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from polyeps import __version__, config
 from polyeps.accounting.calibration import Progress
 from polyeps.algorithms.personal import personal_models
 from polyeps.build import Job, prepare
+from polyeps.client import Cohort
 from polyeps.core import Profile, State
 from polyeps.errors import InputError
 from polyeps.evaluation import by_group
@@ -32,6 +33,8 @@ from polyeps.populate import populate, seed_for
 from polyeps.server import Round, check_disclosure, serve
 from polyeps.transport import codec
 from polyeps.transport.memory import InMemory
+
+_SMALL = 1 << 16  # numbers that are written whole after every round
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
         journal.begin(job.name, _client_rows(job), _facts(job, experiment))
     else:
         state, active = _restored(checkpoint), checkpoint.active
-        cohort.memory.update({k: v.to(job.population.device) for k, v in codec.decode(checkpoint.memory).items()})
+        _remind(cohort, checkpoint.memory)
     before = set(job.population.ids if active is None else active)
 
     def observe(round: Round, now: State) -> None:
@@ -163,7 +166,7 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
             round.number + 1,
             round.active,
             codec.encode({"model": now.model, **{f"kept/{name}": kept for name, kept in now.kept.items()}}),
-            codec.encode(cohort.memory),
+            _changes(cohort),
         )
         journal.write_round(job.name, round.number, counts, answers, left, metrics, point)
         watch.round_done(job.name, round, experiment.rounds, metrics)
@@ -188,6 +191,27 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
     journal.finish(job.name, spent, {"stopped": "rounds" if state.round == experiment.rounds else "budgets"})
     if ledger:
         ledger.close()
+
+
+def _changes(cohort: Cohort) -> dict[str, bytes]:
+    """What clients keep, as far as it changed since the last call: small things whole, large ones client by client."""
+    pieces = {}
+    for name, places in cohort.changed.items():
+        kept = cohort.memory[name]
+        if kept.numel() <= _SMALL:
+            pieces[name] = codec.encode({"kept": kept})
+        else:
+            pieces |= {f"{name}/{cohort.ids[place]}": codec.encode({"kept": kept[place]}) for place in places}
+    cohort.changed.clear()
+    return pieces
+
+
+def _remind(cohort: Cohort, pieces: Mapping[str, bytes]) -> None:
+    """Give clients back what they kept."""
+    for piece, content in pieces.items():
+        name, _, client = piece.partition("/")
+        kept = codec.decode(content)["kept"]
+        cohort.memory[name][cohort.places([client])[0] if client else slice(None)] = kept.to(cohort.memory[name])
 
 
 def _open_ledger(job: Job, folder: Path) -> Ledger | None:
