@@ -83,6 +83,8 @@ class Mechanism:
             raise InputError("a mechanism needs at least one round and one release")
         if not 0 <= self.noise_lost < 1:
             raise InputError(f"noise-lost must be at least 0 and below 1, not {self.noise_lost}")
+        if self.shows_count and self.rate == 1:
+            raise InputError("where everybody takes part the count tells who is there; there is nothing to audit")
 
     @property
     def rate(self) -> float:
@@ -156,6 +158,8 @@ def _log_ratio(mechanism: Mechanism, seen: list[Scores], count: NDArray[np.int64
     if count is not None:
         with np.errstate(divide="ignore"):  # nobody came: surely not joined; all, and one more: surely joined
             if_joined += np.log(count / (mechanism.population - count) * ((1 - rate) / rate))
+    if rate == 1:
+        return if_joined
     np.minimum(if_joined, np.float32(_SURE), out=if_joined)
     ratio: Scores = np.log1p(np.float32(rate) * np.expm1(if_joined))
     return ratio

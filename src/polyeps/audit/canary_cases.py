@@ -6,8 +6,8 @@ the canary, so that a wrong norm is found by its effect and not by being told.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import dp_accounting as dp
@@ -113,9 +113,11 @@ def _fedhdp_cases(clip: Clip) -> list[Case]:
     uncharged = (update(1.0), bit(1.0, middle=0.0))
     charged = (update(split_clip_bit(1.0, 1.0)), bit(1.0, middle=0.5))
     counted = Mechanism("poisson", *small_group, rounds, one, count_revealed=True)
-    case = _of("fedhdp")
+    case = partial(Case, "fedhdp")
     return [
-        case("fixed-size cohorts charged as Poisson", Mechanism("fixed", *whole, rounds, noisy), at(0.9), False),
+        case(
+            "fixed-size cohorts charged as Poisson", Mechanism("fixed", *whole, rounds, noisy), at(0.9), False, 20_000
+        ),
         case("Poisson cohorts", Mechanism("poisson", *whole, rounds, noisy), at(0.9), True),
         case("sums divided by the realised count", counted, at(1.0), False, 300_000),
         case("sums divided by the expected count", Mechanism("poisson", *small_group, rounds, one), at(1.0), True),
@@ -142,18 +144,14 @@ def _cmp_fed_cases(clip: Clip) -> list[Case]:
     half = Poisson(cohort / clients, Gaussian(for_one_release))
     fixed = FixedSize(clients, cohort, dp.ComposedDpEvent([Gaussian(for_fixed)] * 2))
     lost = 0.3
-    case = _of("cmp-fed")
+    case = partial(Case, "cmp-fed")
     return [
-        case("clipped by the spectral norm", run(for_poisson, clipping=spectral_clip), whole, False),
-        case("clipped layer by layer", run(for_poisson, clipping=layer_clip), whole, False),
+        case("clipped by the spectral norm", run(for_poisson, clipping=spectral_clip), whole, False, 20_000),
+        case("clipped layer by layer", run(for_poisson, clipping=layer_clip), whole, False, 20_000),
         case("one of two releases charged", run(for_one_release), half, False, 200_000, "rdp"),
-        case("fixed-size cohorts charged as Poisson", run(for_poisson, "fixed"), whole, False),
+        case("fixed-size cohorts charged as Poisson", run(for_poisson, "fixed"), whole, False, 20_000),
         case("noise of dropouts lost", run(for_poisson, noise_lost=lost), whole, False, 1_000_000),
         case("noise for the survivors alone", run(for_poisson / (1 - lost) ** 0.5, noise_lost=lost), whole, True),
         case("Poisson cohorts, one norm, both releases charged", run(for_poisson), whole, True),
         case("fixed-size cohorts charged as such", run(for_fixed, "fixed"), fixed, True),
     ]
-
-
-def _of(paper: Literal["fedhdp", "cmp-fed"]) -> Callable[..., Case]:
-    return lambda *details: Case(paper, *details)
