@@ -1,0 +1,157 @@
+"""The mistakes in accounts of FedHDP and CMP-Fed that a canary exposes, each beside a sound form it must not refute.
+
+A case says what is run and what its account charges; the two agree in the sound ones. Clipping is code that is run on
+the canary, so that a wrong norm is found by its effect and not by being told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import dp_accounting as dp
+import numpy as np
+from dp_accounting.dp_event import DpEvent
+
+from polyeps.accounting import Accountant, epsilon
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson, split_clip_bit
+from polyeps.audit.canary import Clip, Floats, Mechanism, Release, audit, certified
+from polyeps.audit.montecarlo import Finding
+
+DELTA = 1e-4  # of both papers' settings as docs/soundness.md takes them
+
+
+@dataclass(frozen=True)
+class Case:
+    """One audit: what is run, what its account charges for a round, and how many trials tell the two apart."""
+
+    paper: Literal["fedhdp", "cmp-fed"]
+    name: str
+    mechanism: Mechanism
+    charged: DpEvent
+    sound: bool
+    trials: int = 50_000
+    accountant: Accountant = "pld"
+
+    @property
+    def claimed(self) -> float:
+        """The ε the account arrives at."""
+        replaced = isinstance(self.charged, FixedSize)
+        return epsilon(
+            dp.SelfComposedDpEvent(self.charged, self.mechanism.rounds),
+            DELTA,
+            adjacency="replace-one" if replaced else "add-remove",
+            accountant=self.accountant,
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an audit of a case found, beside what was claimed and what we certify for the mechanism as it is run."""
+
+    case: Case
+    claimed: float
+    certified: float
+    finding: Finding
+
+    @property
+    def refuted(self) -> bool:
+        return self.finding.refutes(self.claimed)
+
+
+def judge(case: Case, generator: np.random.Generator, trials: int | None = None) -> Verdict:
+    """Audit one case; a table is this over all `cases()`."""
+    found = audit(case.mechanism, DELTA, trials or case.trials, generator)
+    return Verdict(case, case.claimed, certified(case.mechanism, DELTA), found)
+
+
+def large_canary(layers: int = 4, rank: int = 16, size: float = 1e6) -> Floats:
+    """An update that fills every norm: layers of equal norm, each with all its singular values equal."""
+    return np.tile(size * np.eye(rank), (layers, 1, 1))
+
+
+def joint_clip(update: Floats) -> Floats:
+    """The sound clip: one Frobenius norm over all layers together."""
+    return update / max(1.0, float(np.linalg.norm(update.ravel())))
+
+
+def layer_clip(update: Floats) -> Floats:
+    """Unsound: every layer has a clip norm of its own, so four of them together have twice the norm."""
+    return np.asarray(update / np.maximum(1.0, np.linalg.norm(update, axis=(1, 2), keepdims=True)))
+
+
+def spectral_clip(update: Floats) -> Floats:
+    """Unsound: `numpy.linalg.norm(U, 2)` of a matrix is its largest singular value, and there are others."""
+    return update / max(1.0, float(np.linalg.norm(update.reshape(-1, update.shape[-1]), 2)))
+
+
+def clip_bit(middle: float) -> Clip:
+    """What is summed to learn how many updates are within the clip norm: 0 or 1, less `middle`."""
+    return lambda sign: np.where(sign > 0, 1.0 - middle, -middle)
+
+
+def cases(clip: Clip = joint_clip) -> tuple[Case, ...]:
+    """All cases; `clip` is the clipping code under audit in those that are not about another one."""
+    return (*_fedhdp_cases(clip), *_cmp_fed_cases(clip))
+
+
+def _fedhdp_cases(clip: Clip) -> list[Case]:
+    rate, rounds = 0.05, 100
+    whole, small_group = (2000, 100), (20, 1)  # clients, and how many are drawn a round
+
+    def update(multiplier: float) -> Release:
+        return Release(multiplier, clip, large_canary())
+
+    def bit(deviation: float, middle: float) -> Release:
+        return Release(deviation, clip_bit(middle), np.ones(1))
+
+    def at(multiplier: float) -> DpEvent:
+        return Poisson(rate, Gaussian(multiplier))
+
+    one, noisy = (update(1.0),), (update(0.9),)
+    uncharged = (update(1.0), bit(1.0, middle=0.0))
+    charged = (update(split_clip_bit(1.0, 1.0)), bit(1.0, middle=0.5))
+    counted = Mechanism("poisson", *small_group, rounds, one, count_revealed=True)
+    case = partial(Case, "fedhdp")
+    return [
+        case(
+            "fixed-size cohorts charged as Poisson", Mechanism("fixed", *whole, rounds, noisy), at(0.9), False, 20_000
+        ),
+        case("Poisson cohorts", Mechanism("poisson", *whole, rounds, noisy), at(0.9), True),
+        case("sums divided by the realised count", counted, at(1.0), False, 300_000),
+        case("sums divided by the expected count", Mechanism("poisson", *small_group, rounds, one), at(1.0), True),
+        case("clip bits not charged", Mechanism("poisson", *whole, rounds, uncharged), at(1.0), False, 100_000),
+        case("clip bits charged", Mechanism("poisson", *whole, rounds, charged), at(1.0), True),
+    ]
+
+
+def _cmp_fed_cases(clip: Clip) -> list[Case]:
+    clients, cohort, rounds = 6000, 100, 180
+    for_poisson, for_fixed, for_one_release = 1.5134, 3.2401, 1.1850  # noise that each account gives ε = 1 for
+
+    def run(
+        multiplier: float,
+        sampler: Literal["poisson", "fixed"] = "poisson",
+        clipping: Clip = clip,
+        noise_lost: float = 0.0,
+    ) -> Mechanism:
+        both = (Release(multiplier, clipping, large_canary()),) * 2
+        return Mechanism(sampler, clients, cohort, rounds, both, noise_lost=noise_lost)
+
+    two = dp.ComposedDpEvent([Gaussian(for_poisson)] * 2)
+    whole = Poisson(cohort / clients, two)
+    half = Poisson(cohort / clients, Gaussian(for_one_release))
+    fixed = FixedSize(clients, cohort, dp.ComposedDpEvent([Gaussian(for_fixed)] * 2))
+    lost = 0.3
+    case = partial(Case, "cmp-fed")
+    return [
+        case("clipped by the spectral norm", run(for_poisson, clipping=spectral_clip), whole, False, 20_000),
+        case("clipped layer by layer", run(for_poisson, clipping=layer_clip), whole, False, 20_000),
+        case("one of two releases charged", run(for_one_release), half, False, 200_000, "rdp"),
+        case("fixed-size cohorts charged as Poisson", run(for_poisson, "fixed"), whole, False, 20_000),
+        case("noise of dropouts lost", run(for_poisson, noise_lost=lost), whole, False, 1_000_000),
+        case("noise for the survivors alone", run(for_poisson / (1 - lost) ** 0.5, noise_lost=lost), whole, True),
+        case("Poisson cohorts, one norm, both releases charged", run(for_poisson), whole, True),
+        case("fixed-size cohorts charged as such", run(for_fixed, "fixed"), fixed, True),
+    ]
