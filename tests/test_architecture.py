@@ -34,6 +34,7 @@ LAYERS = [
     {"populate"},
     {"scales", "evaluation"},
     {"build"},
+    {"entries"},
     {"runs", "audit"},
     {"report", "studies"},
     {"cli", "__main__"},

@@ -91,8 +91,11 @@ def test_a_model_is_judged_on_every_test_record(monkeypatch: pytest.MonkeyPatch)
         ({"data": {"partition": "iidd"}}, ("no partition 'iidd'", "choose one of")),
         ({"data": {"clients": 5}}, ("budgets.epsilons names 6 budgets for 5 clients", "one for each")),
         ({"data": {"file": "absent.csv"}}, ("absent.csv does not exist",)),
-        ({"budgets": {"epsilons": None}}, ("exactly one of distribution, file, epsilons and epsilon",)),
-        ({"budgets": {"distribution": "mixgauss1"}}, ("exactly one of distribution, file, epsilons and epsilon",)),
+        ({"budgets": {"epsilons": None}}, ("exactly one of distribution, file, epsilons, epsilon and menu",)),
+        (
+            {"budgets": {"distribution": "mixgauss1"}},
+            ("exactly one of distribution, file, epsilons, epsilon and menu",),
+        ),
         ({"budgets": {"epsilons": (1, 1, 1, 0, 1, 1)}}, ("client '3'", "epsilon must be a finite number above 0")),
         ({"budgets": {"epsilons": (1, 1, 1, 1, 1, float("inf"))}}, ("client '5'", "finite")),
     ],

@@ -12,6 +12,10 @@ from polyeps.core import Adjacency, Trust, Unit
 Form = Literal["sound", "published"]
 Sampler = Literal["poisson", "fixed", "none"]
 
+# Conditions of promises.
+PUBLIC_GROUP = "Which privacy level it chose is public, and not protected."
+SECRET_COHORT = "It holds for those who do not know in which rounds the client was drawn."
+
 _ANY_CHANGE = {
     ("record", "add-remove"): "adding or removing any one record of this client",
     ("record", "replace-one"): "replacing any one record of this client by another",
@@ -42,6 +46,7 @@ class Certificate:
     trust: Trust
     accountant: Accountant
     details: Mapping[str, Any]
+    conditions: tuple[str, ...] = ()  # sentences on what the promise does not cover, or hangs on
 
     def as_dict(self) -> dict[str, Any]:
         """All fields and the sentence, ready for JSON."""
@@ -59,6 +64,7 @@ class Certificate:
         return (
             f"Whatever {_WHO[self.trust]} learns from all of this client's answers together, {change} changes how "
             f"likely that is by a factor of at most {factor} (ε = {epsilon}){exception}."
+            + "".join(f" {sentence}" for sentence in self.conditions)
         )
 
 

@@ -215,6 +215,7 @@ class Algorithm:
     trust: Trust = "nobody"
     unit: Unit = "record"
     adjacency: Adjacency = "add-remove"
+    conditions: tuple[str, ...] = ()  # sentences on what its promise hangs on
     memory: Mapping[str, tuple[int, ...]] = field(
         default_factory=dict
     )  # shape of what each client keeps, zero at first

@@ -13,7 +13,7 @@ from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import Accountant, epsilon
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, fold, split_clip_bit
-from polyeps.certificate import Certificate, Form, Sampler
+from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT, Certificate, Form, Sampler
 from polyeps.core import Adjacency, Trust, Unit, check_delta
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection, values
@@ -35,6 +35,7 @@ class Method:
     trust: Trust
     claimed: Callable[[float, float], float]  # (scale, delta) ↦ the paper's ε
     form: Form = "sound"
+    conditions: tuple[str, ...] = ()
     details: Callable[[float], Mapping[str, Any]] = field(default=lambda _: {})
 
     def event(self, scale: float) -> DpEvent:
@@ -59,6 +60,7 @@ def certify(method: Method, scale: float, delta: float, accountant: Accountant =
         trust=method.trust,
         accountant=accountant,
         details=method.details(scale),
+        conditions=method.conditions,
     )
 
 
@@ -124,6 +126,7 @@ def fedhdp(*, rate: float, rounds: int, clip_bit_sigma: float | None = None) -> 
         unit="client",
         sampler="poisson",
         trust="server",
+        conditions=(PUBLIC_GROUP, SECRET_COHORT),
         claimed=lambda sigma, delta: epsilon(dp.SelfComposedDpEvent(uncharged(sigma), rounds), delta, accountant="rdp"),
         details=details,
     )

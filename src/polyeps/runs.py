@@ -23,18 +23,16 @@ from polyeps import __version__, config
 from polyeps.accounting.calibration import Progress
 from polyeps.algorithms.personal import personal_models
 from polyeps.build import Job, prepare
-from polyeps.client import Cohort
 from polyeps.core import Profile, State
+from polyeps.entries import changes, client_rows, facts, remind
 from polyeps.errors import InputError
 from polyeps.evaluation import by_group
-from polyeps.journal import Checkpoint, ClientRow, Journal
+from polyeps.journal import Checkpoint, Journal
 from polyeps.ledger import Ledger
 from polyeps.populate import populate, seed_for
 from polyeps.server import Round, check_disclosure, serve
 from polyeps.transport import codec
 from polyeps.transport.memory import InMemory
-
-_SMALL = 1 << 16  # numbers that are written whole after every round
 
 
 @dataclass(frozen=True)
@@ -139,10 +137,10 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
     state, active = job.state, None
     checkpoint = journal.checkpoint(job.name)
     if checkpoint is None:
-        journal.begin(job.name, _client_rows(job), _facts(job, experiment))
+        journal.begin(job.name, client_rows(job), facts(job, experiment))
     else:
         state, active = _restored(checkpoint), checkpoint.active
-        _remind(cohort, checkpoint.memory)
+        remind(cohort, checkpoint.memory)
     before = set(job.population.ids if active is None else active)
 
     def observe(round: Round, now: State) -> None:
@@ -166,7 +164,7 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
             round.number + 1,
             round.active,
             codec.encode({"model": now.model, **{f"kept/{name}": kept for name, kept in now.kept.items()}}),
-            _changes(cohort),
+            changes(cohort),
         )
         journal.write_round(job.name, round.number, counts, answers, left, metrics, point)
         watch.round_done(job.name, round, experiment.rounds, metrics)
@@ -193,27 +191,6 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
         ledger.close()
 
 
-def _changes(cohort: Cohort) -> dict[str, bytes]:
-    """What clients keep, as far as it changed since the last call: small things whole, large ones client by client."""
-    pieces = {}
-    for name, places in cohort.changed.items():
-        kept = cohort.memory[name]
-        if kept.numel() <= _SMALL:
-            pieces[name] = codec.encode({"kept": kept})
-        else:
-            pieces |= {f"{name}/{cohort.ids[place]}": codec.encode({"kept": kept[place]}) for place in places}
-    cohort.changed.clear()
-    return pieces
-
-
-def _remind(cohort: Cohort, pieces: Mapping[str, bytes]) -> None:
-    """Give clients back what they kept."""
-    for piece, content in pieces.items():
-        name, _, client = piece.partition("/")
-        kept = codec.decode(content)["kept"]
-        cohort.memory[name][cohort.places([client])[0] if client else slice(None)] = kept.to(cohort.memory[name])
-
-
 def _open_ledger(job: Job, folder: Path) -> Ledger | None:
     if job.budgets is None:
         return None
@@ -226,47 +203,6 @@ def _restored(checkpoint: Checkpoint) -> State:
     held = dict(codec.decode(checkpoint.state))
     model = held.pop("model")
     return State(model, {name.removeprefix("kept/"): kept for name, kept in held.items()}, round=checkpoint.round)
-
-
-def _client_rows(job: Job) -> list[ClientRow]:
-    people = job.population
-    rows = []
-    sizes = people.partition.sizes.tolist()
-    for place, (client, own) in enumerate(zip(people.ids, people.budgets, strict=True)):
-        budget = job.budgets[place] if job.budgets else None
-        rows.append(
-            ClientRow(
-                client=client,
-                epsilon=budget.epsilon if budget else None,
-                delta=budget.delta if budget else None,
-                own_epsilon=own.epsilon if own else None,
-                records=sizes[place],
-                scale=float(job.scale[place]) if budget else None,
-                public=bool(people.liberal[place]),
-                group=people.groups[place] if people.groups else None,
-            )
-        )
-    return rows
-
-
-def _facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
-    return {
-        "summary": job.entry.summary,
-        "budgets": job.entry.budgets if job.method.form == "sound" else "published",
-        "form": job.method.form,
-        "trust": job.algorithm.trust,
-        "unit": job.algorithm.unit,
-        "adjacency": job.algorithm.adjacency,
-        "sampler": _sampler(job),
-        "parameters": job.population.model.size,
-        "data": job.population.dataset.name,
-        "scale_strategy": "own" if experiment.budgets.scale is None else "common",
-    }
-
-
-def _sampler(job: Job) -> str:
-    """How a client's batches are drawn; of all its records at once nothing is drawn."""
-    return "none" if job.entry.local == "gradient" else "poisson" if job.method.form == "sound" else "fixed"
 
 
 def _model_path(folder: Path, job: str) -> Path:

@@ -27,6 +27,7 @@ from polyeps.accounting.events import Gaussian, Poisson, split_clip_bit
 from polyeps.algorithms.blocks import Federation, step
 from polyeps.algorithms.group_sums import Noise, summed_by_server, summed_securely, with_shares
 from polyeps.algorithms.personal import Personal
+from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm, norms_of
@@ -98,6 +99,7 @@ def fedhdp(
         needs=("group",),
         trust=trust,
         unit="client",
+        conditions=(PUBLIC_GROUP, SECRET_COHORT),
         memory={} if own is None else own.memory(plain.model.size),
     )
 

@@ -121,7 +121,9 @@ def print_clients(journal: Journal) -> None:
         )
         everybodys = job["facts"]["budgets"] != "own" and alike[0]["low"] == alike[0]["high"]
         columns.append(f"{job['label']}\nof {alike[0]['low']:.4g}" if everybodys else job["label"])
-        for row in journal.query("SELECT * FROM clients WHERE job = ? ORDER BY own_epsilon, client", (job["job"],)):
+        for row in journal.query(
+            "SELECT * FROM clients WHERE job = ? ORDER BY own_epsilon IS NULL, own_epsilon, client", (job["job"],)
+        ):
             line = table.setdefault(row["client"], [row["client"], row["records"], row["own_epsilon"]])
             in_force, spent = row["epsilon"], row["spent"] or 0.0
             of = "" if everybodys or job["facts"]["budgets"] == "own" else f" of {in_force:.4g}"

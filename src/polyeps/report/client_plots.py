@@ -90,7 +90,7 @@ def _bars(rows: Sequence[ClientSummary], colour: str) -> Figure:
             axes.plot([low, end], [y, y], color=shown, linewidth=2.5, alpha=0.55, solid_capstyle="butt")
             axes.plot([end], [y], "o" if spent <= high else ">", color=shown, markersize=5.5)
         axes.plot([budget], [y], "|", color=INK, markersize=12, markeredgewidth=1.8)
-        if row.own_epsilon != budget:
+        if row.own_epsilon != budget and math.isfinite(row.own_epsilon):
             axes.plot([row.own_epsilon], [y], "D", color=MUTED, markersize=4, fillstyle="none")
     axes.set_xscale("log")
     _log(axes.xaxis, low, high)

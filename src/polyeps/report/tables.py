@@ -24,7 +24,7 @@ class ClientSummary:
 
     client: str
     epsilon: float | None  # the budget in force; None: no promise
-    own_epsilon: float
+    own_epsilon: float  # infinite: it chose to be promised nothing
     delta: float | None
     records: int
     scale: float | None
@@ -190,7 +190,7 @@ def client_rows(journal: Journal, job: str, budgets: str = "own") -> list[Client
         SELECT client, SUM(answered) AS joined, SUM(1 - answered) AS declined, SUM(sent) AS sent,
                SUM(received) AS received
         FROM answers WHERE job = ? GROUP BY client) a USING (client)
-      WHERE c.job = ? ORDER BY c.own_epsilon, c.rowid"""
+      WHERE c.job = ? ORDER BY c.own_epsilon IS NULL, c.own_epsilon, c.rowid"""
     return [_client(row, budgets) for row in journal.query(statement, (job, job))]
 
 
@@ -219,7 +219,8 @@ def _job(journal: Journal, job: Mapping[str, Any]) -> Job:
 
 
 def _client(row: Mapping[str, Any], budgets: str) -> ClientSummary:
-    epsilon, spent, own = row["epsilon"], row["spent"], row["own_epsilon"]
+    epsilon, spent = row["epsilon"], row["spent"]
+    own = math.inf if row["own_epsilon"] is None else row["own_epsilon"]
     limit = min(own, own if epsilon is None else epsilon) if budgets == "own" else epsilon
     return ClientSummary(
         client=row["client"],

@@ -110,10 +110,13 @@ def opening(lines: Sequence[Line]) -> str:
     jobs = [job for line in lines for job in line.jobs if job.clients]
     if not jobs:
         return "No job of this run has begun."
-    own = [client.own_epsilon for job in jobs for client in job.clients]
+    own = [client.own_epsilon for job in jobs for client in job.clients if math.isfinite(client.own_epsilon)]
     budgets = (
         f"from ε\u00a0{short(min(own))} to {short(max(own))}" if min(own) < max(own) else f"of ε\u00a0{short(own[0])}"
     )
+    unpromised = sum(math.isinf(client.own_epsilon) for client in jobs[0].clients)
+    if unpromised:
+        budgets += f", {whole(unpromised)} of them promised nothing by their own choice,"
     facts = next((line.facts for line in lines if line.facts), {})
     many = max(len(job.clients) for job in jobs)
     model = f"a model of {plural(facts['parameters'], 'parameter')}" if "parameters" in facts else "a model"
@@ -190,13 +193,18 @@ def promises(line: Line) -> list[tuple[str, str]]:
     chosen = {"strictest client": rows[0], "median client": rows[(len(rows) - 1) // 2], "most liberal client": rows[-1]}
     if len(rows) == 1:
         chosen = {"client": rows[0]}
-    return [
-        (f"The {who}, {row.client}, own budget ε\u00a0{short(row.own_epsilon)}", _promise(line, job, row))
-        for who, row in chosen.items()
-    ]
+    return [(f"The {who}, {row.client}, {_chosen(row)}", _promise(line, job, row)) for who, row in chosen.items()]
+
+
+def _chosen(row: ClientSummary) -> str:
+    if math.isinf(row.own_epsilon):
+        return "which chose no protection"
+    return f"own budget ε\u00a0{short(row.own_epsilon)}"
 
 
 def _promise(line: Line, job: Job, row: ClientSummary) -> str:
+    if row.epsilon is None:
+        return UNPROMISED
     if row.spent is None:
         return "What it has spent is not known before the job is finished."
     facts = job.facts
@@ -213,12 +221,20 @@ def _promise(line: Line, job: Job, row: ClientSummary) -> str:
             trust=facts["trust"],
             accountant="pld",
             details={},
+            conditions=tuple(facts.get("conditions", ())),
         ).sentence
         return re.sub(
             r"(?<=\d) (?=\d)|(?<=ε) (?==)|(?<==) |(?<=in) (?=1)", "\u00a0", sentence
         )  # numbers stay on a line
     except KeyError as missing:
         return f"The journal does not say under which terms it was protected ({missing.args[0]} is missing)."
+
+
+# What a client must know that chose no protection where others are protected.
+UNPROMISED = (
+    "Nothing is promised to this client: it chose the level without protection. What is released may show that it took "
+    "part and what its records are like, and the noise that protects others does not protect it."
+)
 
 
 def control_promise(line: Line) -> str:

@@ -1,0 +1,81 @@
+"""What a journal is told about a job: its clients, the terms of its promises, and what its clients keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polyeps import config
+from polyeps.build import Job
+from polyeps.client import Cohort
+from polyeps.journal import ClientRow
+from polyeps.transport import codec
+
+_SMALL = 1 << 16  # numbers that are written whole after every round
+
+
+def client_rows(job: Job) -> list[ClientRow]:
+    """The clients of a job: budgets, records, noise."""
+    people = job.population
+    rows = []
+    sizes = people.partition.sizes.tolist()
+    for place, (client, own) in enumerate(zip(people.ids, people.budgets, strict=True)):
+        budget = job.budgets[place] if job.budgets else None
+        rows.append(
+            ClientRow(
+                client=client,
+                epsilon=budget.epsilon if budget else None,
+                delta=budget.delta if budget else None,
+                own_epsilon=own.epsilon if own else None,
+                records=sizes[place],
+                scale=float(job.scale[place]) if budget else None,
+                public=bool(people.liberal[place]),
+                group=people.groups[place] if people.groups else None,
+            )
+        )
+    return rows
+
+
+def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
+    """What is promised in a job, and on what terms."""
+    return {
+        "summary": job.entry.summary,
+        "budgets": job.entry.budgets if job.method.form == "sound" else "published",
+        "form": job.method.form,
+        "trust": job.algorithm.trust,
+        "unit": job.algorithm.unit,
+        "adjacency": job.algorithm.adjacency,
+        "sampler": _sampler(job),
+        "conditions": job.algorithm.conditions,
+        "parameters": job.population.model.size,
+        "data": job.population.dataset.name,
+        "scale_strategy": "own" if experiment.budgets.scale is None else "common",
+    }
+
+
+def _sampler(job: Job) -> str:
+    """How what is protected is drawn: a client's batches or, where whole clients are, cohorts; "none": all of it."""
+    if job.algorithm.dues is not None:
+        return "poisson" if job.participation.kind == "poisson" else "none"
+    return "none" if job.entry.local == "gradient" else "poisson" if job.method.form == "sound" else "fixed"
+
+
+def changes(cohort: Cohort) -> dict[str, bytes]:
+    """What clients keep, as far as it changed since the last call: small things whole, large ones client by client."""
+    pieces = {}
+    for name, places in cohort.changed.items():
+        kept = cohort.memory[name]
+        if kept.numel() <= _SMALL:
+            pieces[name] = codec.encode({"kept": kept})
+        else:
+            pieces |= {f"{name}/{cohort.ids[place]}": codec.encode({"kept": kept[place]}) for place in places}
+    cohort.changed.clear()
+    return pieces
+
+
+def remind(cohort: Cohort, pieces: Mapping[str, bytes]) -> None:
+    """Give clients back what they kept."""
+    for piece, content in pieces.items():
+        name, _, client = piece.partition("/")
+        kept = codec.decode(content)["kept"]
+        cohort.memory[name][cohort.places([client])[0] if client else slice(None)] = kept.to(cohort.memory[name])
