@@ -70,6 +70,7 @@ def print_certificate(certificate: Certificate, as_json: bool) -> None:
         return
     shown = certificate.as_dict()
     details, sentence = shown.pop("details"), shown.pop("sentence")
+    del shown["conditions"]  # which the sentence ends with
     print_table(["", ""], [[name, figure(value)] for name, value in {**shown, **details}.items()])
     print(sentence)
 

@@ -124,8 +124,11 @@ def print_clients(journal: Journal) -> None:
         for row in journal.query(
             "SELECT * FROM clients WHERE job = ? ORDER BY own_epsilon IS NULL, own_epsilon, client", (job["job"],)
         ):
-            line = table.setdefault(row["client"], [row["client"], row["records"], row["own_epsilon"]])
+            line = table.setdefault(row["client"], [row["client"], row["records"], row["own_epsilon"] or "none"])
             in_force, spent = row["epsilon"], row["spent"] or 0.0
+            if in_force is None:
+                line.append("no promise")
+                continue
             of = "" if everybodys or job["facts"]["budgets"] == "own" else f" of {in_force:.4g}"
             over += spent > in_force
             line.append(f"{spent:.4g}{of}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -95,6 +96,7 @@ def make_page(journals: Sequence[Journal]) -> str:
         ],
         promised=_promised(shown),
         tables=_tables(lines, shown),
+        own=_own(lines, shown),
     )
 
 
@@ -156,7 +158,7 @@ def _alarms(lines: Sequence[Line]) -> dict[str, Any]:
         for line in lines
         for job in line.jobs
         for row in job.clients
-        if job.status == "done" and (row.epsilon is not None or not line.control)
+        if job.status == "done" and (row.epsilon is not None or not (line.control or math.isinf(row.own_epsilon)))
     )
     return {"count": len(over), "first": over[:MOST_ALARMS], "unknown": unknown}
 
@@ -190,6 +192,20 @@ def _tables(lines: Sequence[Line], shown: Sequence[Mapping[str, Any]]) -> list[d
         rows = job.clients if len(job.clients) <= most else nearest
         found.append({"method": method, "seed": job.seed, "rows": rows, "all": len(job.clients)})
     return found
+
+
+def _own(lines: Sequence[Line], shown: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What models do on clients' own records, over seeds; nothing where no client held some back."""
+    names = sorted({name for line in lines for job in line.counted for name in job.own})
+    rows = [
+        (method, [_mean_of([job.own[name] for job in line.counted if name in job.own]) for name in names])
+        for line, method in zip(lines, shown, strict=True)
+    ]
+    return {"names": names, "rows": rows} if names else None
+
+
+def _mean_of(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _closest(job: Job) -> float:

@@ -76,6 +76,7 @@ class Job:
     clients: tuple[ClientSummary, ...]  # strictest own budget first
     rounds: tuple[tuple[int, int, float], ...]  # number, clients active after it, seconds
     accuracy: Mapping[int, float]  # of the evaluated rounds
+    own: Mapping[str, float]  # means over clients of the accuracy on their own test records, by model and group
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,7 @@ def _by_label(journal: Journal) -> dict[str, list[dict[str, Any]]]:
 def _job(journal: Journal, job: Mapping[str, Any]) -> Job:
     key = (job["job"],)
     rounds = journal.query("SELECT round, active, seconds FROM rounds WHERE job = ? ORDER BY round", key)
+    own = "SELECT name, value FROM metrics WHERE job = ? AND name LIKE '% accuracy%' AND name NOT LIKE '%variance%'"
     metrics = journal.query("SELECT round, value FROM metrics WHERE job = ? AND name = 'accuracy' ORDER BY round", key)
     return Job(
         name=job["job"],
@@ -215,6 +217,7 @@ def _job(journal: Journal, job: Mapping[str, Any]) -> Job:
         rounds=tuple((row["round"] + 1, row["active"], row["seconds"]) for row in rounds),
         # SQLite keeps what is not a number as NULL.
         accuracy={row["round"] + 1: math.nan if row["value"] is None else row["value"] for row in metrics},
+        own={row["name"]: row["value"] for row in journal.query(own, key)},
     )
 
 

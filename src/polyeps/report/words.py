@@ -131,7 +131,7 @@ def opening(lines: Sequence[Line]) -> str:
 
 def _kept(lines: Sequence[Line]) -> str:
     own = [line for line in lines if not line.control]
-    rows = [row for line in own for job in line.jobs for row in job.clients]
+    rows = [row for line in own for job in line.jobs for row in job.clients if row.epsilon is not None]
     if not rows:
         return "No method in this run promised every client its own budget."
     if any(row.exceeded for row in rows):
@@ -145,9 +145,11 @@ def _kept(lines: Sequence[Line]) -> str:
             f"for {len(rows) - len(known)} of {len(rows)} it is not known yet."
         )
     where = " (the controls below put other budgets in force)" if len(own) < len(lines) else ""
+    open_ones = any(row.epsilon is None for line in own for job in line.jobs for row in job.clients)
+    every = "Every client that is promised something" if open_ones else "Every client"
     if len(rows) == 1:
         return f"The client stayed within its own budget and used {share(known[0])} of it{where}."
-    return f"Every client stayed within its own budget: the closest came to {share(max(known))} of it{where}."
+    return f"{every} stayed within its own budget: the closest came to {share(max(known))} of it{where}."
 
 
 def _best(lines: Sequence[Line]) -> str:
