@@ -12,12 +12,14 @@ from typing import Literal
 
 import dp_accounting as dp
 import numpy as np
+import torch
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import Accountant, epsilon
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, split_clip_bit
 from polyeps.audit.canary import Clip, Floats, Mechanism, Release, audit, certified
 from polyeps.audit.montecarlo import Finding
+from polyeps.mechanisms.clipping import clip_to_norm
 
 DELTA = 1e-4  # of both papers' settings as docs/soundness.md takes them
 
@@ -72,8 +74,9 @@ def large_canary(layers: int = 4, rank: int = 16, size: float = 1e6) -> Floats:
 
 
 def joint_clip(update: Floats) -> Floats:
-    """The sound clip: one Frobenius norm over all layers together."""
-    return update / max(1.0, float(np.linalg.norm(update.ravel())))
+    """One norm over all layers and their biases: the very code that FedHDP and CMP-Fed clip with."""
+    row = torch.from_numpy(np.ascontiguousarray(update, dtype=np.float64)).reshape(1, -1)
+    return clip_to_norm(row, 1.0).numpy().reshape(update.shape)
 
 
 def layer_clip(update: Floats) -> Floats:

@@ -6,7 +6,7 @@ import click
 import typer
 
 from polyeps import __version__
-from polyeps.cli import calibrate, certify, data, ledger, plan, report, reproduce
+from polyeps.cli import audit, calibrate, certify, data, ledger, plan, report, reproduce
 from polyeps.cli import run as run_command
 from polyeps.errors import LedgerTampered, PolyepsError
 
@@ -22,6 +22,7 @@ app.add_typer(calibrate.app, name="calibrate")
 app.command("plan")(plan.plan)
 app.command("run")(run_command.run)
 app.command("demo")(run_command.demo)
+app.command("audit")(audit.audit)
 app.command("report")(report.report)
 app.command("reproduce")(reproduce.reproduce)
 app.add_typer(ledger.app, name="ledger")
