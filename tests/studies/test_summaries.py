@@ -2,6 +2,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_studies import CELL, figure, result
 
@@ -141,14 +142,15 @@ def test_a_form_that_was_not_run_says_so(store: Store, tmp_path: Path) -> None:
 
 
 def test_equal_values_lie_beside_each_other(store: Store, tmp_path: Path) -> None:
+    from matplotlib.container import ErrorbarContainer
     from matplotlib.figure import Figure as Picture
 
     summary = summarise(figure(), store, 2, GRID)
     summary["cells"] *= 2
     axes = Picture().subplots()
     presenting._draw_panel(axes, summary, summary["cells"], "sound")
-    drawn = [container.lines[0] for container in axes.containers]
-    first = [round(float(line.get_xdata()[0]), 3) for line in drawn]
+    drawn = [container for container in axes.containers if isinstance(container, ErrorbarContainer)]
+    first = [round(float(np.asarray(bars.lines[0].get_xdata())[0]), 3) for bars in drawn]
     assert len(set(first)) == len(summary["cells"][0]["methods"])
     assert first == sorted(first)
     assert max(map(abs, first)) < 0.2
