@@ -75,6 +75,8 @@ def test_what_projection_buys_is_said(store: Store) -> None:
     assert said[0] == "1 of 1 values are within 4 points of the paper's."
     assert said[1].startswith("PFA over the public clients alone, in points, ± the standard error over paired seeds")
     assert "-2.0 to -2.0 in the published form (digits" in said[1]
+    single = sentences(summarise(figure(), store, 1, GRID))[1]
+    assert single.startswith("PFA over the public clients alone, in points: -2.0 to -2.0 in the published form, ")
     alone = sentences(summarise(figure(methods=figure().methods[:2]), store, 2, GRID))
     assert not any("public clients alone" in sentence for sentence in alone)
 

@@ -243,9 +243,8 @@ def projection_gains(summary: Summary) -> str:
             ]
             paired = f" ({'; '.join(each)})" if each else ""
             said.append(f"{min(values):+.1f} to {max(values):+.1f} in the {form} form{paired}")
-    if not said:
-        return ""
-    return f"PFA over the public clients alone, in points, ± the standard error over paired seeds: {', '.join(said)}."
+    pairs = ", ± the standard error over paired seeds" if any("±" in one for one in said) else ""
+    return f"PFA over the public clients alone, in points{pairs}: {', '.join(said)}." if said else ""
 
 
 def _shown(summary: Summary, measured: Summary | None) -> str:
