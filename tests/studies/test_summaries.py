@@ -2,6 +2,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_studies import CELL, figure, result
 
@@ -72,7 +73,28 @@ def test_the_table_says_paper_forms_control_and_verdict(store: Store) -> None:
 def test_what_projection_buys_is_said(store: Store) -> None:
     said = sentences(summarise(figure(), store, 2, GRID))
     assert said[0] == "1 of 1 values are within 4 points of the paper's."
-    assert said[1].startswith("PFA over the public clients alone, in points: -2.0 to -2.0 in the published form")
+    assert said[1].startswith("PFA over the public clients alone, in points, ± the standard error over paired seeds")
+    assert "-2.0 to -2.0 in the published form (digits" in said[1]
+    single = sentences(summarise(figure(), store, 1, GRID))[1]
+    assert single.startswith("PFA over the public clients alone, in points: -2.0 to -2.0 in the published form, ")
+    alone = sentences(summarise(figure(methods=figure().methods[:2]), store, 2, GRID))
+    assert not any("public clients alone" in sentence for sentence in alone)
+
+
+def test_the_gain_is_that_of_pairs(store: Store) -> None:
+    (late,) = (
+        one
+        for one in settle(trials_of(figure(), seeds=2), store, GRID)
+        if (one.method.name, one.form, one.seed) == ("pfa", "sound", 2)
+    )
+    store.write(store.path(late).name, result(late, 0.63))
+    (cell,) = summarise(figure(), store, 2, GRID)["cells"]
+    assert cell["gain"]["published"] == {"mean": pytest.approx(-0.02), "error": pytest.approx(0), "seeds": 2}
+    assert cell["gain"]["sound"] == {"mean": pytest.approx(0.02), "error": pytest.approx(0.04), "seeds": 2}
+    (first,) = summarise(figure(), store, 1, GRID)["cells"]
+    assert first["gain"]["sound"] == {"mean": pytest.approx(-0.02), "error": None, "seeds": 1}
+    (traffic,) = summarise(figure(shows="traffic"), store, 2, GRID)["cells"]
+    assert traffic["gain"] == {}
 
 
 def test_methods_are_compared_over_the_seeds_they_share(store: Store) -> None:
@@ -110,6 +132,30 @@ def test_files_are_written(store: Store, tmp_path: Path, axis: str) -> None:
     first = files[2].read_bytes()
     presenting.write(summary, tmp_path / "results", "test-figure-1")
     assert files[2].read_bytes() == first
+
+
+def test_a_form_that_was_not_run_says_so(store: Store, tmp_path: Path) -> None:
+    summary = summarise(figure(), store, 2, GRID)
+    (cell,) = summary["cells"]
+    assert "not run" not in presenting.draw(summary, tmp_path / "both")[0].read_text()
+    for method in cell["methods"].values():
+        method["sound"] = None
+    assert presenting.draw(summary, tmp_path / "one")[0].read_text().count(">not run<") == 1
+
+
+def test_equal_values_lie_beside_each_other(store: Store, tmp_path: Path) -> None:
+    from matplotlib.container import ErrorbarContainer
+    from matplotlib.figure import Figure as Picture
+
+    summary = summarise(figure(), store, 2, GRID)
+    summary["cells"] *= 2
+    axes = Picture().subplots()
+    presenting._draw_panel(axes, summary, summary["cells"], "sound")
+    drawn = [container for container in axes.containers if isinstance(container, ErrorbarContainer)]
+    first = [round(float(np.asarray(bars.lines[0].get_xdata())[0]), 3) for bars in drawn]
+    assert len(set(first)) == len(summary["cells"][0]["methods"])
+    assert first == sorted(first)
+    assert max(map(abs, first)) < 0.2
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ METHOD_COLOURS = {
 }
 COLOURS = tuple(METHOD_COLOURS.values())
 PANEL = (4.6, 3.0)  # inches
+APART = 0.045  # between methods at the same number of clients, of the step to the next: equal values stay visible
+DASHED = ("pfa-plus", "public-only")  # they often lie on PFA's curve
 
 
 def write(summary: Summary, folder: Path, name: str) -> list[Path]:
@@ -118,9 +120,10 @@ def _draw_lines(summary: Summary, stem: Path) -> list[Path]:
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (title, lines) in zip(grid, panels.items(), strict=True):
         for number, (name, values) in enumerate(lines.items()):
-            # Lines may lie on each other: every other one lets the one below be seen.
+            # Lines may lie on each other: every other one lets the one below be seen, and that one is broader.
+            above = sum(other == values for other in list(lines.values())[number + 1 :])
             look = {"color": COLOURS[number % len(COLOURS)], "linestyle": "--" if number % 2 else "-", "label": name}
-            axes.plot(range(1, len(values) + 1), values, marker=".", **look)
+            axes.plot(range(1, len(values) + 1), values, marker=".", linewidth=1.5 + 2 * above, **look)
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("round", fontsize=8)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -162,7 +165,7 @@ def _draw_panel(axes: Axes, summary: Summary, cells: Sequence[Summary], form: st
         if along_methods:
             places = [float(number)] * len(known)
         elif lines:
-            places = [float(place) for place, _ in known]
+            places = [place + (number - (len(names) - 1) / 2) * APART for place, _ in known]
         else:
             places = [place + (number - (len(names) - 1) / 2) * width for place, _ in known]
         _draw_method(axes, places, [method for _, method in known], form, name, colour, None if lines else width)
@@ -172,6 +175,9 @@ def _draw_panel(axes: Axes, summary: Summary, cells: Sequence[Summary], form: st
     )
     if summary["axis"] == "clients":
         axes.set_xlabel("clients", fontsize=8)
+    axes.set_xlim(-0.5, len(ticks) - 0.5)
+    if not any(cell["methods"][name][form] for cell in cells for name in names):
+        axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color="#666666", fontsize=9)
 
 
 def _draw_method(
@@ -188,7 +194,9 @@ def _draw_method(
     across = [x for x, _ in done]
     means, spreads = [one["mean"] for _, one in done], [one["deviation"] for _, one in done]
     if width is None:
-        axes.errorbar(across, means, spreads, color=colour, marker=".", linewidth=1.4, capsize=2, label=name)
+        style = "--" if name in DASHED else "-"
+        axes.errorbar(across, means, spreads, color=colour, linestyle=style, marker=".", linewidth=1.4, capsize=2,
+                      label=name)  # fmt: skip
     else:
         axes.bar(across, means, width, yerr=spreads if any(spreads) else None, color=colour, label=name)
     printed = [(x, method["paper"]) for x, method in zip(places, methods, strict=True) if method["paper"] is not None]

@@ -101,7 +101,22 @@ def _cell(figure: Figure, cell: Cell, found: Found) -> Summary:
         "cell": cell.as_dict(),
         "methods": methods,
         "orderings": orderings(methods) if figure.shows == "accuracy" else [],
+        "gain": {form: _gain(cell, form, found) for form in FORMS} if figure.shows == "accuracy" else {},
     }
+
+
+def _gain(cell: Cell, form: Form, found: Found) -> Summary | None:
+    """PFA minus the public clients alone, seed by seed: the mean of the differences and its standard error."""
+    ours, control = (
+        {result["trial"]["seed"]: result["final"] for result in found.get((cell, name, form), [])}
+        for name in ("pfa", CONTROL)
+    )
+    differences = [ours[seed] - control[seed] for seed in sorted(ours.keys() & control.keys())]
+    if not differences:
+        return None
+    error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else None
+    mean = round(statistics.fmean(differences), 5)
+    return {"mean": mean, "error": None if error is None else round(error, 5), "seeds": len(differences)}
 
 
 def _measured(figure: Figure, results: Sequence[Result]) -> Summary | None:
@@ -218,15 +233,18 @@ def projection_gains(summary: Summary) -> str:
     """What PFA has over averaging the public clients alone: what projection itself buys."""
     said = []
     for form in FORMS:
-        pairs = [
-            (cell["methods"]["pfa"][form], cell["methods"][CONTROL][form])
-            for cell in summary["cells"]
-            if {"pfa", CONTROL} <= set(cell["methods"])
-        ]
-        gains = [100 * (ours["mean"] - control["mean"]) for ours, control in pairs if ours and control]
+        gains = [(cell["title"], cell["gain"][form]) for cell in summary["cells"] if cell["gain"].get(form)]
         if gains:
-            said.append(f"{min(gains):+.1f} to {max(gains):+.1f} in the {form} form")
-    return f"PFA over the public clients alone, in points: {', '.join(said)}." if said else ""
+            values = [100 * gain["mean"] for _, gain in gains]
+            each = [
+                f"{title} {100 * gain['mean']:+.1f} ± {100 * gain['error']:.1f}"
+                for title, gain in gains
+                if gain["error"] is not None
+            ]
+            paired = f" ({'; '.join(each)})" if each else ""
+            said.append(f"{min(values):+.1f} to {max(values):+.1f} in the {form} form{paired}")
+    pairs = ", ± the standard error over paired seeds" if any("±" in one for one in said) else ""
+    return f"PFA over the public clients alone, in points{pairs}: {', '.join(said)}." if said else ""
 
 
 def _shown(summary: Summary, measured: Summary | None) -> str:
