@@ -183,3 +183,11 @@ def test_nobody_is_asked_before_everybody_has_told() -> None:
             seed=1,
         )
     assert town.tasks == []
+
+
+def test_without_any_client_that_must_be_there_the_run_ends() -> None:
+    with_public = Participation("uniform", 0.5, including=frozenset({"a", "b"}))
+    assert with_public.goes_on(["b", "c"])
+    assert not with_public.goes_on(["c", "d"])
+    assert Participation("uniform", 0.5).goes_on(["c", "d"])
+    assert not Participation("uniform", 0.5, quorum=3).goes_on(["c", "d"])

@@ -144,7 +144,7 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
     before = set(job.population.ids if active is None else active)
 
     def observe(round: Round, now: State) -> None:
-        last = round.number + 1 == experiment.rounds or len(round.active) < job.participation.quorum
+        last = round.number + 1 == experiment.rounds or not job.participation.goes_on(round.active)
         due = (round.number + 1) % experiment.evaluate_every == 0 or last
         metrics = job.population.evaluate(now.model) if due else {}
         if last and job.population.own_tests is not None:

@@ -35,7 +35,7 @@ class Participation:
     kind: Literal["uniform", "poisson", "full", "epoch"] = "full"
     share: float = 1.0
     quorum: int = 1  # the run ends when fewer clients than this can afford a round
-    including: frozenset[str] = frozenset()  # at least one of these is in every cohort, while one is left
+    including: frozenset[str] = frozenset()  # at least one of these is in every cohort; without any, the run ends
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -44,6 +44,11 @@ class Participation:
             raise InputError(f"participation.quorum must be at least 1, not {self.quorum}")
         if self.kind == "epoch" and self.including:
             raise InputError("participation: in an epoch every client is asked once, so nobody can be in every cohort")
+
+    def goes_on(self, active: Sequence[str]) -> bool:
+        """Whether a round can begin with those who are left: enough of them, and one that must be in every cohort."""
+        missing = bool(self.including) and self.including.isdisjoint(active)
+        return len(active) >= self.quorum and not missing
 
     def batches(self, clients: int) -> int:
         """In how many rounds an epoch asks every client once; a round is an epoch of its own where chance decides."""
@@ -187,7 +192,7 @@ def serve(
     state = replace(state, enrolled=tuple(roster.values()))
     left = [p.id for p in roster.values() if p.ready] if active is None else list(active)
     for number in range(state.round, rounds):
-        if len(left) < participation.quorum:
+        if not participation.goes_on(left):
             break
         began = time.perf_counter()
         ask = _Counted(transport, run, number, algorithm.dues is not None)

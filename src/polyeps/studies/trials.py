@@ -162,7 +162,7 @@ def _due(round: Round, trial: Trial, job: Job) -> bool:
         return True
     # Budgets may end a run some rounds early, so "the last ten" is not known until it is over.
     late = round.number + 1 > 0.92 * trial.rounds - trial.last
-    return late or (round.number + 1) % SPARSELY == 0 or len(round.active) < job.participation.quorum
+    return late or (round.number + 1) % SPARSELY == 0 or not job.participation.goes_on(round.active)
 
 
 def _spent_share(job: Job, ledger: Ledger | None) -> float | None:
