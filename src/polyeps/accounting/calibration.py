@@ -4,6 +4,7 @@ One table of (scale, certified ε) serves all budgets that share a price. A budg
 which ε was computed, so nothing rests on interpolation: it only chooses where to look next.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ def calibrate(
         def judge(at: float, delta: float = delta) -> float:
             return known_epsilon(history_of(price(at), uses), delta, adjacency, accountant)
 
-        subject = _subject(price, uses, delta, adjacency, accountant)
+        subject = _subject(price, uses, delta, adjacency, accountant) | _asked(wanted, tolerance)
         table = cache.load(directory, subject, judge) if directory else {}
         before = len(table)
         search = _Search(judge, table, tolerance)
@@ -128,6 +129,13 @@ def _subject(price: Price, uses: int, delta: float, adjacency: Adjacency, accoun
         "adjacency": adjacency,
         "accountant": accountant,
     }
+
+
+def _asked(wanted: NDArray[np.float64], tolerance: float) -> dict[str, Any]:
+    """What a table was made for. Where the search looks depends on it, so a table made for other budgets, which would
+    serve as well, would give other answers: the same run must not differ by what was calibrated before it."""
+    distinct = np.unique(wanted)
+    return {"budgets": hashlib.sha256(distinct.tobytes()).hexdigest(), "tolerance": tolerance}
 
 
 class _Search:
