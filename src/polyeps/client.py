@@ -196,7 +196,9 @@ def _enter(cohort: Cohort, algorithm: Algorithm, task: Task) -> Replies:
     progress = cohort.memory[PROGRESS]
     cohort.remember(PROGRESS, places, torch.tensor([task.round + 1, 0]).to(progress))
     ids = tuple(cohort.ids[place] for place in places)
-    return Replies(ids, {"entered": torch.ones(len(ids), dtype=torch.uint8)}, (True,) * len(ids))
+    able = set(_able(cohort, algorithm, dues, places).tolist())
+    ready = tuple(place in able for place in places.tolist())
+    return Replies(ids, {"entered": torch.ones(len(ids), dtype=torch.uint8)}, ready)
 
 
 def _in_turn(cohort: Cohort, algorithm: Algorithm, task: Task, places: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -137,7 +137,9 @@ class _Counted:
 
     def enter(self, clients: Sequence[str]) -> list[str]:
         """Have clients pay for the round; those who could. What this takes on the wire is not counted."""
-        paid = set(self.transport(Task(ENTER, tuple(clients), {}, self.run, self.round)).ids)
+        replies = self.transport(Task(ENTER, tuple(clients), {}, self.run, self.round))
+        self.leaving.update(client for client, ready in zip(replies.ids, replies.ready, strict=True) if not ready)
+        paid = set(replies.ids)
         self.declined += [client for client in clients if client not in paid]
         return [client for client in clients if client in paid]
 

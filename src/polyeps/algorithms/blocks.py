@@ -19,6 +19,7 @@ from polyeps.grouping import split_by_epsilon
 from polyeps.training import Training
 
 Floats = NDArray[np.float64]
+ROWS_TOGETHER = 64
 Split = Literal["mixture", "k-means", "top", "threshold"]
 
 
@@ -53,6 +54,14 @@ class Federation:
     def sizes(self) -> dict[str, int]:
         """How many clients each group has; nobody's joining or leaving a round changes it."""
         return {name: self.groups.count(name) for name in self.scales}
+
+
+def with_padding(rows: int, device: torch.device) -> list[int]:
+    """Places of rows to train; on a device the first again and again, up to one of few numbers.
+
+    Cohorts drawn by chance are of many sizes, and each size would have its steps captured anew.
+    """
+    return [*range(rows), *[0] * (-rows % ROWS_TOGETHER if device.type == "cuda" and rows else 0)]
 
 
 def train_locally(training: Training) -> Action:

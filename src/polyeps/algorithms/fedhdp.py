@@ -10,29 +10,28 @@ Clients of a group without noise are promised nothing.
 
 Departures. Sums are divided by the public q·N_j, not by how many were drawn, which is secret. Clip bits are paid
 for: the noise of the sums is larger, so that both together cost z_j. `ratio = "auto"` is ours: groups count by how far
-their means may be from everybody's, which is lemma 1 for any number of groups and over all rounds. With
+their means are from everybody's, which is lemma 1 for any number of groups and over all rounds (`weighing`). With
 `trust = "secure-sum"` clients add shares of the noise themselves, and only sums over groups are seen.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from polyeps.accounting.events import Gaussian, Poisson, split_clip_bit
 from polyeps.algorithms.blocks import Federation, step
 from polyeps.algorithms.group_sums import Noise, summed_by_server, summed_securely, with_shares
-from polyeps.algorithms.personal import Personal
+from polyeps.algorithms.personal import Personal, without_personal_models
+from polyeps.algorithms.weighing import Groups, best_weights, learn_differences, weights_by_ratio
 from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm, norms_of
-
-SMOOTHING = 0.9  # of what the server holds about how much clients differ, the part that stays in each round
 
 
 def fedhdp(
@@ -57,12 +56,12 @@ def fedhdp(
     securely = partial(summed_securely, noise=noise, dropouts=dropouts)
     sums = securely if trust == "secure-sum" else partial(summed_by_server, noise=noise, streams=federation.noise)
 
+    names = list(federation.scales)
+    sizes = torch.tensor([federation.sizes[name] for name in names], dtype=torch.float64)
+    multipliers = torch.tensor([noise.sums[name] for name in names], dtype=torch.float64)
+
     def train(work: Work) -> tuple[Payload, Payload]:
-        if own is None:
-            updates = plain.run(work.payload["model"], work.data, work.streams, rows=work.rows.tolist())
-            kept: Payload = {}
-        else:
-            updates, kept = own.run(work)
+        updates, kept = own.run(work) if own is not None else (without_personal_models(plain, work), {})
         clip = float(work.payload["clip"])
         bits = (norms_of(updates) <= clip).to(updates)[:, None] - 0.5
         values = torch.cat([clip_to_norm(updates, clip), bits], 1)
@@ -75,22 +74,25 @@ def fedhdp(
 
     def round(state: State, ask: Ask) -> State:
         clip = state.kept.get("clip", torch.tensor(federation.clip, dtype=torch.float64))
-        spread = state.kept.get("spread", torch.tensor(1.0, dtype=torch.float64))  # over clip², at most about 1
         found = sums(state, ask, {"model": state.model, "clip": clip})
         if not found.sums:
             return state
-        if found.spread is not None and clip > 0:
-            spread = SMOOTHING * spread + (1 - SMOOTHING) * found.spread / float(clip) ** 2
-        weights = _weights(federation, noise, ratio, float(spread), len(state.model), found.sums)
-        expected = {name: federation.rate * federation.sizes[name] for name in found.sums}
-        update = torch.zeros_like(state.model)
-        for name, total in found.sums.items():
-            update += weights[name] / expected[name] * total
+        present = [place for place, name in enumerate(names) if name in found.sums]
+        expected = federation.rate * sizes[present]
+        means = torch.stack(list(found.sums.values())) / expected.to(state.model)[:, None]
+        kept: dict[str, Tensor] = {}
+        if ratio == "auto":
+            groups = Groups(sizes, federation.rate, federation.rounds, len(state.model) * multipliers**2)
+            weights = best_weights(groups, state.kept, present)
+            if len(present) == len(names) > 1:
+                kept = learn_differences(groups, state.kept, means / clip.to(means))
+        else:
+            weights = weights_by_ratio(sizes[present], multipliers[present] > 0, ratio)
         if adaptive:
-            share = found.bits / sum(expected.values()) + 0.5
+            share = found.bits / float(expected.sum()) + 0.5
             # What floats cannot clip to is not asked for: a clip that fell so low has stopped the training anyway.
             clip = (clip * math.exp(-clip_rate * (share - quantile))).clamp(1e-30, 1e30)
-        return step(state, update, clip=clip, spread=spread)
+        return step(state, weights.to(means) @ means, clip=clip, **kept)
 
     return Algorithm(
         {"train": Action(train, price=None)},
@@ -120,35 +122,6 @@ def _noise(federation: Federation, clip_noise: float | None) -> Noise:
         raise InputError(f"clip_noise must be above half the strictest group's multiplier {strictest:g}, not {bits:g}")
     split = {name: split_clip_bit(z, bits) if z else 0.0 for name, z in federation.scales.items()}
     return Noise(split, bits if strictest else 0.0)
-
-
-def _weights(
-    federation: Federation,
-    noise: Noise,
-    ratio: float | Literal["auto"],
-    spread: float,
-    size: int,
-    present: Iterable[str],
-) -> dict[str, float]:
-    """How much each group's mean counts; they add up to one.
-
-    auto: inversely to how far the mean may be from that of all clients. Over T rounds the same N_j clients differ from
-    everybody by spread/N_j, whatever else averages out; the luck of the draw and the noise of single rounds do, so
-    they count one T-th.
-    """
-    sizes, rate, rounds = federation.sizes, federation.rate, federation.rounds
-    if ratio == "auto":
-        weights = {}
-        for name in present:
-            drawn = spread * (1 - rate) / (rate * sizes[name])
-            noisy = size * (noise.sums[name] / (rate * sizes[name])) ** 2
-            weights[name] = 1 / max(spread / sizes[name] + (drawn + noisy) / rounds, 1e-12)
-    else:
-        weights = {name: sizes[name] * (ratio if noise.sums[name] else 1.0) for name in present}
-        if not any(weights.values()):  # nobody but private clients, and a ratio of 0
-            weights = {name: float(sizes[name]) for name in weights}
-    total = sum(weights.values())
-    return {name: weight / total for name, weight in weights.items()}
 
 
 def _check(**shares: float | str) -> None:

@@ -32,8 +32,6 @@ class GroupSums:
 
     sums: dict[str, Tensor]  # (d,) of every group whose sum was made
     bits: float  # over all of those groups
-    # The mean squared distance of clients' updates from their mean, where the server saw some that are promised nothing
-    spread: float | None = None
 
 
 def summed_by_server(
@@ -51,14 +49,7 @@ def summed_by_server(
     scale = torch.tensor([noise.sums[name] for name in names], dtype=torch.float64)[:, None] * asked["clip"].cpu()
     sums += (drawn[:, 0, :-1] * scale).to(sums)
     bits = float(replies.payload["bit"].double().sum()) if replies.ids else 0.0
-    unprotected = torch.tensor([noise.sums[name] == 0 for name in names], device=place.device)[place]
-    return GroupSums(
-        dict(zip(names, sums, strict=True)), bits + noise.bits * float(drawn[0, 0, -1]), _spread(rows[unprotected])
-    )
-
-
-def _spread(rows: Tensor) -> float | None:
-    return float(rows.var(0).sum()) if len(rows) > 1 else None
+    return GroupSums(dict(zip(names, sums, strict=True)), bits + noise.bits * float(drawn[0, 0, -1]))
 
 
 def summed_securely(state: State, ask: Ask, asked: Payload, noise: Noise, dropouts: float) -> GroupSums:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyeps.algorithms.blocks import Federation
+from polyeps.algorithms.blocks import Federation, with_padding
 from polyeps.core import Payload, Work
 from polyeps.errors import InputError
 from polyeps.training import Training
@@ -59,13 +59,23 @@ class Personal:
         clients = len(work.rows)
         own = personal_models(work.memory, received)
         assert own is not None
-        both = [*range(clients), *range(clients)]
+        places = with_padding(2 * clients, received.device)
+        both = [place % clients for place in places]
+        rows = np.concatenate([work.rows, work.rows + len(self.federation.groups)])
         moved = self.training.run(
-            torch.cat([received.expand_as(own), own]),
+            torch.cat([received.expand_as(own), own])[places],
             replace(work.data, offsets=work.data.spans[both]),
             work.streams.select(both),
             anchor=received,
-            rows=[*work.rows.tolist(), *(work.rows + len(self.federation.groups)).tolist()],
+            rows=rows[places].tolist(),
         )
-        kept = {"personal": own + moved[clients:], "started": torch.ones_like(work.memory["started"])}
+        kept = {"personal": own + moved[clients : 2 * clients], "started": torch.ones_like(work.memory["started"])}
         return moved[:clients], kept
+
+
+def without_personal_models(training: Training, work: Work) -> Tensor:
+    """The updates of clients that keep no model of their own."""
+    model = work.payload["model"]
+    places = with_padding(len(work.rows), model.device)
+    data = replace(work.data, offsets=work.data.spans[places])
+    return training.run(model, data, work.streams.select(places), rows=work.rows[places].tolist())[: len(work.rows)]

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    study: Annotated[str, typer.Argument(help="pfa (paper 000), fedsel (001) or pdp-fl (002).")],
+    study: Annotated[str, typer.Argument(help="pfa (paper 000), fedsel (001), pdp-fl (002) or fedhdp (003).")],
     figure: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given again.")] = None,
     table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given again.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="In small: minutes instead of hours.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Repeat so often; 5 times, fedsel's folds 10.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repeat so often; 5 times, fedsel 10, fedhdp 3.")] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda where there is one.")] = "cpu",
     processes: Annotated[int, typer.Option(min=1, help="How many trainings at once.")] = 1,
     shard: Annotated[str, typer.Option(help="Take a part of the work: 3/8 is the third of eight.")] = "1/1",
@@ -33,7 +33,7 @@ def reproduce(
     """Run a paper's figures and tables again; what is finished is kept, so a stopped study goes on where it was."""
     from polyeps.accounting.cache import default_directory
     from polyeps.cli.run import check_device
-    from polyeps.studies import fedsel_pictures, presenting, reproducing
+    from polyeps.studies import fedhdp_theory, fedsel_pictures, presenting, reproducing
     from polyeps.studies.choosing import GRID, QUICK_GRID
     from polyeps.studies.running import Means
     from polyeps.studies.trials import Store
@@ -56,7 +56,9 @@ def reproduce(
     options = _options(quick, seeds, device, processes, work)
     summaries = reproducing.outcome(wanted, store, means.grid, repeats, options)
     for name, summary in summaries.items():
-        files = presenting.write(summary, output, name) + fedsel_pictures.draw(summary, output / name)
+        files = presenting.write(summary, output, name)
+        for draw in (fedsel_pictures.draw, fedhdp_theory.draw):
+            files += draw(summary, output / name)
         if not as_json:
             print_table(*presenting.shown(summary), title=presenting.heading(summary))
             for sentence in presenting.said(summary):

@@ -1,7 +1,8 @@
 """Trials that are experiments of any kind: the settings of one method as a TOML file has them, and a seed.
 
 A study names its settings; where a learning rate or the like is open, it names the candidates, and the one that does
-best on a validation split with the first seed is taken. Results go to the same store as all others, one file each.
+best on a validation split with the first seed is taken; methods may share the choice of one of them. Results go to the
+same store as all others, one file each.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Trial:
     seed: int
     candidates: tuple[str, ...] = ()  # changes as JSON, of which the best is to be found first
     validation: bool = False
+    judged: Trial | None = None  # which the candidates are tried with; None: with this one
 
     @property
     def key(self) -> str:
@@ -57,16 +59,23 @@ class Trial:
         return config.experiment(_changed(values, {"data.validation": VALIDATION}) if self.validation else values)
 
 
-def trial(name: str, values: Mapping[str, Any], seed: int, candidates: Iterable[Changes] = ()) -> Trial:
+def trial(
+    name: str,
+    values: Mapping[str, Any],
+    seed: int,
+    candidates: Iterable[Changes] = (),
+    judged: Trial | None = None,
+) -> Trial:
     """A trial of plain values."""
-    return Trial(name, _text(values), seed, tuple(_text(changes) for changes in candidates))
+    return Trial(name, _text(values), seed, tuple(_text(changes) for changes in candidates), judged=judged)
 
 
 def choice_of(wanted: Trial) -> tuple[Trial, ...]:
     """The trials that decide between a trial's candidates."""
-    values = json.loads(wanted.settings)
+    judged = wanted.judged or wanted
+    values = json.loads(judged.settings)
     return tuple(
-        Trial(wanted.name, _text(_changed(values, json.loads(changes))), CHOICE_SEED, validation=True)
+        Trial(judged.name, _text(_changed(values, json.loads(changes))), CHOICE_SEED, validation=True)
         for changes in wanted.candidates
     )
 
@@ -80,7 +89,7 @@ def settled(wanted: Trial, store: Store) -> Trial | None:
     if len(finals) < len(results):
         return None
     best = json.loads(wanted.candidates[finals.index(max(finals))])
-    return replace(wanted, settings=_text(_changed(json.loads(wanted.settings), best)), candidates=())
+    return replace(wanted, settings=_text(_changed(json.loads(wanted.settings), best)), candidates=(), judged=None)
 
 
 def read(wanted: Trial, store: Store) -> Result | None:
