@@ -32,7 +32,7 @@ from polyeps.lowrank import WarmStart, Whole, low_rank
 def cmp_fed(
     federation: Federation,
     *,
-    rank: int = 16,
+    rank: int = 4,
     clip_subspace: float | None = None,
     clip_embedding: float | None = None,
     split: float = 0.5,

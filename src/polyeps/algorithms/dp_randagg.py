@@ -27,7 +27,7 @@ from polyeps.mechanisms.clipping import clip_to_norm
 def dp_randagg(
     federation: Federation,
     *,
-    rank: int = 16,
+    rank: int = 4,
     mask_first: bool = True,
     whole: Whole = "when-cheaper",
     server_rate: float = 1.0,

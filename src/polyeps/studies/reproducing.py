@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyeps.errors import InputError
-from polyeps.studies import fedsel, pdp_fl, pdp_fl_tables, pfa, pfa_tables
+from polyeps.studies import cmp_fed, fedsel, pdp_fl, pdp_fl_tables, pfa, pfa_tables
 from polyeps.studies.figures import Figure, quick, trials_of, without_missing_data
 from polyeps.studies.running import Means, Told, run_all
 from polyeps.studies.summaries import Summary, summarise
@@ -15,7 +15,7 @@ from polyeps.studies.tabulated import Tabulated, tabulate
 from polyeps.studies.trials import Store, Trial
 
 # Studies whose trials are of another kind than those of papers 000 and 002: each runs and shows its parts itself.
-OWN: dict[str, Any] = {"fedsel": fedsel}
+OWN: dict[str, Any] = {"fedsel": fedsel, "cmp-fed": cmp_fed}
 STUDIES = ("pfa", *OWN, "pdp-fl")
 REPEATS = {"fedsel": 10}  # of the paper, where it is not the usual number
 USUAL = 5
