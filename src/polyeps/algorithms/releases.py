@@ -90,6 +90,8 @@ class SecureSums:
     def of(self, state: State, ask: Ask, release: Release, asked: Payload) -> Tensor | None:
         """The noisy sum over the clients drawn; nothing where too few answered."""
         drawn = tuple(client.id for client in state.roster)
+        if not drawn and not self.scale:
+            return None
         if not drawn:
             return release.of_nobody(self.scale, self.streams(state.round), state.model)
         task = Task(release.action, drawn, {**asked, HONEST: torch.tensor(self.honest(len(drawn)))})
