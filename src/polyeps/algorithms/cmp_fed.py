@@ -8,7 +8,8 @@ Both releases come from one cohort and cost, together, one Gaussian of multiplie
 1/scale². For a round it has paid for, a client does each at most once, and the second only after the first.
 
 Departures. Cohorts are drawn by every client's own coin, and sums are divided by the public q·N. One norm bounds all
-of a release, biases included. V_t is made orthonormal, so that U has the scale of Δ; `warm_start = "raw"` is the paper.
+of a release, biases included. V_t is made orthonormal, so that U does not depend on the noise in V_t's length;
+`warm_start = "raw"` is the paper. C_1 is a hundredth of C_2, where the paper took medians it does not pay for.
 Tensors that factors would not make smaller are sent whole; `whole = "biases"` is the paper's count. More noise than 1:1
 may be put on U, of which only the directions are used.
 """
@@ -27,6 +28,10 @@ from polyeps.algorithms.releases import Held, Release, SecureSums, check_rates, 
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
 from polyeps.lowrank import WarmStart, Whole, low_rank
+
+# The default clip of U, of that of V. Of U only the directions are used, so nothing is lost when everybody's is cut to
+# one length; and V_t shows the way so badly at first that U is a small part of Δ, and would drown in noise made for Δ.
+SHORT = 0.01
 
 
 def cmp_fed(
@@ -49,9 +54,10 @@ def cmp_fed(
         raise InputError(f"split must lie between 0 and 1, not {split}")
     plain = federation.training(federation.learning_rate, 0.0)
     factors = low_rank(plain.model.slices, rank, whole=whole, warm_start=warm_start)
+    clip = clip_embedding or federation.clip
     thin = bool(factors.matrices)  # else everything is sent whole, and the first release is empty
-    first = Release("subspace", factors.subspace_size, clip_subspace or federation.clip, split)
-    second = Release("embed", factors.embedding_size, clip_embedding or federation.clip, 1 - split if thin else 1.0)
+    first = Release("subspace", factors.subspace_size, clip_subspace or SHORT * clip, split)
+    second = Release("embed", factors.embedding_size, clip, 1 - split if thin else 1.0)
     sums = SecureSums(max(federation.scales.values()), federation.noise, dropouts, colluders)
     expected = federation.rate * len(federation.groups)
     held = Held()
