@@ -46,7 +46,7 @@ def cmp_fed(
     server_rate: float = 1.0,
     rate_decay: float = 1.0,
     dropouts: float = 0.1,
-    colluders: int = 0,
+    colluders: float = 0.0,
 ) -> Algorithm:
     """Federated averaging of which the server learns two noisy sums of thin factors in a round."""
     check_rates(server_rate, rate_decay)

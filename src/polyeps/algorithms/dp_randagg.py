@@ -33,7 +33,7 @@ def dp_randagg(
     server_rate: float = 1.0,
     rate_decay: float = 1.0,
     dropouts: float = 0.1,
-    colluders: int = 0,
+    colluders: float = 0.0,
 ) -> Algorithm:
     """Federated averaging of which the server learns a noisy sum of some coordinates in a round."""
     check_rates(server_rate, rate_decay)

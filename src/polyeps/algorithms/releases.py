@@ -4,10 +4,11 @@ A release of share s costs s of a round's privacy: its noise multiplier is scale
 up to one cost, together, one Gaussian of multiplier `scale`, the client's own. Who has no scale is promised nothing,
 and sends values as they are.
 
-How many were drawn is known to them, n. Each adds its part of noise that the honest among those who stay make up:
-n less the dropouts promised, less those who collude with the server. So the noise of a sum does not depend on who was
-drawn; more of it than promised is surplus. If fewer stay, nothing is opened. If nobody was drawn, the server puts noise
-in the place of a sum: else a round that changes nothing would tell that nobody was, which is no secret worth e^ε.
+How many were drawn is known to them, n. Each adds its part of noise that the honest among those who stay make up: n
+times 1 - dropouts - colluders, and not rounded. So when all answer, the noise of a sum is the same whoever and however
+many were drawn: in a vector of thousands of coordinates the size of the noise could be read off, and with it whether
+one more was there. If fewer stay than promised, nothing is opened. If nobody was drawn, the server puts noise in the
+place of a sum: a round that changes nothing would tell that nobody was.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
 from polyeps.training import Training
 
-HONEST = "honest"  # in a task: how many clients' noise makes up all of it
+HONEST = "honest"  # in a task: how many clients' noise makes up all of it, not always a whole number
 RATE = "rate"  # in a task: what the learning rate is multiplied by in this round
 _TOGETHER = 32  # clients a device trains at once are a multiple of this, so that few graphs serve cohorts of any size
 
@@ -71,21 +72,22 @@ class SecureSums:
     scale: float  # of a round, which is public
     streams: Callable[[int], Streams]  # the server's own, of a round
     dropouts: float = 0.1  # the share of those drawn that may fail to answer
-    colluders: int = 0  # clients who may tell the server their noise
+    colluders: float = 0.0  # the share of those drawn that may tell the server their noise
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropouts < 1:
-            raise InputError(f"dropouts must be at least 0 and below 1, not {self.dropouts}")
-        if self.colluders < 0:
-            raise InputError(f"colluders must be at least 0, not {self.colluders}")
+        for name in ("dropouts", "colluders"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        if not self.dropouts + self.colluders < 1:
+            raise InputError("dropouts and colluders leave nobody to add noise; together they must be below 1")
 
     def least(self, drawn: int) -> int:
         """How many of those drawn must answer for a sum to be opened."""
         return max(1, math.ceil(drawn * (1 - self.dropouts) - 1e-9))
 
-    def honest(self, drawn: int) -> int:
-        """How many of those keep their noise to themselves; whoever is protected does."""
-        return max(1, self.least(drawn) - self.colluders)
+    def honest(self, drawn: int) -> float:
+        """How many of those keep their noise to themselves."""
+        return drawn * (1 - self.dropouts - self.colluders)
 
     def of(self, state: State, ask: Ask, release: Release, asked: Payload) -> Tensor | None:
         """The noisy sum over the clients drawn; nothing where too few answered."""
@@ -94,7 +96,9 @@ class SecureSums:
             return None
         if not drawn:
             return release.of_nobody(self.scale, self.streams(state.round), state.model)
-        task = Task(release.action, drawn, {**asked, HONEST: torch.tensor(self.honest(len(drawn)))})
+        task = Task(
+            release.action, drawn, {**asked, HONEST: torch.tensor(self.honest(len(drawn)), dtype=torch.float64)}
+        )
         return ask.total(task, least=self.least(len(drawn))).payload.get(release.action)
 
 

@@ -55,7 +55,7 @@ METHODS = (CMP_FED, PUBLISHED, UNDERSTATED, RANDAGG, MASKED, UV_FED, DP_FEDAVG, 
 def settings(method: Method, partition: Split, rank: int, quick: bool = False, agents: int = 6000) -> dict[str, Any]:
     """One method as an experiment."""
     clients, rounds, cohort = (300, 20, 100) if quick else (agents, 180, 100)
-    options = {"rate_decay": 0.99, **({"rank": rank} if method.compressed else {}), **method.options}
+    options = {"rate_decay": 0.99, "dropouts": 0.0, **({"rank": rank} if method.compressed else {}), **method.options}
     budgets = {"epsilon": 4.0} if quick else {"epsilon": 1.0, **method.budgets}
     spread = {"partition": "labels", "labels_per_client": 5} if partition == "labels" else {"size": 10}
     return {
