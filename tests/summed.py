@@ -76,9 +76,9 @@ class Watched(InMemory):
     def __call__(self, task: Task) -> Replies:
         return super().__call__(replace(task, to=tuple(c for c in task.to if c not in self.lost.get(task.action, ()))))
 
-    def total(self, task: Task, least: int = 1) -> Total:
+    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
         self.tasks.append(task)
-        self.totals.append(super().total(task, least))
+        self.totals.append(super().total(task, least, bits))
         return self.totals[-1]
 
 

@@ -184,8 +184,8 @@ class Unasked(Ask):
     def __call__(self, task: Task) -> Replies:
         raise AssertionError(task)
 
-    def total(self, task: Task, least: int = 1) -> Total:
-        raise AssertionError(task, least)
+    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+        raise AssertionError(task, least, bits)
 
 
 def test_when_nobody_was_drawn_the_round_is_noise_all_the_same() -> None:

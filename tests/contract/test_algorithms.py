@@ -50,8 +50,8 @@ def first_task(job: Job, clients: tuple[str, ...], faces: tuple[Profile, ...] = 
             asked.append(task)
             raise StoppedError
 
-        def total(self, task: Task, least: int = 1) -> Total:
-            raise AssertionError(least, self(task))
+        def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+            raise AssertionError(least, bits, self(task))
 
     faces = faces or tuple(
         Profile(client, epsilon=budget.epsilon, group=job.groups[place] if job.groups else None)
@@ -217,8 +217,8 @@ class Spy(Transport):
                 self.seen += tensor.double().flatten().tolist()
         return replies
 
-    def total(self, task: Task, least: int = 1) -> Total:
-        total = self.inner.total(task, least)
+    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+        total = self.inner.total(task, least, bits)
         for payload in (task.payload, total.payload):
             for tensor in payload.values():
                 self.seen += tensor.double().flatten().tolist()

@@ -16,15 +16,17 @@ may be put on U, of which only the directions are used.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+import dp_accounting
 import torch
 from torch import Tensor
 
-from polyeps.accounting.events import Gaussian, Poisson
+from polyeps.accounting.events import Poisson, on_one_sample
 from polyeps.algorithms.blocks import Federation, step
-from polyeps.algorithms.releases import Held, Release, SecureSums, check_rates, start_of, trained
+from polyeps.algorithms.releases import Held, NoiseKind, Release, SecureSums, check_rates, start_of, trained
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
 from polyeps.lowrank import WarmStart, Whole, low_rank
@@ -47,6 +49,7 @@ def cmp_fed(
     rate_decay: float = 1.0,
     dropouts: float = 0.1,
     colluders: float = 0.0,
+    noise: NoiseKind = "gaussian",
 ) -> Algorithm:
     """Federated averaging of which the server learns two noisy sums of thin factors in a round."""
     check_rates(server_rate, rate_decay)
@@ -56,8 +59,8 @@ def cmp_fed(
     factors = low_rank(plain.model.slices, rank, whole=whole, warm_start=warm_start)
     clip = clip_embedding or federation.clip
     thin = bool(factors.matrices)  # else everything is sent whole, and the first release is empty
-    first = Release("subspace", factors.subspace_size, clip_subspace or SHORT * clip, split)
-    second = Release("embed", factors.embedding_size, clip, 1 - split if thin else 1.0)
+    first = Release("subspace", factors.subspace_size, clip_subspace or SHORT * clip, split, noise)
+    second = Release("embed", factors.embedding_size, clip, 1 - split if thin else 1.0, noise)
     sums = SecureSums(max(federation.scales.values()), federation.noise, dropouts, colluders)
     expected = federation.rate * len(federation.groups)
     held = Held()
@@ -94,12 +97,12 @@ def cmp_fed(
     return Algorithm(
         {**actions, "embed": Action(embed, price=None)},
         round,
-        dues=partial(dues, federation.rate),
+        dues=partial(dues, federation.rate, (first, second) if thin else (second,)),
         trust="secure-sum",
         unit="client",
     )
 
 
-def dues(rate: float, scale: float) -> Any:
+def dues(rate: float, releases: Iterable[Release], scale: float) -> Any:
     """What a round costs every client of the federation: all its releases, from one secret cohort."""
-    return Poisson(rate, Gaussian(scale))
+    return Poisson(rate, on_one_sample(dp_accounting.ComposedDpEvent([release.event(scale) for release in releases])))

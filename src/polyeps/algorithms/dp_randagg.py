@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyeps.algorithms.blocks import Federation, step
 from polyeps.algorithms.cmp_fed import dues
-from polyeps.algorithms.releases import Release, SecureSums, check_rates, start_of, trained
+from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, start_of, trained
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
 from polyeps.lowrank import Whole, low_rank
@@ -34,6 +34,7 @@ def dp_randagg(
     rate_decay: float = 1.0,
     dropouts: float = 0.1,
     colluders: float = 0.0,
+    noise: NoiseKind = "gaussian",
 ) -> Algorithm:
     """Federated averaging of which the server learns a noisy sum of some coordinates in a round."""
     check_rates(server_rate, rate_decay)
@@ -42,7 +43,7 @@ def dp_randagg(
     plain = federation.training(federation.learning_rate, 0.0)
     size = plain.model.size
     kept = min(size, low_rank(plain.model.slices, rank, whole=whole).uplink) if rank else size
-    release = Release("train", kept, federation.clip)
+    release = Release("train", kept, federation.clip, noise=noise)
     sums = SecureSums(max(federation.scales.values()), federation.noise, dropouts, colluders)
     expected = federation.rate * len(federation.groups)
 
@@ -71,7 +72,7 @@ def dp_randagg(
     return Algorithm(
         {"train": Action(train, price=None)},
         round,
-        dues=partial(dues, federation.rate),
+        dues=partial(dues, federation.rate, (release,)),
         trust="secure-sum",
         unit="client",
     )

@@ -16,18 +16,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from polyeps.accounting.events import Gaussian
 from polyeps.core import PROGRESS, Ask, Payload, State, Streams, Task, Work
 from polyeps.engine.noise import normals_for
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
+from polyeps.mechanisms.integer import Grid
+from polyeps.mechanisms.rounding import decode, encode
+from polyeps.mechanisms.words import words_of
 from polyeps.training import Training
 
 HONEST = "honest"  # in a task: how many clients' noise makes up all of it, not always a whole number
+DRAWN, ROTATION = "drawn", "rotation"  # in a task, where noise is on integers: what their grid depends on
 RATE = "rate"  # in a task: what the learning rate is multiplied by in this round
+# gaussian: ideal, in floating point. skellam: on integers, which a secure sum can hide, with the price of what is sent.
+NoiseKind = Literal["gaussian", "skellam"]
+FINE = 4096  # steps of the integers' grid in a clip norm: finer ones save no privacy worth having
 _TOGETHER = 32  # clients a device trains at once are a multiple of this, so that few graphs serve cohorts of any size
 
 
@@ -39,30 +48,69 @@ class Release:
     size: int
     clip: float
     share: float = 1.0  # of the round's privacy
+    noise: NoiseKind = "gaussian"
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise InputError(f"the share of a round's privacy must be above 0 and at most 1, not {self.share}")
+        if self.noise not in get_args(NoiseKind):
+            raise InputError(f"noise must be one of {', '.join(get_args(NoiseKind))}, not {self.noise!r}")
 
-    def multiplier(self, scale: float) -> float:
-        """Its noise over its clip norm, where the round's is `scale`."""
-        return scale / math.sqrt(self.share)
+    def deviation(self, scale: float) -> float:
+        """Of the noise that its price is for, where the round's multiplier is `scale`."""
+        return scale / math.sqrt(self.share) * self.clip
+
+    def event(self, scale: float) -> Any:
+        """What it costs, before sampling; whatever noise is added beyond what is promised is not counted."""
+        if self.noise == "gaussian":
+            return Gaussian(scale / math.sqrt(self.share))
+        return self._grid(scale, 1.0, 1).event
 
     def from_clients(self, work: Work, values: Tensor) -> Payload:
         """What clients send of values (n, size): clipped, with their part of the noise."""
         if not work.scale.any():
             return {self.action: values}
-        part = self.multiplier(1.0) * self.clip / math.sqrt(float(work.payload[HONEST]))
-        deviations = torch.from_numpy(work.scale * part).to(values)[:, None]
-        return {
-            self.action: clip_to_norm(values, self.clip) + deviations * normals_for(work.streams, values, self.action)
-        }
+        honest = float(work.payload[HONEST])
+        if self.noise == "gaussian":
+            parts = torch.from_numpy(work.scale * self.deviation(1.0) / math.sqrt(honest)).to(values)[:, None]
+            noise = parts * normals_for(work.streams, values, self.action)
+            return {self.action: clip_to_norm(values, self.clip) + noise}
+        grid = self._grid(float(work.scale.max()), honest, int(work.payload[DRAWN]), int(work.payload[ROTATION]))
+        return {self.action: torch.from_numpy(encode(grid, values, words_of(work.streams, self.action)))}
 
-    def of_nobody(self, scale: float, streams: Streams, like: Tensor) -> Tensor:
-        """What is known where nobody was drawn: noise."""
-        none = torch.zeros(1, self.size)
-        noise = normals_for(streams.select([0]), none, self.action)[0] * self.multiplier(scale) * self.clip
-        return noise.to(like)
+    def to_ask(self, state: State, honest: float) -> Payload:
+        """What clients must know to make it, besides what they work on."""
+        asked = {HONEST: torch.tensor(honest, dtype=torch.float64)}
+        if self.noise == "gaussian":
+            return asked
+        return {**asked, DRAWN: torch.tensor(len(state.roster)), ROTATION: torch.tensor(state.round)}
+
+    def bits(self, scale: float, honest: float, drawn: int) -> int | None:
+        """Of a number that is sent; nothing where it is not an integer."""
+        return None if self.noise == "gaussian" or not scale else self._grid(scale, honest, drawn).bits
+
+    def decoded(self, total: Tensor, state: State, scale: float, honest: float) -> Tensor:
+        """The sum of the vectors, from the sum of what was sent."""
+        if total.is_floating_point():
+            return total
+        grid = self._grid(scale, honest, len(state.roster), state.round)
+        return decode(grid, total.cpu().numpy()).to(state.model)
+
+    def of_nobody(self, state: State, scale: float, honest_share: float, streams: Streams) -> Tensor:
+        """What is known where nobody was drawn: noise, as large as a cohort's of which all answer."""
+        own, none = streams.select([0]), torch.zeros(1, self.size)
+        if self.noise == "gaussian":
+            noise = self.deviation(scale) / math.sqrt(honest_share) * normals_for(own, none, self.action)[0]
+            return noise.to(state.model)
+        grid = self._grid(scale, honest_share, 1, state.round)
+        return decode(grid, encode(grid, none, words_of(own, self.action))[0]).to(state.model)
+
+    def _grid(self, scale: float, honest: float, drawn: int, rotation: int = 0) -> Grid:
+        """Integers as all agree on them. The noise of all who were drawn is that of the honest, and the surplus."""
+        everybodys = self.deviation(scale) * math.sqrt(drawn / honest)
+        return Grid.fitting(
+            self.clip, self.clip / FINE, self.size, drawn, drawn, everybodys, rotation=rotation, noise="skellam"
+        )
 
 
 @dataclass(frozen=True)
@@ -78,28 +126,30 @@ class SecureSums:
         for name in ("dropouts", "colluders"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
-        if not self.dropouts + self.colluders < 1:
+        if not self.honest_share > 0:
             raise InputError("dropouts and colluders leave nobody to add noise; together they must be below 1")
+
+    @property
+    def honest_share(self) -> float:
+        """Of those drawn, who answer and keep their noise to themselves."""
+        return 1 - self.dropouts - self.colluders
 
     def least(self, drawn: int) -> int:
         """How many of those drawn must answer for a sum to be opened."""
         return max(1, math.ceil(drawn * (1 - self.dropouts) - 1e-9))
 
-    def honest(self, drawn: int) -> float:
-        """How many of those keep their noise to themselves."""
-        return drawn * (1 - self.dropouts - self.colluders)
-
     def of(self, state: State, ask: Ask, release: Release, asked: Payload) -> Tensor | None:
         """The noisy sum over the clients drawn; nothing where too few answered."""
         drawn = tuple(client.id for client in state.roster)
-        if not drawn and not self.scale:
-            return None
         if not drawn:
-            return release.of_nobody(self.scale, self.streams(state.round), state.model)
-        task = Task(
-            release.action, drawn, {**asked, HONEST: torch.tensor(self.honest(len(drawn)), dtype=torch.float64)}
-        )
-        return ask.total(task, least=self.least(len(drawn))).payload.get(release.action)
+            if not self.scale:
+                return None
+            return release.of_nobody(state, self.scale, self.honest_share, self.streams(state.round))
+        honest = len(drawn) * self.honest_share
+        task = Task(release.action, drawn, {**asked, **release.to_ask(state, honest)})
+        total = ask.total(task, self.least(len(drawn)), release.bits(self.scale, honest, len(drawn)))
+        found = total.payload.get(release.action)
+        return None if found is None else release.decoded(found, state, self.scale, honest)
 
 
 class Held:

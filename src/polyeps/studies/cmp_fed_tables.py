@@ -9,7 +9,7 @@ from typing import Any
 import dp_accounting as dp
 
 from polyeps.accounting import epsilon
-from polyeps.algorithms.cmp_fed import dues
+from polyeps.accounting.events import Gaussian, Poisson
 from polyeps.studies.tabulated import Content
 from polyeps.studies.trials import Result
 
@@ -61,7 +61,7 @@ def by_epsilon(results: Sequence[Result], _: bool) -> Content:
         line = []
         for number, accuracy in curve(runs):
             if number % 20 == 0:
-                spent = epsilon(dp.SelfComposedDpEvent(dues(share, scale), number), delta)
+                spent = epsilon(dp.SelfComposedDpEvent(Poisson(share, Gaussian(scale)), number), delta)
                 line.append((spent, 100 * accuracy))
                 rows.append([_panel(partition), rank, number, f"{spent:.3f}", f"{100 * accuracy:.2f}"])
         points.setdefault(_panel(partition), {})[f"rank {rank}"] = line
