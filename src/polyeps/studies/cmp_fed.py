@@ -29,7 +29,7 @@ COMPOSED, ONE_RELEASE = 1.1851, 0.8380
 AS_PUBLISHED = {"warm_start": "raw", "clip_subspace": 0.01, "clip_embedding": 1.0, "whole": "biases", "split": 0.5}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Method:
     """A row of the tables: an algorithm with its options, and what it is trained with."""
 
