@@ -134,7 +134,7 @@ def prepare(
         budgets=budgets,
         scale=scale,
         participation=participation,
-        tells=tells if groups is None else (*tells, "group"),
+        tells=(*tells, "group") if "group" in algorithm.needs else tells,
         groups=groups,
     )
 

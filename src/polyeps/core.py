@@ -146,10 +146,14 @@ class Ask(Protocol):
 
     def __call__(self, task: Task) -> Replies: ...
 
-    def total(self, task: Task, least: int = 1) -> Total:
-        """The sum of the replies, if at least `least` clients reply; a transport may be unable to add up unseen."""
+    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+        """The sum of the replies, if at least `least` clients reply; a transport may be unable to add up unseen.
+
+        Given `bits`, replies are integers and the sum is modulo 2^bits: what masks can hide to the last digit.
+        """
         raise InputError(
-            f"{task.action!r} is to be summed, over {least} clients or more, without the server seeing a single reply, "
+            f"{task.action!r} is to be summed{' as integers' if bits else ''}, over {least} clients or more, without "
+            "the server seeing a single reply, "
             "which this transport cannot do; run it in memory, or choose an algorithm that trusts the server or nobody"
         )
 

@@ -128,10 +128,10 @@ class _Counted:
         self.discarded += [client for client in replies.ids if client not in set(usable.ids)]
         return usable
 
-    def total(self, task: Task, least: int = 1) -> Total:
+    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
         if not task.to:
             return Total((), {})
-        total = self.transport.total(replace(task, run=self.run, round=self.round), least)
+        total = self.transport.total(replace(task, run=self.run, round=self.round), least, bits)
         self._count(task, total)
         return total
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -53,6 +53,7 @@ class Run(Protocol):
         *,
         # Whose records these are, as rows of the settings the training was built with; None: all, in order.
         rows: Sequence[int] | None = None,
+        rate_factor: float = 1.0,  # of all learning rates: for those that fall from round to round
     ) -> Tensor: ...  # (n, d)
 
 
@@ -220,9 +221,13 @@ def _runner(model: Model, memory: int | None, settings_for: Callable[[Cohort, Pe
         anchor: Tensor | None = None,
         *,
         rows: Sequence[int] | None = None,
+        rate_factor: float = 1.0,
     ) -> Tensor:
         counts = records.counts
         settings = settings_for(cohort_of(counts, rows), scale)
+        settings = replace(
+            settings, learning_rate=settings.learning_rate * above_zero("rate_factor", rate_factor, Cohort(counts))
+        )
         return _train(model, starts, anchor, records, streams, settings, memory, graphs)
 
     return run

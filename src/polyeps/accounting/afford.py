@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 
 from polyeps.accounting import Accountant, judge
-from polyeps.accounting.events import DiscreteGaussianSumDpEvent, History, Poisson, SkellamDpEvent
+from polyeps.accounting.events import DiscreteGaussianSumDpEvent, History, Poisson, SkellamDpEvent, TogetherDpEvent
 from polyeps.core import Adjacency, Budget
 
+_BY_RDP = SkellamDpEvent | DiscreteGaussianSumDpEvent | TogetherDpEvent | RepeatAndSelectDpEvent
 _Situation = tuple[frozenset[DpEvent], float, Adjacency, Accountant]
 # For each set of steps: how often each was used (in the order of its fields' text), and what that cost.
 _known: dict[_Situation, dict[tuple[int, ...], float]] = {}
@@ -21,7 +22,7 @@ def best_accountant(history: History) -> Accountant:
     """PLD, unless a step has no privacy loss distribution in closed form."""
     for step in history:
         inner = step.event if isinstance(step, Poisson) else step
-        if isinstance(inner, SkellamDpEvent | DiscreteGaussianSumDpEvent | RepeatAndSelectDpEvent):
+        if isinstance(inner, _BY_RDP):
             return "rdp"
     return "pld"
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 
 from polyeps.accounting import Accountant, cache
-from polyeps.accounting.afford import known_epsilon, remember
+from polyeps.accounting.afford import best_accountant, known_epsilon, remember
 from polyeps.accounting.events import canonical, history_of
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import InputError
@@ -108,6 +108,7 @@ def calibrate_each(
             alone,
             uses,
             adjacency=adjacency,
+            accountant=best_accountant(history_of(alone(_PROBES[0]))),
             directory=directory,
             progress=partial(_report, progress, served, len(budgets)) if progress else None,
         )

@@ -56,6 +56,16 @@ class DiscreteGaussianSumDpEvent(DpEvent):
     dimension: int
 
 
+@attrs.frozen
+class TogetherDpEvent(DpEvent):
+    """Several releases about one sample, integer noise among them: whoever was drawn for one was drawn for all.
+
+    So their costs add up before sampling amplifies them, not after.
+    """
+
+    events: tuple[DpEvent, ...] = attrs.field(converter=tuple)
+
+
 Gaussian = dp.GaussianDpEvent
 Poisson = dp.PoissonSampledDpEvent
 FixedSize = dp.SampledWithoutReplacementDpEvent
@@ -72,6 +82,7 @@ KNOWN: dict[str, type[DpEvent]] = {
     "pure": PureDpEvent,
     "skellam": SkellamDpEvent,
     "discrete-gaussian-sum": DiscreteGaussianSumDpEvent,
+    "together": TogetherDpEvent,
     "repeat-and-select": RepeatAndSelectDpEvent,
     "composed": dp.ComposedDpEvent,
     "self-composed": dp.SelfComposedDpEvent,
@@ -116,7 +127,7 @@ def _add(history: Counter[DpEvent], event: DpEvent, uses: int) -> None:
     match event:
         case dp.NoOpDpEvent():
             return
-        case dp.ComposedDpEvent():
+        case dp.ComposedDpEvent() | TogetherDpEvent():
             for part in event.events:
                 _add(history, part, uses)
         case dp.SelfComposedDpEvent():
@@ -129,7 +140,7 @@ def _add(history: Counter[DpEvent], event: DpEvent, uses: int) -> None:
         case Poisson():
             if not 0 < event.sampling_probability < 1:
                 raise InputError(f"a sampling rate must lie between 0 and 1, not {event.sampling_probability}")
-            history[Poisson(event.sampling_probability, _on_one_sample(event.event))] += uses
+            history[Poisson(event.sampling_probability, on_one_sample(event.event))] += uses
         case dp.RandomizedResponseDpEvent():
             # Trap X1: the library's PLD accountant forgets how often this event was repeated. Ours never
             # sees it: with k buckets and noise p the output odds are at most (1 - p + p/k) / (p/k).
@@ -143,7 +154,7 @@ def _add(history: Counter[DpEvent], event: DpEvent, uses: int) -> None:
         case FixedSize():
             if not 0 < event.sample_size <= event.source_dataset_size:
                 raise InputError(f"cannot draw {event.sample_size} of {event.source_dataset_size} without replacement")
-            inner = _on_one_sample(event.event)
+            inner = on_one_sample(event.event)
             history[FixedSize(event.source_dataset_size, event.sample_size, inner)] += uses
         case _:
             if type(event) not in _NAMES:
@@ -161,7 +172,7 @@ def _whole(count: float) -> int:
     return int(count)
 
 
-def _on_one_sample(event: DpEvent) -> DpEvent:
+def on_one_sample(event: DpEvent) -> DpEvent:
     """What is done to one sample, as one event: several Gaussians become one before amplification."""
     inside = history_of(event)
     if dp.NonPrivateDpEvent() in inside:
@@ -169,7 +180,9 @@ def _on_one_sample(event: DpEvent) -> DpEvent:
     if not inside or not all(isinstance(step, Gaussian) for step in inside):
         if len(inside) == 1 and inside.total() == 1:
             return next(iter(inside))
-        raise UnknownEvent("only Gaussian releases can share one sample; account the others separately")
+        if inside and all(isinstance(step, Gaussian | SkellamDpEvent | DiscreteGaussianSumDpEvent) for step in inside):
+            return TogetherDpEvent(sorted(inside.elements(), key=repr))
+        raise UnknownEvent("only noisy sums can share one sample; account the others separately")
     return Gaussian(fold(*(step.noise_multiplier / math.sqrt(uses) for step, uses in inside.items())))
 
 

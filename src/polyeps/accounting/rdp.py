@@ -18,6 +18,7 @@ from polyeps.accounting.events import (
     Poisson,
     PureDpEvent,
     SkellamDpEvent,
+    TogetherDpEvent,
     history_of,
     pure_sum,
 )
@@ -60,10 +61,11 @@ def step_curve(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> 
             return skellam(step, alpha)
         case DiscreteGaussianSumDpEvent():
             return discrete_gaussian_sum(step, alpha)
-        case Poisson(event=SkellamDpEvent() | DiscreteGaussianSumDpEvent()) if adjacency == "add-remove":
-            return poisson_sampled(
-                step.sampling_probability, lambda at: step_curve(step.event, adjacency, at.tolist()), alpha
-            )
+        case Poisson(event=SkellamDpEvent() | DiscreteGaussianSumDpEvent() | TogetherDpEvent()) if (
+            adjacency == "add-remove"
+        ):
+            inside = history_of(step.event)
+            return poisson_sampled(step.sampling_probability, lambda at: curve(inside, adjacency, at.tolist()), alpha)
         case Poisson(event=Gaussian()) if adjacency == "add-remove":
             return sampled_gaussian(step, alpha)
         case Gaussian() | FixedSize(event=Gaussian()) | RepeatAndSelectDpEvent():

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from polyeps.algorithms.cmp_fed import cmp_fed
+from polyeps.algorithms.dp_randagg import dp_randagg
 from polyeps.algorithms.fedavg import fedavg, public_only
 from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.algorithms.fedsel import fedsel
@@ -59,5 +61,19 @@ ALGORITHMS: dict[str, Entry] = {
         fedhdp, "FedAvg that protects whole clients, everybody at the strictest level", "strictest", local="sums"
     ),
     "fedhdp-open": Entry(fedhdp, "control: FedHDP with nobody protected", "none", local="sums"),
+    "cmp-fed": Entry(
+        cmp_fed,
+        "updates as two thin factors, summed unseen with noise; whole clients protected",
+        "strictest",
+        local="sums",
+    ),
+    "uv-fed": Entry(cmp_fed, "control: CMP-Fed without noise, clip or promise", "none", local="sums"),
+    "dp-randagg": Entry(
+        dp_randagg,
+        "random coordinates of updates, summed unseen with noise; whole clients protected",
+        "strictest",
+        local="sums",
+    ),
+    "randagg": Entry(dp_randagg, "control: DP-RandAgg without noise, clip or promise", "none", local="sums"),
     "fedsel-exact": Entry(exact, "control: gradients, or a coordinate of them, as they are", "none", local="gradient"),
 }

@@ -54,6 +54,13 @@ class SeededStreams:
         chosen._noise = [self._noise[i] for i in rows]
         return chosen
 
+    def for_release(self, name: str) -> SeededStreams:
+        """Streams of their own for one of several releases of the round."""
+        chosen = self.select([])
+        chosen.keys = [_key(key, name, 0) for key in self.keys]
+        chosen._noise = [None] * len(chosen.keys)
+        return chosen
+
     def uniforms(self, count: int) -> NDArray[np.float64]:
         drawn: NDArray[np.float64] = self.uniforms_on(count, torch.device("cpu")).numpy()
         return drawn
@@ -139,6 +146,25 @@ class SystemStreams:
             gaussians = np.sqrt(-2 * np.log(uniforms[:, 0])) * np.cos(2 * np.pi * uniforms[:, 1])
             noise = np.round(gaussians.sum(0) / 2 * 2**16) / 2**16
             out[i] = torch.from_numpy(noise).to(torch.float32)
+
+
+def normals_for(streams: Streams, values: Tensor, release: str) -> Tensor:
+    """Standard normals of the shape of values (n, k), and where they are.
+
+    Seeded streams begin anew whenever a round's streams are asked for, so two releases of one round would have the
+    same noise: `release` names which this is. Others never repeat. On a device seeded noise is drawn there.
+    """
+    drawn = torch.zeros_like(values, dtype=torch.float32)
+    if isinstance(streams, SeededStreams):
+        streams = streams.for_release(release)
+        if values.is_cuda:
+            philox.fill_normals(
+                drawn, streams.keys_on(values.device), torch.zeros(1, dtype=torch.int64).to(values.device)
+            )
+            return drawn
+    held = drawn.cpu()[:, None]
+    streams.normals(held, range(len(held)))
+    return held[:, 0].to(values)
 
 
 def box_muller(words: NDArray[np.uint64], cosines: Tensor, sines: Tensor) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyeps.errors import InputError
-from polyeps.studies import fedhdp, fedsel, pdp_fl, pdp_fl_tables, pfa, pfa_tables
+from polyeps.studies import cmp_fed, fedhdp, fedsel, pdp_fl, pdp_fl_tables, pfa, pfa_tables
 from polyeps.studies.figures import Figure, quick, trials_of, without_missing_data
 from polyeps.studies.running import Means, Told, run_all
 from polyeps.studies.summaries import Summary, summarise
@@ -15,8 +15,8 @@ from polyeps.studies.tabulated import Tabulated, tabulate
 from polyeps.studies.trials import Store, Trial
 
 # Studies whose trials are of another kind than those of papers 000 and 002: each runs and shows its parts itself.
-OWN: dict[str, Any] = {"fedsel": fedsel, "fedhdp": fedhdp}
-STUDIES = ("pfa", "fedsel", "pdp-fl", "fedhdp")
+OWN: dict[str, Any] = {"fedsel": fedsel, "fedhdp": fedhdp, "cmp-fed": cmp_fed}
+STUDIES = ("pfa", "fedsel", "pdp-fl", "fedhdp", "cmp-fed")
 REPEATS = {"fedsel": 10, "fedhdp": 3}  # of the paper, where it is not the usual number
 USUAL = 5
 

@@ -55,8 +55,21 @@ def stack(answers: Sequence[Replies]) -> Replies:
     )
 
 
-def add(replies: Replies, least: int = 1) -> Total:
-    """The sum of replies, if there are enough of them."""
+def add(replies: Replies, least: int = 1, bits: int | None = None) -> Total:
+    """The sum of replies, if there are enough of them; of integers modulo 2^bits, if bits are given."""
     enough = len(replies.ids) >= max(1, least)
     payload = {name: tensor.sum(0) for name, tensor in replies.payload.items()} if enough else {}
+    if bits is not None:
+        check_integers(replies.payload)
+        payload = {name: total & (2**bits - 1) for name, total in payload.items()}
     return Total(replies.ids, payload, replies.received, replies.sent)
+
+
+def check_integers(payload: Payload) -> None:
+    """Refuse what cannot be summed modulo 2^bits."""
+    for name, tensor in payload.items():
+        if tensor.is_floating_point():
+            raise InputError(
+                f"{name!r} holds floating point, of which there is no secure sum: a mask would leave digits in sight; "
+                'choose integer noise, such as noise = "skellam"'
+            )

@@ -1,0 +1,108 @@
+"""CMP-Fed (paper 004, algorithm 1): updates as two thin factors, each summed with noise; whole clients protected.
+
+    Δ_i   an update, held by its client    V_t   kept "right"      C_1, σ_1   clip_subspace, noise of share `split`
+    U_i   release "subspace" = Δ_i V_t     Û     sent as "left"    C_2, σ_2   clip_embedding, noise of the rest
+    V_i   release "embed"    = Δ_iᵀ Û      γ     server_rate       η·d^t      rate_decay is d
+
+Both releases come from one cohort and cost, together, one Gaussian of multiplier `scale`: 1/σ_1² + 1/σ_2² is
+1/scale². For a round it has paid for, a client does each at most once, and the second only after the first.
+
+Departures. Cohorts are drawn by every client's own coin, and sums are divided by the public q·N. One norm bounds all
+of a release, biases included. V_t is made orthonormal, so that U does not depend on the noise in V_t's length;
+`warm_start = "raw"` is the paper. C_1 is a hundredth of C_2, where the paper took medians it does not pay for.
+Tensors that factors would not make smaller are sent whole; `whole = "biases"` is the paper's count. More noise than 1:1
+may be put on U, of which only the directions are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import dp_accounting
+import torch
+from torch import Tensor
+
+from polyeps.accounting.events import Poisson, on_one_sample
+from polyeps.algorithms.blocks import Federation, step
+from polyeps.algorithms.releases import Held, NoiseKind, Release, SecureSums, check_rates, start_of, trained
+from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
+from polyeps.errors import InputError
+from polyeps.lowrank import WarmStart, Whole, low_rank
+
+# The default clip of U, of that of V. Of U only the directions are used, so nothing is lost when everybody's is cut to
+# one length; and V_t shows the way so badly at first that U is a small part of Δ, and would drown in noise made for Δ.
+SHORT = 0.01
+
+
+def cmp_fed(
+    federation: Federation,
+    *,
+    rank: int = 4,
+    clip_subspace: float | None = None,
+    clip_embedding: float | None = None,
+    split: float = 0.5,
+    whole: Whole = "when-cheaper",
+    warm_start: WarmStart = "orthonormal",
+    server_rate: float = 1.0,
+    rate_decay: float = 1.0,
+    dropouts: float = 0.1,
+    colluders: float = 0.0,
+    noise: NoiseKind = "gaussian",
+) -> Algorithm:
+    """Federated averaging of which the server learns two noisy sums of thin factors in a round."""
+    check_rates(server_rate, rate_decay)
+    if not 0 < split < 1:
+        raise InputError(f"split must lie between 0 and 1, not {split}")
+    plain = federation.training(federation.learning_rate, 0.0)
+    factors = low_rank(plain.model.slices, rank, whole=whole, warm_start=warm_start)
+    clip = clip_embedding or federation.clip
+    thin = bool(factors.matrices)  # else everything is sent whole, and the first release is empty
+    first = Release("subspace", factors.subspace_size, clip_subspace or SHORT * clip, split, noise)
+    second = Release("embed", factors.embedding_size, clip, 1 - split if thin else 1.0, noise)
+    sums = SecureSums(max(federation.scales.values()), federation.noise, dropouts, colluders)
+    expected = federation.rate * len(federation.groups)
+    held = Held()
+
+    def subspace(work: Work) -> tuple[Payload, Payload]:
+        updates = trained(plain, work)
+        held.keep(work, updates)
+        return first.from_clients(work, factors.subspace_of(updates, work.payload["right"])), {}
+
+    def embed(work: Work) -> tuple[Payload, Payload]:
+        updates = held.take(work) if thin else trained(plain, work)
+        return second.from_clients(work, factors.embedding_of(updates, work.payload["left"])), {}
+
+    def round(state: State, ask: Ask) -> State:
+        left, asked = state.model[:0], start_of(state, rate_decay)
+        if thin:
+            right = state.kept["right"] if "right" in state.kept else _first_right(state.model)
+            found = sums.of(state, ask, first, {**asked, "right": right})
+            if found is None:
+                return state
+            left, asked = factors.orthonormal(found / expected), {}
+        embedding = sums.of(state, ask, second, {**asked, "left": left})
+        if embedding is None:
+            return state
+        mean = embedding / expected
+        return step(state, server_rate * factors.rebuild(left, mean), right=factors.next_right(mean))
+
+    def _first_right(like: Tensor) -> Tensor:
+        """V_0: Gaussian, of the server's own random numbers, which know nobody's data."""
+        seed = int(federation.noise(0).uniforms(1)[0, 0] * 2**53)
+        return factors.start(torch.Generator().manual_seed(seed)).to(like)
+
+    actions = {"subspace": Action(subspace, price=None)} if thin else {}
+    return Algorithm(
+        {**actions, "embed": Action(embed, price=None)},
+        round,
+        dues=partial(dues, federation.rate, (first, second) if thin else (second,)),
+        trust="secure-sum",
+        unit="client",
+    )
+
+
+def dues(rate: float, releases: Iterable[Release], scale: float) -> Any:
+    """What a round costs every client of the federation: all its releases, from one secret cohort."""
+    return Poisson(rate, on_one_sample(dp_accounting.ComposedDpEvent([release.event(scale) for release in releases])))

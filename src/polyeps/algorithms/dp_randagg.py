@@ -1,0 +1,78 @@
+"""DP-RandAgg (paper 004's baseline): a few coordinates of every update, the same for all, summed with noise.
+
+Which coordinates is drawn anew for every round from public randomness, so the noisy sum is all that is learnt of
+anybody. They are as many as CMP-Fed sends at a rank; with rank 0 nothing is left out, which is DP-FedAvg with a fixed
+clip, or FedAvg where nothing is promised.
+
+The paper clips the whole update, then leaves coordinates out: the part that is left is much shorter than the clip
+its noise is made for. `mask_first` clips what is sent. Coordinates are not enlarged to make up for those left out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from polyeps.algorithms.blocks import Federation, step
+from polyeps.algorithms.cmp_fed import dues
+from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, start_of, trained
+from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
+from polyeps.errors import InputError
+from polyeps.lowrank import Whole, low_rank
+from polyeps.mechanisms.clipping import clip_to_norm
+
+
+def dp_randagg(
+    federation: Federation,
+    *,
+    rank: int = 4,
+    mask_first: bool = True,
+    whole: Whole = "when-cheaper",
+    server_rate: float = 1.0,
+    rate_decay: float = 1.0,
+    dropouts: float = 0.1,
+    colluders: float = 0.0,
+    noise: NoiseKind = "gaussian",
+) -> Algorithm:
+    """Federated averaging of which the server learns a noisy sum of some coordinates in a round."""
+    check_rates(server_rate, rate_decay)
+    if rank < 0:
+        raise InputError(f"rank must be at least 0, not {rank}")
+    plain = federation.training(federation.learning_rate, 0.0)
+    size = plain.model.size
+    kept = min(size, low_rank(plain.model.slices, rank, whole=whole).uplink) if rank else size
+    release = Release("train", kept, federation.clip, noise=noise)
+    sums = SecureSums(max(federation.scales.values()), federation.noise, dropouts, colluders)
+    expected = federation.rate * len(federation.groups)
+
+    def train(work: Work) -> tuple[Payload, Payload]:
+        updates = trained(plain, work)
+        if kept < size:
+            if work.scale.any() and not mask_first:
+                updates = clip_to_norm(updates, release.clip)
+            updates = updates[:, coordinates(int(work.payload["mask"])).to(updates.device)]
+        return release.from_clients(work, updates), {}
+
+    def coordinates(seed: int) -> Tensor:
+        return torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:kept]
+
+    def round(state: State, ask: Ask) -> State:
+        seed = int(federation.noise(state.round).uniforms(1)[0, 0] * 2**53)
+        asked = start_of(state, rate_decay)
+        total = sums.of(state, ask, release, {**asked, "mask": torch.tensor(seed)} if kept < size else asked)
+        if total is None:
+            return state
+        update = server_rate * total / expected
+        if kept < size:
+            update = torch.zeros_like(state.model).index_put_((coordinates(seed).to(update.device),), update)
+        return step(state, update)
+
+    return Algorithm(
+        {"train": Action(train, price=None)},
+        round,
+        dues=partial(dues, federation.rate, (release,)),
+        trust="secure-sum",
+        unit="client",
+    )

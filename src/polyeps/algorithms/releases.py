@@ -1,0 +1,215 @@
+"""Releases of a round that are summed unseen: what each client clips and adds, and what the server then knows.
+
+A release of share s costs s of a round's privacy: its noise multiplier is scale/√s, so that releases whose shares add
+up to one cost, together, one Gaussian of multiplier `scale`, the client's own. Who has no scale is promised nothing,
+and sends values as they are.
+
+How many were drawn is known to them, n. Each adds its part of noise that the honest among those who stay make up: n
+times 1 - dropouts - colluders, and not rounded. So when all answer, the noise of a sum is the same whoever and however
+many were drawn: in a vector of thousands of coordinates the size of the noise could be read off, and with it whether
+one more was there. If fewer stay than promised, nothing is opened. If nobody was drawn, the server puts noise in the
+place of a sum: a round that changes nothing would tell that nobody was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from polyeps.accounting.events import Gaussian
+from polyeps.core import PROGRESS, Ask, Payload, State, Streams, Task, Work
+from polyeps.engine.noise import normals_for
+from polyeps.errors import InputError
+from polyeps.mechanisms.clipping import clip_to_norm
+from polyeps.mechanisms.integer import Grid
+from polyeps.mechanisms.rounding import decode, encode
+from polyeps.mechanisms.words import words_of
+from polyeps.training import Training
+
+HONEST = "honest"  # in a task: how many clients' noise makes up all of it, not always a whole number
+DRAWN, ROTATION = "drawn", "rotation"  # in a task, where noise is on integers: what their grid depends on
+RATE = "rate"  # in a task: what the learning rate is multiplied by in this round
+# gaussian: ideal, in floating point. skellam: on integers, which a secure sum can hide, with the price of what is sent.
+NoiseKind = Literal["gaussian", "skellam"]
+FINE = 4096  # steps of the integers' grid in a clip norm: finer ones save no privacy worth having
+_TOGETHER = 32  # clients a device trains at once are a multiple of this, so that few graphs serve cohorts of any size
+
+
+@dataclass(frozen=True)
+class Release:
+    """One vector of every client, clipped as a whole, summed with noise."""
+
+    action: str  # in which it is made; the tensor has the same name
+    size: int
+    clip: float
+    share: float = 1.0  # of the round's privacy
+    noise: NoiseKind = "gaussian"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise InputError(f"the share of a round's privacy must be above 0 and at most 1, not {self.share}")
+        if self.noise not in get_args(NoiseKind):
+            raise InputError(f"noise must be one of {', '.join(get_args(NoiseKind))}, not {self.noise!r}")
+
+    def deviation(self, scale: float) -> float:
+        """Of the noise that its price is for, where the round's multiplier is `scale`."""
+        return scale / math.sqrt(self.share) * self.clip
+
+    def event(self, scale: float) -> Any:
+        """What it costs, before sampling; whatever noise is added beyond what is promised is not counted."""
+        if self.noise == "gaussian":
+            return Gaussian(scale / math.sqrt(self.share))
+        return self._grid(scale, 1.0, 1).event
+
+    def from_clients(self, work: Work, values: Tensor) -> Payload:
+        """What clients send of values (n, size): clipped, with their part of the noise."""
+        if not work.scale.any():
+            return {self.action: values}
+        honest = float(work.payload[HONEST])
+        if self.noise == "gaussian":
+            parts = torch.from_numpy(work.scale * self.deviation(1.0) / math.sqrt(honest)).to(values)[:, None]
+            noise = parts * normals_for(work.streams, values, self.action)
+            return {self.action: clip_to_norm(values, self.clip) + noise}
+        grid = self._grid(float(work.scale.max()), honest, int(work.payload[DRAWN]), int(work.payload[ROTATION]))
+        return {self.action: torch.from_numpy(encode(grid, values, words_of(work.streams, self.action)))}
+
+    def to_ask(self, state: State, honest: float) -> Payload:
+        """What clients must know to make it, besides what they work on."""
+        asked = {HONEST: torch.tensor(honest, dtype=torch.float64)}
+        if self.noise == "gaussian":
+            return asked
+        return {**asked, DRAWN: torch.tensor(len(state.roster)), ROTATION: torch.tensor(state.round)}
+
+    def bits(self, scale: float, honest: float, drawn: int) -> int | None:
+        """Of a number that is sent; nothing where it is not an integer."""
+        return None if self.noise == "gaussian" or not scale else self._grid(scale, honest, drawn).bits
+
+    def decoded(self, total: Tensor, state: State, scale: float, honest: float) -> Tensor:
+        """The sum of the vectors, from the sum of what was sent."""
+        if total.is_floating_point():
+            return total
+        grid = self._grid(scale, honest, len(state.roster), state.round)
+        return decode(grid, total.cpu().numpy()).to(state.model)
+
+    def of_nobody(self, state: State, scale: float, honest_share: float, streams: Streams) -> Tensor:
+        """What is known where nobody was drawn: noise, as large as a cohort's of which all answer."""
+        own, none = streams.select([0]), torch.zeros(1, self.size)
+        if self.noise == "gaussian":
+            noise = self.deviation(scale) / math.sqrt(honest_share) * normals_for(own, none, self.action)[0]
+            return noise.to(state.model)
+        grid = self._grid(scale, honest_share, 1, state.round)
+        return decode(grid, encode(grid, none, words_of(own, self.action))[0]).to(state.model)
+
+    def _grid(self, scale: float, honest: float, drawn: int, rotation: int = 0) -> Grid:
+        """Integers as all agree on them. The noise of all who were drawn is that of the honest, and the surplus."""
+        everybodys = self.deviation(scale) * math.sqrt(drawn / honest)
+        return Grid.fitting(
+            self.clip, self.clip / FINE, self.size, drawn, drawn, everybodys, rotation=rotation, noise="skellam"
+        )
+
+
+@dataclass(frozen=True)
+class SecureSums:
+    """How the releases of a round are summed: what may go wrong without anything being lost."""
+
+    scale: float  # of a round, which is public
+    streams: Callable[[int], Streams]  # the server's own, of a round
+    dropouts: float = 0.1  # the share of those drawn that may fail to answer
+    colluders: float = 0.0  # the share of those drawn that may tell the server their noise
+
+    def __post_init__(self) -> None:
+        for name in ("dropouts", "colluders"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        if not self.honest_share > 0:
+            raise InputError("dropouts and colluders leave nobody to add noise; together they must be below 1")
+
+    @property
+    def honest_share(self) -> float:
+        """Of those drawn, who answer and keep their noise to themselves."""
+        return 1 - self.dropouts - self.colluders
+
+    def least(self, drawn: int) -> int:
+        """How many of those drawn must answer for a sum to be opened."""
+        return max(1, math.ceil(drawn * (1 - self.dropouts) - 1e-9))
+
+    def of(self, state: State, ask: Ask, release: Release, asked: Payload) -> Tensor | None:
+        """The noisy sum over the clients drawn; nothing where too few answered."""
+        drawn = tuple(client.id for client in state.roster)
+        if not drawn:
+            if not self.scale:
+                return None
+            return release.of_nobody(state, self.scale, self.honest_share, self.streams(state.round))
+        honest = len(drawn) * self.honest_share
+        task = Task(release.action, drawn, {**asked, **release.to_ask(state, honest)})
+        total = ask.total(task, self.least(len(drawn)), release.bits(self.scale, honest, len(drawn)))
+        found = total.payload.get(release.action)
+        return None if found is None else release.decoded(found, state, self.scale, honest)
+
+
+class Held:
+    """Updates that clients keep from one release of a round to the next, and no longer.
+
+    In a client's memory they would be written down with every round: of thousands of clients who are simulated, tens of
+    gigabytes, though only a cohort has any. So they are held here, by whoever is drawn, until they are used or the
+    next round begins. A client that has lost its update fails, which counts as dropping out.
+    """
+
+    def __init__(self) -> None:
+        self._round = 0
+        self._places: dict[int, tuple[Tensor, int]] = {}
+
+    def keep(self, work: Work, updates: Tensor) -> None:
+        number = int(work.memory[PROGRESS][0, 0])
+        if number != self._round:
+            self._round, self._places = number, {}
+        self._places |= {int(row): (updates, place) for place, row in enumerate(work.rows)}
+
+    def take(self, work: Work) -> Tensor:
+        """The updates (n, d), which are then forgotten."""
+        try:
+            found = [self._places.pop(int(row)) for row in work.rows]
+        except KeyError:
+            raise InputError("a client no longer has the update it began the round with; leave it out") from None
+        together = found[0][0]
+        if len(found) == len(together) and all(
+            held is together and place == i for i, (held, place) in enumerate(found)
+        ):
+            return together
+        return torch.stack([held[place] for held, place in found])
+
+
+def trained(training: Training, work: Work) -> Tensor:
+    """What local training makes of the model received, (n, d), at this round's learning rate."""
+    clients = len(work.rows)
+    places = [*range(clients)]
+    if work.data.features.is_cuda:
+        places += [0] * (-clients % _TOGETHER)
+    updates = training.run(
+        work.payload["model"],
+        replace(work.data, offsets=work.data.spans[places]),
+        work.streams.select(places),
+        rows=work.rows[places].tolist(),
+        rate_factor=float(work.payload.get(RATE, 1.0)),
+    )
+    return updates[:clients]
+
+
+def start_of(state: State, rate_decay: float) -> Payload:
+    """What clients need to train in a round: the model, and the learning rate's factor where it falls."""
+    asked = {"model": state.model}
+    if rate_decay != 1:
+        asked[RATE] = torch.tensor(rate_decay**state.round, dtype=torch.float64)
+    return asked
+
+
+def check_rates(server_rate: float, rate_decay: float) -> None:
+    if not 0 < server_rate < math.inf:
+        raise InputError(f"server_rate must be a finite number above 0, not {server_rate}")
+    if not 0 < rate_decay <= 1:
+        raise InputError(f"rate_decay must be above 0 and at most 1, not {rate_decay}")

@@ -1,0 +1,246 @@
+"""CMP-Fed: the reference loop's steps, clients that do each thing once, and noise of the right size."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reference import cmp_fed as reference
+from summed import MODEL, alone_with, drawn, entered, federation, run
+
+from polyeps.algorithms.cmp_fed import cmp_fed
+from polyeps.algorithms.dp_randagg import dp_randagg
+from polyeps.client import answer
+from polyeps.core import Algorithm, Ask, Payload, Replies, Task, Total
+from polyeps.engine.noise import SeededStreams, normals_for
+from polyeps.errors import InputError
+from polyeps.lowrank import low_rank
+
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
+CLIENTS = 6
+
+
+def built(
+    scale: float = 0.0, clip: float = 1.0, clients: int = CLIENTS, updates: Any = None, **options: Any
+) -> Algorithm:
+    return cmp_fed(federation(clients, updates or drawn(clients), scale=scale, clip=clip), **options)
+
+
+def averaged(scale: float = 0.0, **options: Any) -> Algorithm:
+    return dp_randagg(federation(CLIENTS, drawn(CLIENTS), scale=scale), **options)
+
+
+# What it comes down to without noise
+
+
+@pytest.mark.parametrize("whole", ["when-cheaper", "biases"])
+@pytest.mark.parametrize("warm_start", ["orthonormal", "raw"])
+def test_at_full_rank_it_is_federated_averaging(whole: str, warm_start: str) -> None:
+    found, _ = run(built(rank=99, whole=whole, warm_start=warm_start), CLIENTS, 0.0, rounds=4)
+    plain, _ = run(averaged(rank=0), CLIENTS, 0.0, rounds=4)
+    torch.testing.assert_close(found.model, plain.model, **CLOSE)
+    assert plain.model.abs().sum() > 1
+
+
+@pytest.mark.parametrize("warm_start", ["orthonormal", "raw"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_without_noise_it_is_power_sgd(rank: int, warm_start: str) -> None:
+    compression = low_rank(MODEL.slices, rank, whole="biases")
+    found, watched = run(built(rank=rank, whole="biases", warm_start=warm_start), CLIENTS, 0.0, rounds=4)
+    model = torch.zeros(MODEL.size)
+    right = reference.factors_of(compression, watched.tasks[0].payload["right"].double().numpy())
+    for _ in range(4):
+        rows = [drawn(CLIENTS)(row, model).double().numpy() for row in range(CLIENTS)]
+        step, right = reference.power_sgd_step([reference.tensors_of(compression, row) for row in rows], right)
+        model = model + torch.from_numpy(reference.vector_of(compression, step)).float()
+    torch.testing.assert_close(found.model, model, **CLOSE)
+
+
+@pytest.mark.parametrize("split", [0.2, 0.5])
+def test_with_noise_it_is_the_papers_loop(split: float) -> None:
+    clips, scale, rounds = (0.3, 0.5), 0.4, 3
+    options: dict[str, Any] = {"rank": 2, "whole": "biases", "warm_start": "raw", "split": split, "dropouts": 0.0}
+    algorithm = built(scale, clip_subspace=clips[0], clip_embedding=clips[1], server_rate=0.7, **options)
+    found, watched = run(algorithm, CLIENTS, scale, rounds)
+    compression = low_rank(MODEL.slices, 2, whole="biases", warm_start="raw")
+
+    def noise(agent: int, number: int) -> Any:
+        streams = SeededStreams(5, [str(agent)], number)
+        drawn_ones = []
+        for name, size, clip, share in (
+            ("subspace", compression.subspace_size, clips[0], split),
+            ("embed", compression.embedding_size, clips[1], 1 - split),
+        ):
+            deviation = scale / math.sqrt(share) * clip / math.sqrt(CLIENTS)
+            drawn_ones.append(deviation * normals_for(streams, torch.zeros(1, size), name)[0].double().numpy())
+        return reference.lefts_of(compression, drawn_ones[0]), reference.embeddings_of(compression, drawn_ones[1])
+
+    def updates(agent: int, _: int, model: Any) -> Any:
+        vector = torch.from_numpy(reference.vector_of(compression, model)).float()
+        return reference.tensors_of(compression, drawn(CLIENTS)(agent, vector).double().numpy())
+
+    start = reference.tensors_of(compression, np.zeros(MODEL.size))
+    right = reference.factors_of(compression, watched.tasks[0].payload["right"].double().numpy())
+    wanted = reference.cmp_fed(start, right, [range(CLIENTS)] * rounds, updates, clips, noise, 0.7)
+    expected = torch.from_numpy(reference.vector_of(compression, wanted)).float()
+    torch.testing.assert_close(found.model, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_zero_updates_move_nothing() -> None:
+    found, _ = run(built(rank=2, updates=lambda _, model: torch.zeros_like(model)), CLIENTS, 0.0, rounds=3)
+    assert torch.equal(found.model, torch.zeros(MODEL.size))
+
+
+def test_learning_rates_fall() -> None:
+    still = lambda _, model: torch.ones_like(model)  # noqa: E731
+    found, _ = run(built(rank=99, updates=still, rate_decay=0.5), CLIENTS, 0.0, rounds=3)
+    torch.testing.assert_close(found.model, torch.full((MODEL.size,), 1.75), **CLOSE)
+
+
+# What clients do, and do not
+
+
+def test_an_embedding_only_after_the_subspace_and_only_once() -> None:
+    algorithm = built(rank=2)
+    compression = low_rank(MODEL.slices, 2)
+    first = {"model": torch.zeros(MODEL.size), "right": torch.ones(compression.right_size), "honest": torch.tensor(6)}
+    second = {"left": torch.ones(compression.subspace_size), "honest": torch.tensor(6)}
+    people = entered(algorithm, CLIENTS, 0.0)
+
+    def ask(action: str, payload: Payload, to: tuple[str, ...] = people.ids, round: int = 0) -> tuple[str, ...]:
+        return answer(people, algorithm, Task(action, to, payload, round=round)).ids
+
+    assert ask("embed", second) == ()
+    assert ask("subspace", first, ("1", "2")) == ("1", "2")
+    assert ask("subspace", first, ("2", "3")) == ("3",)
+    assert ask("embed", second, ("0", "1", "2"), round=1) == ()  # a round nobody has paid for
+    assert ask("embed", second) == ("1", "2", "3")
+    assert ask("embed", second) == ()
+    assert ask("subspace", first, ("0",)) == ("0",)
+    assert ask("subspace", first, round=1) == ()
+
+
+def test_a_client_that_lost_its_update_fails() -> None:
+    people = entered(built(rank=2), CLIENTS, 0.0)
+    another = built(rank=2)  # as if the process had begun anew
+    compression = low_rank(MODEL.slices, 2)
+    first = {"model": torch.zeros(MODEL.size), "right": torch.ones(compression.right_size), "honest": torch.tensor(6)}
+    assert answer(people, built(rank=2), Task("subspace", ("0",), first)).ids == ("0",)
+    with pytest.raises(InputError, match="no longer has the update"):
+        answer(people, another, Task("embed", ("0",), {"left": torch.ones(compression.subspace_size)}))
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_one_norm_bounds_a_whole_release(size: float) -> None:
+    algorithm = built(
+        1e-12, clip_subspace=0.2, clip_embedding=0.7, rank=2, updates=lambda _, m: size * torch.ones_like(m)
+    )
+    _, watched = run(algorithm, 1, 1e-12)
+    subspace, embedding = (
+        total.payload[task.action] for task, total in zip(watched.tasks, watched.totals, strict=True)
+    )
+    assert subspace.norm() <= 0.2
+    assert embedding.norm() <= 0.7
+    if size == 1e6:
+        assert subspace.norm() > 0.199
+        assert embedding.norm() > 0.699
+
+
+# Noise
+
+
+@pytest.mark.parametrize(("dropouts", "colluders"), [(0.0, 0.0), (0.3, 0.0), (0.35, 0.2)])
+def test_both_sums_have_the_noise_their_price_says(dropouts: float, colluders: float) -> None:
+    scale, split, clients = 2.0, 0.2, 10
+    options: dict[str, Any] = {"rank": 2, "split": split, "dropouts": dropouts, "colluders": colluders}
+    algorithm = built(scale, clients=clients, updates=lambda _, m: torch.zeros_like(m), clip_subspace=0.1, **options)
+    _, watched = run(algorithm, clients, scale, rounds=300)
+    surplus = 1 / math.sqrt(1 - dropouts - colluders)
+    for action, wanted in (("subspace", scale / math.sqrt(split) * 0.1), ("embed", scale / math.sqrt(1 - split))):
+        sums = [
+            t.payload[action] for task, t in zip(watched.tasks, watched.totals, strict=True) if task.action == action
+        ]
+        numbers = torch.stack(sums).flatten()
+        assert abs(float(numbers.std()) / (wanted * surplus) - 1) < 5 / math.sqrt(2 * len(numbers))
+        assert abs(float(numbers.mean())) < 5 * wanted * surplus / math.sqrt(len(numbers))
+    firsts = torch.stack([total.payload["subspace"] for total in watched.totals[::2]]).flatten()
+    seconds = torch.stack([total.payload["embed"] for total in watched.totals[1::2]])[
+        :, : firsts.numel() // 300
+    ].flatten()
+    assert abs(float(torch.corrcoef(torch.stack([firsts, seconds]))[0, 1])) < 5 / math.sqrt(len(firsts))
+
+
+def test_dropouts_within_the_promise_change_nothing_and_beyond_it_nothing_is_opened() -> None:
+    for lost, opened in (({"subspace": {"0"}}, True), ({"embed": {"3"}}, True), ({"embed": {"1", "2"}}, False)):
+        found, watched = run(built(1.0, clients=10, rank=2, dropouts=0.1), 10, 1.0, lost=lost)
+        assert (len(watched.totals[-1].payload) > 0) is opened
+        assert bool(found.model.any()) is opened
+
+
+class Unasked(Ask):
+    def __call__(self, task: Task) -> Replies:
+        raise AssertionError(task)
+
+    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+        raise AssertionError(task, least, bits)
+
+
+def test_when_nobody_was_drawn_the_round_is_noise_all_the_same() -> None:
+    algorithm = built(1.0, rank=2)
+    state = algorithm.round(alone_with(algorithm), Unasked())
+    assert state.model.abs().min() > 0
+    open_one = built(0.0, rank=2)
+    assert not open_one.round(alone_with(open_one), Unasked()).model.any()
+    masked = averaged(1.0, rank=0).round(alone_with(algorithm), Unasked()).model
+    assert abs(float(masked.std()) * CLIENTS - 1) < 5 / math.sqrt(2 * len(masked))
+
+
+def test_a_cohort_of_one_has_all_the_noise() -> None:
+    algorithm = built(1.0, rank=2, updates=lambda _, m: torch.zeros_like(m), colluders=0.25, dropouts=0.25)
+    found, watched = run(algorithm, 1, 1.0)
+    assert watched.tasks[0].payload["honest"] == 0.5
+    assert found.model.any()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"split": 0.0}, "split"),
+        ({"split": 1.0}, "split"),
+        ({"rank": 0}, "rank"),
+        ({"dropouts": 1.0}, "dropouts"),
+        ({"colluders": -0.1}, "colluders"),
+        ({"colluders": 0.5, "dropouts": 0.5}, "leave nobody"),
+        ({"server_rate": 0.0}, "server_rate"),
+        ({"rate_decay": 1.5}, "rate_decay"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        built(1.0, **options)
+
+
+# The baseline
+
+
+def test_randagg_sends_the_same_coordinates_of_all_and_others_in_every_round() -> None:
+    _, watched = run(averaged(rank=1), CLIENTS, 0.0, rounds=3)
+    assert len({int(task.payload["mask"]) for task in watched.tasks}) == 3
+    assert watched.totals[0].payload["train"].shape == (low_rank(MODEL.slices, 1).uplink,)
+    ones = dp_randagg(federation(CLIENTS, lambda _, m: torch.ones_like(m), scale=0.0), rank=1)
+    found, _ = run(ones, CLIENTS, 0.0)
+    assert int(found.model.sum()) == low_rank(MODEL.slices, 1).uplink
+    assert set(found.model.tolist()) == {0.0, 1.0}
+
+
+def test_clipping_what_is_sent_leaves_more_of_it() -> None:
+    norms = {}
+    for mask_first in (True, False):
+        updates = lambda _, m: 10 * torch.ones_like(m)  # noqa: E731
+        algorithm = dp_randagg(federation(CLIENTS, updates, scale=1e-12), rank=1, mask_first=mask_first)
+        norms[mask_first] = float(run(algorithm, CLIENTS, 1e-12)[0].model.norm())
+    assert norms[True] == pytest.approx(1.0, abs=1e-4)
+    assert norms[False] == pytest.approx(math.sqrt(low_rank(MODEL.slices, 1).uplink / MODEL.size), abs=1e-4)

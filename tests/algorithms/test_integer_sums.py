@@ -1,0 +1,132 @@
+"""Releases of integers: the same sums as with ideal noise but for their noise, plainly or by the real protocol."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from summed import MODEL, alone_with, cohort, drawn, federation, run
+
+from polyeps.accounting import epsilon
+from polyeps.accounting.afford import best_accountant
+from polyeps.accounting.events import Poisson, TogetherDpEvent, history_of
+from polyeps.algorithms.cmp_fed import cmp_fed
+from polyeps.algorithms.dp_randagg import dp_randagg
+from polyeps.algorithms.releases import Release
+from polyeps.core import Algorithm, Ask, Replies, State, Task, Total
+from polyeps.errors import InputError
+from polyeps.server import Participation, serve
+from polyeps.transport.envelopes import Step
+from polyeps.transport.memory import InMemory, Securely
+
+CLIENTS = 8
+
+
+def built(scale: float, *, clients: int = CLIENTS, rate: float = 1.0, updates: Any = None, **options: Any) -> Algorithm:
+    people = federation(clients, updates or drawn(clients), scale=scale)
+    return cmp_fed(replace(people, rate=rate), **{"rank": 2, "dropouts": 0.25, "noise": "skellam", **options})
+
+
+def finished(algorithm: Algorithm, transport: InMemory, rounds: int = 2) -> State:
+    start = State(torch.zeros(MODEL.size))
+    return serve(algorithm, transport, start, rounds=rounds, participation=Participation(), seed=3, run="test")
+
+
+def test_with_little_noise_it_is_what_floats_give() -> None:
+    options: dict[str, Any] = {"clip_subspace": 50.0, "clip_embedding": 50.0, "rank": 99, "whole": "biases"}
+    whole, _ = run(built(1e-3, **options), CLIENTS, 1e-3, rounds=2)
+    plain, _ = run(built(0.0, noise="gaussian", **options), CLIENTS, 0.0, rounds=2)
+    torch.testing.assert_close(
+        whole.model, plain.model, rtol=0.0, atol=0.2
+    )  # noise of 50 · 1e-3 · √(2/0.75)/8, in two rounds
+    assert plain.model.abs().max() > 2
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "skellam"])
+def test_both_kinds_of_noise_are_equally_large(noise: Any) -> None:
+    scale, rounds = 1.5, 20
+    still = federation(CLIENTS, lambda _, model: torch.zeros_like(model), scale=scale)
+    found, _ = run(dp_randagg(still, rank=0, noise=noise, dropouts=0.25), CLIENTS, scale, rounds)
+    wanted = scale / math.sqrt(0.75) / CLIENTS * math.sqrt(rounds)
+    assert abs(float(found.model.std()) / wanted - 1) < 5 / math.sqrt(2 * MODEL.size)
+
+
+def test_a_round_of_nobody_has_as_much() -> None:
+    algorithm = dp_randagg(federation(CLIENTS, drawn(CLIENTS), scale=1.5), rank=0, noise="skellam", dropouts=0.25)
+    found = algorithm.round(alone_with(algorithm), Unasked()).model
+    assert abs(float(found.std()) / (1.5 / math.sqrt(0.75) / CLIENTS) - 1) < 5 / math.sqrt(2 * MODEL.size)
+
+
+class Unasked(Ask):
+    def __call__(self, task: Task) -> Replies:
+        raise AssertionError(task)
+
+
+# The protocol
+
+
+def test_the_real_protocol_gives_the_same_bits() -> None:
+    algorithms = [built(0.5), built(0.5)]
+    people = [cohort(algorithm, CLIENTS, 0.5) for algorithm in algorithms]
+    plain = finished(algorithms[0], InMemory(people[0], algorithms[0], ()))
+    masked = finished(algorithms[1], Securely(people[1], algorithms[1], ()))
+    assert torch.equal(masked.model, plain.model)
+    assert plain.model.any()
+
+
+@pytest.mark.parametrize("step", [Step.SHARE, Step.MASK, Step.UNMASK])
+def test_who_drops_out_is_left_out_of_the_sum(step: Step) -> None:
+    algorithm, twin = built(0.5), built(0.5)
+    lost = {"2", "5"}
+    sums: list[Total] = []
+
+    class Noted(Securely):
+        def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+            sums.append(super().total(task, least, bits))
+            return sums[-1]
+
+    finished(algorithm, Noted(cohort(algorithm, CLIENTS, 0.5), algorithm, (), {step: lost}), rounds=1)
+    in_it = tuple(str(row) for row in range(CLIENTS) if step is Step.UNMASK or str(row) not in lost)
+    assert sums[0].ids == in_it
+    _, watched = run(twin, CLIENTS, 0.5, lost={} if step is Step.UNMASK else {"subspace": lost})
+    assert torch.equal(sums[0].payload["subspace"], watched.totals[0].payload["subspace"])
+
+
+def test_with_fewer_than_promised_nothing_is_opened() -> None:
+    algorithm = built(0.5)
+    lost = {Step.MASK: {"0", "1", "2"}}
+    assert not finished(algorithm, Securely(cohort(algorithm, CLIENTS, 0.5), algorithm, (), lost), 1).model.any()
+    alone = built(0.5, clients=1)
+    assert not finished(alone, Securely(cohort(alone, 1, 0.5), alone, ()), 1).model.any()
+
+
+def test_floats_cannot_be_masked() -> None:
+    algorithm = built(0.5, noise="gaussian")
+    with pytest.raises(InputError, match="a mask would leave digits in sight"):
+        finished(algorithm, Securely(cohort(algorithm, CLIENTS, 0.5), algorithm, ()))
+
+
+# Its price
+
+
+def test_two_releases_of_one_cohort_are_amplified_together() -> None:
+    dues = built(1.2, rate=0.05).dues
+    assert dues is not None
+    (step,) = history_of(dues(1.2))
+    assert isinstance(step, Poisson)
+    assert isinstance(step.event, TogetherDpEvent)
+    assert best_accountant({step: 1}) == "rdp"
+    found = epsilon(dues(1.2), 1e-5, accountant="rdp")
+    ideal = built(1.2, rate=0.05, noise="gaussian").dues
+    assert ideal is not None
+    apart = epsilon(Poisson(0.05, step.event.events[0]), 1e-5, accountant="rdp")
+    assert found > epsilon(ideal(1.2), 1e-5)
+    assert found > apart
+
+
+def test_an_unknown_noise_is_refused() -> None:
+    with pytest.raises(InputError, match="noise must be one of gaussian, skellam"):
+        Release("train", 3, 1.0, noise="laplace")  # type: ignore[arg-type]
