@@ -143,6 +143,14 @@ def test_a_form_that_was_not_run_says_so(store: Store, tmp_path: Path) -> None:
     assert presenting.draw(summary, tmp_path / "one")[0].read_text().count(">not run<") == 1
 
 
+def test_a_bar_that_was_not_run_says_so(store: Store, tmp_path: Path) -> None:
+    summary = summarise(figure(axis="method"), store, 2, GRID)
+    (cell,) = summary["cells"]
+    assert "not run" not in presenting.draw(summary, tmp_path / "all")[0].read_text()
+    cell["methods"]["pfa"]["sound"] = None
+    assert presenting.draw(summary, tmp_path / "fewer")[0].read_text().count(">not run<") == 1
+
+
 def test_equal_values_lie_beside_each_other(store: Store, tmp_path: Path) -> None:
     from matplotlib.container import ErrorbarContainer
     from matplotlib.figure import Figure as Picture

@@ -176,8 +176,13 @@ def _draw_panel(axes: Axes, summary: Summary, cells: Sequence[Summary], form: st
     if summary["axis"] == "clients":
         axes.set_xlabel("clients", fontsize=8)
     axes.set_xlim(-0.5, len(ticks) - 0.5)
-    if not any(cell["methods"][name][form] for cell in cells for name in names):
+    run = [any(cell["methods"][name][form] for cell in cells) for name in names]
+    if not any(run):
         axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color="#666666", fontsize=9)
+    elif along_methods:
+        for number in (number for number, done in enumerate(run) if not done):
+            where = axes.get_xaxis_transform()
+            axes.text(number, 0.25, "not run", transform=where, ha="center", rotation=90, color="#666666", fontsize=8)
 
 
 def _draw_method(
