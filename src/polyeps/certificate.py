@@ -16,12 +16,6 @@ Sampler = Literal["poisson", "fixed", "none"]
 PUBLIC_GROUP = "Which privacy level it chose is public, and not protected."
 SECRET_COHORT = "It holds for those who do not know in which rounds the client was drawn."
 
-
-def enough_noise(honest: str) -> str:
-    """The condition of noise that many clients make up together."""
-    return f"It holds as long as {honest} add their noise and keep it to themselves."
-
-
 _ANY_CHANGE = {
     ("record", "add-remove"): "adding or removing any one record of this client",
     ("record", "replace-one"): "replacing any one record of this client by another",

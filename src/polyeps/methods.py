@@ -14,7 +14,7 @@ from dp_accounting.dp_event import DpEvent
 from polyeps.accounting import Accountant, epsilon
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, fold, split_clip_bit
 from polyeps.accounting.open_cohorts import known_draws_epsilon
-from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT, Certificate, Form, Sampler, enough_noise
+from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT, Certificate, Form, Sampler
 from polyeps.core import Adjacency, Trust, Unit, check_delta
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection, values
@@ -176,7 +176,8 @@ def cmp_fed(
             "certified_if_always_drawn": known_draws_epsilon(folded, 1.0, rounds, delta, adjacency),
         }
 
-    noisy = enough_noise(f"{honest} of the {cohort} clients drawn" if honest < cohort else "all clients drawn")
+    adding = f"{honest} of the {cohort} clients drawn" if honest < cohort else "all clients drawn"
+    noisy = f"It holds as long as {adding} add their noise and keep it to themselves."
     return Method(
         name="cmp-fed",
         price=price,

@@ -20,7 +20,7 @@ from polyeps.core import Algorithm, Ask, Replies, State, Task, Total
 from polyeps.errors import InputError
 from polyeps.server import Participation, serve
 from polyeps.transport.envelopes import Step
-from polyeps.transport.memory import InMemory, Securely
+from polyeps.transport.memory import AsBytes, InMemory, Securely
 
 CLIENTS = 8
 
@@ -107,6 +107,24 @@ def test_floats_cannot_be_masked() -> None:
     algorithm = built(0.5, noise="gaussian")
     with pytest.raises(InputError, match="a mask would leave digits in sight"):
         finished(algorithm, Securely(cohort(algorithm, CLIENTS, 0.5), algorithm, ()))
+
+
+@pytest.mark.parametrize("carried", [InMemory, Securely, AsBytes])
+def test_a_client_sends_as_many_bytes_as_its_integers_take(carried: type[InMemory]) -> None:
+    algorithm = built(0.5)
+    sums: list[tuple[int | None, Total]] = []
+
+    class Noted(carried):  # type: ignore[misc, valid-type]
+        def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+            sums.append((bits, super().total(task, least, bits)))
+            return sums[-1][1]
+
+    finished(algorithm, Noted(cohort(algorithm, CLIENTS, 0.5), algorithm, ()), rounds=1)
+    for bits, total in sums:
+        assert bits is not None
+        assert 8 < bits <= 24
+        (numbers,) = total.payload.values()
+        assert total.sent == numbers.numel() * math.ceil(bits / 8)
 
 
 # Its price

@@ -100,6 +100,7 @@ def cmp_fed(
         dues=partial(dues, federation.rate, (first, second) if thin else (second,)),
         trust="secure-sum",
         unit="client",
+        conditions=sums.conditions(federation.rate),
     )
 
 

@@ -75,4 +75,5 @@ def dp_randagg(
         dues=partial(dues, federation.rate, (release,)),
         trust="secure-sum",
         unit="client",
+        conditions=sums.conditions(federation.rate),
     )

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from polyeps.accounting.events import Gaussian
+from polyeps.certificate import SECRET_COHORT
 from polyeps.core import PROGRESS, Ask, Payload, State, Streams, Task, Work
 from polyeps.engine.noise import normals_for
 from polyeps.errors import InputError
@@ -134,6 +135,18 @@ class SecureSums:
         """Of those drawn, who answer and keep their noise to themselves."""
         return 1 - self.dropouts - self.colluders
 
+    def conditions(self, rate: float) -> tuple[str, ...]:
+        """What the promise hangs on, where clients are drawn with probability `rate`."""
+        shown = (
+            f"It holds as long as the server sees only sums over at least {_of_100(1 - self.dropouts)} clients drawn"
+        )
+        told = (
+            f"at most {_of_100(self.colluders)} drawn tell others their noise"
+            if self.colluders
+            else "none tells its noise"
+        )
+        return (f"{shown}, and {told}.", *((SECRET_COHORT,) if rate < 1 else ()))
+
     def least(self, drawn: int) -> int:
         """How many of those drawn must answer for a sum to be opened."""
         return max(1, math.ceil(drawn * (1 - self.dropouts) - 1e-9))
@@ -150,6 +163,10 @@ class SecureSums:
         total = ask.total(task, self.least(len(drawn)), release.bits(self.scale, honest, len(drawn)))
         found = total.payload.get(release.action)
         return None if found is None else release.decoded(found, state, self.scale, honest)
+
+
+def _of_100(share: float) -> str:
+    return f"{100 * share:g} of 100"
 
 
 class Held:
