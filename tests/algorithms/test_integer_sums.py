@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from summed import MODEL, alone_with, cohort, drawn, federation, run
 
 from polyeps.accounting import epsilon
@@ -15,8 +18,9 @@ from polyeps.accounting.afford import best_accountant
 from polyeps.accounting.events import Poisson, TogetherDpEvent, history_of
 from polyeps.algorithms.cmp_fed import cmp_fed
 from polyeps.algorithms.dp_randagg import dp_randagg
-from polyeps.algorithms.releases import Release
+from polyeps.algorithms.releases import FINE, Release, SecureSums
 from polyeps.core import Algorithm, Ask, Replies, State, Task, Total
+from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.server import Participation, serve
 from polyeps.transport.envelopes import Step
@@ -63,6 +67,32 @@ def test_a_round_of_nobody_has_as_much() -> None:
 class Unasked(Ask):
     def __call__(self, task: Task) -> Replies:
         raise AssertionError(task)
+
+
+@given(drawn=st.integers(0, 300), share=st.floats(0.1, 1.0))
+@settings(max_examples=50, deadline=None)
+def test_the_modulus_tells_nothing_of_who_was_drawn(drawn: int, share: float) -> None:
+    """Cohorts of neighbouring federations differ by one; so must not the bits of their sums."""
+    release = Release("train", 1000, 1.0, noise="skellam")
+    sums = SecureSums(1.2, 100.0, partial(SeededStreams, 1, ["all"]), 1 - share)
+    asked: list[int | None] = []
+
+    class Refusing(Unasked):
+        def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+            assert least <= drawn
+            asked.extend([bits, int(task.payload["bits"])])
+            return Total((), {})
+
+    sums.of(alone_with(built(1.2), drawn), Refusing(), release, {})
+    assert set(asked) <= {release.bits(1.2, sums.honest_share, sums.most)}
+    assert len(asked) == (2 if drawn else 0)
+
+
+def test_a_round_of_nobody_is_on_the_same_grid() -> None:
+    release = Release("train", 1000, 1.0, noise="skellam")
+    state = alone_with(built(1.2))
+    few = release.of_nobody(state, 1.2, 0.9, SeededStreams(1, ["all"], 0), bits=3)
+    assert few.norm() <= 4 * math.sqrt(1024) / FINE  # three bits hold no more than four steps
 
 
 # The protocol

@@ -61,8 +61,8 @@ def cmp_fed(
     thin = bool(factors.matrices)  # else everything is sent whole, and the first release is empty
     first = Release("subspace", factors.subspace_size, clip_subspace or SHORT * clip, split, noise)
     second = Release("embed", factors.embedding_size, clip, 1 - split if thin else 1.0, noise)
-    sums = SecureSums(max(federation.scales.values()), federation.noise, dropouts, colluders)
     expected = federation.rate * len(federation.groups)
+    sums = SecureSums(max(federation.scales.values()), expected, federation.noise, dropouts, colluders)
     held = Held()
 
     def subspace(work: Work) -> tuple[Payload, Payload]:

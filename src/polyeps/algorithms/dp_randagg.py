@@ -44,8 +44,8 @@ def dp_randagg(
     size = plain.model.size
     kept = min(size, low_rank(plain.model.slices, rank, whole=whole).uplink) if rank else size
     release = Release("train", kept, federation.clip, noise=noise)
-    sums = SecureSums(max(federation.scales.values()), federation.noise, dropouts, colluders)
     expected = federation.rate * len(federation.groups)
+    sums = SecureSums(max(federation.scales.values()), expected, federation.noise, dropouts, colluders)
 
     def train(work: Work) -> tuple[Payload, Payload]:
         updates = trained(plain, work)
