@@ -159,8 +159,12 @@ class SecureSums:
         return math.ceil(self.expected + _SPREAD * math.sqrt(self.expected))
 
     def least(self, drawn: int) -> int:
-        """How many of those drawn must answer for a sum to be opened."""
-        return max(1, math.ceil(drawn * (1 - self.dropouts) - 1e-9))
+        """How many of those drawn must answer for a sum to be opened: enough for the noise, and for the secure sum.
+
+        Masks hold if a server cannot gather so many answers to each of two stories, with the colluders telling both.
+        """
+        for_masks = math.floor(drawn * (1 + self.colluders) / 2 + 1e-9) + 1
+        return max(for_masks, math.ceil(drawn * (1 - self.dropouts) - 1e-9))
 
     def of(self, state: State, ask: Ask, release: Release, asked: Payload) -> Tensor | None:
         """The noisy sum over the clients drawn; nothing where too few answered."""
