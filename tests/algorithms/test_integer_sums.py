@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from dp_accounting import NonPrivateDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from summed import MODEL, alone_with, cohort, drawn, federation, run
@@ -18,7 +19,7 @@ from polyeps.accounting.afford import best_accountant
 from polyeps.accounting.events import Poisson, TogetherDpEvent, history_of
 from polyeps.algorithms.cmp_fed import cmp_fed
 from polyeps.algorithms.dp_randagg import dp_randagg
-from polyeps.algorithms.releases import FINE, Release, SecureSums
+from polyeps.algorithms.releases import FINE, NoiseKind, Release, SecureSums
 from polyeps.core import Algorithm, Ask, Replies, State, Task, Total
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
@@ -49,8 +50,8 @@ def test_with_little_noise_it_is_what_floats_give() -> None:
     assert plain.model.abs().max() > 2
 
 
-@pytest.mark.parametrize("noise", ["gaussian", "skellam"])
-def test_both_kinds_of_noise_are_equally_large(noise: Any) -> None:
+@pytest.mark.parametrize("noise", ["gaussian", "skellam", "discrete-gaussian"])
+def test_all_kinds_of_noise_are_equally_large(noise: Any) -> None:
     scale, rounds = 1.5, 20
     still = federation(CLIENTS, lambda _, model: torch.zeros_like(model), scale=scale)
     found, _ = run(dp_randagg(still, rank=0, noise=noise, dropouts=0.25), CLIENTS, scale, rounds)
@@ -58,8 +59,9 @@ def test_both_kinds_of_noise_are_equally_large(noise: Any) -> None:
     assert abs(float(found.model.std()) / wanted - 1) < 5 / math.sqrt(2 * MODEL.size)
 
 
-def test_a_round_of_nobody_has_as_much() -> None:
-    algorithm = dp_randagg(federation(CLIENTS, drawn(CLIENTS), scale=1.5), rank=0, noise="skellam", dropouts=0.25)
+@pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
+def test_a_round_of_nobody_has_as_much(noise: Any) -> None:
+    algorithm = dp_randagg(federation(CLIENTS, drawn(CLIENTS), scale=1.5), rank=0, noise=noise, dropouts=0.25)
     found = algorithm.round(alone_with(algorithm), Unasked()).model
     assert abs(float(found.std()) / (1.5 / math.sqrt(0.75) / CLIENTS) - 1) < 5 / math.sqrt(2 * MODEL.size)
 
@@ -98,8 +100,9 @@ def test_a_round_of_nobody_is_on_the_same_grid() -> None:
 # The protocol
 
 
-def test_the_real_protocol_gives_the_same_bits() -> None:
-    algorithms = [built(0.5), built(0.5)]
+@pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
+def test_the_real_protocol_gives_the_same_bits(noise: Any) -> None:
+    algorithms = [built(0.5, noise=noise), built(0.5, noise=noise)]
     people = [cohort(algorithm, CLIENTS, 0.5) for algorithm in algorithms]
     plain = finished(algorithms[0], InMemory(people[0], algorithms[0], ()))
     masked = finished(algorithms[1], Securely(people[1], algorithms[1], ()))
@@ -175,6 +178,19 @@ def test_two_releases_of_one_cohort_are_amplified_together() -> None:
     assert found > apart
 
 
+def test_discrete_gaussians_cost_about_what_skellam_noise_does() -> None:
+    prices = {
+        noise: Release("train", 60_000, 1.0, noise=noise, agents=6000).event(1.2) for noise in get_args(NoiseKind)
+    }
+    cost = {noise: epsilon(Poisson(1 / 60, price), 1e-4, accountant="rdp") for noise, price in prices.items()}
+    assert cost["gaussian"] < cost["discrete-gaussian"] <= cost["skellam"] < 1.05 * cost["discrete-gaussian"]
+
+
+def test_nothing_is_promised_where_parts_of_discrete_noise_are_small() -> None:
+    crowd = Release("train", 60_000, 1.0, noise="discrete-gaussian", agents=10_000_000)
+    assert crowd.event(1.2) == NonPrivateDpEvent()
+
+
 def test_an_unknown_noise_is_refused() -> None:
-    with pytest.raises(InputError, match="noise must be one of gaussian, skellam"):
+    with pytest.raises(InputError, match="noise must be one of gaussian, skellam, discrete-gaussian"):
         Release("train", 3, 1.0, noise="laplace")  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +21,9 @@ from polyeps.engine.noise import SeededStreams
 from polyeps.mechanisms.integer import Grid
 
 SIZE = 3
+AGENTS = 400
 SLACK = 1e-9  # of floats
-drawn = st.integers(1, 400)
+drawn = st.integers(1, AGENTS)
 shares = st.tuples(st.floats(0, 0.6), st.floats(0, 0.35))
 scales = st.floats(0.05, 50)
 clips = st.floats(1e-3, 1e3)
@@ -41,7 +43,7 @@ def work(scale: float, payload: Payload) -> Work:
 
 def setting(noise: NoiseKind, told: Any) -> tuple[Release, SecureSums]:
     (dropouts, colluders), scale, clip, share = told
-    return Release("train", SIZE, clip, share, noise), SecureSums(
+    return Release("train", SIZE, clip, share, noise, AGENTS), SecureSums(
         scale, 100.0, partial(SeededStreams, 1, ["all"]), dropouts, colluders
     )
 
@@ -69,10 +71,11 @@ def test_gaussian_parts(cohort: int, told: Any) -> None:
     assert math.isclose(float(nobody[0]) ** 2, everybodys, rel_tol=1e-6)
 
 
+@pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
 @given(cohort=drawn, told=st.tuples(shares, scales, clips, parts))
 @settings(max_examples=60, deadline=None)
-def test_skellam_parts(cohort: int, told: Any) -> None:
-    release, sums = setting("skellam", told)
+def test_parts_of_integers(noise: NoiseKind, cohort: int, told: Any) -> None:
+    release, sums = setting(noise, told)
     grids: list[Grid] = []
 
     def noted(grid: Grid, values: torch.Tensor, _: Any) -> Any:
@@ -87,7 +90,11 @@ def test_skellam_parts(cohort: int, told: Any) -> None:
     own, of_nobody = grids
     event = release.event(sums.scale)
     part = Fraction(own.agent_variance)
-    assert honest_left(sums, cohort) * part >= Fraction(event.variance) * Fraction(1 - SLACK)
+    priced = event.variance if noise == "skellam" else AGENTS * event.deviation**2
+    assert honest_left(sums, cohort) * part >= Fraction(priced) * Fraction(1 - SLACK)
+    if noise == "discrete-gaussian":  # what a sum of them lacks to be one is less than is charged
+        assert part >= Fraction(event.deviation) ** 2 * Fraction(1 - SLACK)
+        assert cohort <= event.agents
     assert own.largest_square <= Fraction(event.l2_sensitivity) ** 2
     assert math.isclose(cohort * part, of_nobody.agent_variance, rel_tol=SLACK)
     assert own.bits == of_nobody.bits

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+import dp_accounting
 import torch
 from torch import Tensor
 
@@ -28,7 +29,8 @@ from polyeps.core import PROGRESS, Ask, Payload, State, Streams, Task, Work
 from polyeps.engine.noise import normals_for
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
-from polyeps.mechanisms.integer import Grid
+from polyeps.mechanisms.integer import Grid, discrete_gaussian_event, padded, skellam_event
+from polyeps.mechanisms.lattice_noise import NoiseName
 from polyeps.mechanisms.rounding import decode, encode
 from polyeps.mechanisms.words import words_of
 from polyeps.training import Training
@@ -36,9 +38,11 @@ from polyeps.training import Training
 HONEST = "honest"  # in a task: how many clients' noise makes up all of it, not always a whole number
 DRAWN, ROTATION, BITS = "drawn", "rotation", "bits"  # in a task, where noise is on integers: their grid hangs on them
 RATE = "rate"  # in a task: what the learning rate is multiplied by in this round
-# gaussian: ideal, in floating point. skellam: on integers, which a secure sum can hide, with the price of what is sent.
-NoiseKind = Literal["gaussian", "skellam"]
+# gaussian: ideal, in floating point. Others: on integers, which a secure sum can hide, with the price of what is sent.
+NoiseKind = Literal["gaussian", "skellam", "discrete-gaussian"]
 FINE = 4096  # steps of the integers' grid in a clip norm: finer ones save no privacy worth having
+# Steps of an agent's discrete Gaussian noise from which sums over cohorts of any two sizes are alike but for 10⁻⁶⁰.
+_SMOOTH = 4.0
 _SPREAD = 6  # deviations above its mean that a cohort's size is reckoned with
 _TOGETHER = 32  # clients a device trains at once are a multiple of this, so that few graphs serve cohorts of any size
 
@@ -52,6 +56,7 @@ class Release:
     clip: float
     share: float = 1.0  # of the round's privacy
     noise: NoiseKind = "gaussian"
+    agents: int = 1  # most that may ever add noise to one sum: only sums of discrete Gaussians depend on it
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -67,7 +72,14 @@ class Release:
         """What it costs, before sampling; whatever noise is added beyond what is promised is not counted."""
         if self.noise == "gaussian":
             return Gaussian(scale / math.sqrt(self.share))
-        return Grid.fitting(self.clip, self.clip / FINE, self.size, 1, 1, self.deviation(scale)).event
+        step, dimension, deviation = self.clip / FINE, padded(self.size), self.deviation(scale)
+        if self.noise == "skellam":
+            return skellam_event(self.clip, step, dimension, deviation)
+        # That of the largest cohort is the most: fewer agents have more noise each, and their sum is more Gaussian.
+        smallest = deviation / math.sqrt(self.agents)
+        if smallest < _SMOOTH * step:
+            return dp_accounting.NonPrivateDpEvent()
+        return discrete_gaussian_event(self.clip, step, dimension, smallest, self.agents)
 
     def from_clients(self, work: Work, values: Tensor) -> Payload:
         """What clients send of values (n, size): clipped, with their part of the noise."""
@@ -95,7 +107,7 @@ class Release:
         if self.noise == "gaussian" or not scale:
             return None
         everybodys = self.deviation(scale) / math.sqrt(honest_share)
-        return Grid.fitting(self.clip, self.clip / FINE, self.size, most, most, everybodys).bits
+        return Grid.fitting(self.clip, self.clip / FINE, self.size, most, most, everybodys, noise=self._lattice).bits
 
     def decoded(self, total: Tensor, state: State, scale: float, honest: float, bits: int | None) -> Tensor:
         """The sum of the vectors, from the sum of what was sent."""
@@ -113,10 +125,14 @@ class Release:
         grid = self._grid(scale, honest_share, 1, bits, state.round)
         return decode(grid, encode(grid, none, words_of(own, self.action))[0]).to(state.model)
 
+    @property
+    def _lattice(self) -> NoiseName:
+        return "skellam" if self.noise == "skellam" else "discrete-gaussian"
+
     def _grid(self, scale: float, honest: float, drawn: int, bits: int, rotation: int) -> Grid:
         """Integers as all agree on them. The noise of all who were drawn is that of the honest, and the surplus."""
         everybodys = self.deviation(scale) * math.sqrt(drawn / honest)
-        return Grid(self.clip, self.clip / FINE, self.size, drawn, drawn, everybodys, bits, rotation, "skellam")
+        return Grid(self.clip, self.clip / FINE, self.size, drawn, drawn, everybodys, bits, rotation, self._lattice)
 
 
 @dataclass(frozen=True)
