@@ -14,6 +14,8 @@ from killing import wanted
 
 from polyeps import runs
 from polyeps.algorithms import ALGORITHMS
+from polyeps.algorithms.releases import Held
+from polyeps.core import Work
 from polyeps.errors import InputError, JournalError
 from polyeps.journal import Journal
 from polyeps.ledger import Ledger
@@ -95,6 +97,31 @@ def test_stop_and_resume_is_never_stopped(name: str, after: int, tmp_path: Path)
     again = contents(tmp_path / "whole")
     runs.resume(tmp_path / "whole")  # of a run that is done: nothing happens
     assert contents(tmp_path / "whole") == again
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "skellam"])
+def test_stopped_between_the_two_releases_of_a_round(
+    noise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients hold updates from one release to the next, and lose them with the process: the round is done anew."""
+    method = {"name": "cmp-fed", "noise": noise, "dropouts": 0.5}
+    settings = experiment(method, rounds=4, participation={"kind": "poisson", "share": 0.8})
+    runs.run(settings, tmp_path / "whole")
+    real, calls = Held.take, 0
+
+    def take(self: Held, work: Work) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise StoppedError
+        return real(self, work)
+
+    monkeypatch.setattr(Held, "take", take)
+    with pytest.raises(StoppedError):
+        runs.run(settings, tmp_path / "parts")
+    runs.resume(tmp_path / "parts")
+    assert calls > 3
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
 
 
 def test_stopped_between_the_charge_and_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import Accountant, epsilon
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, fold, split_clip_bit
+from polyeps.accounting.open_cohorts import known_draws_epsilon
 from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT, Certificate, Form, Sampler
 from polyeps.core import Adjacency, Trust, Unit, check_delta
 from polyeps.errors import InputError
@@ -36,7 +37,7 @@ class Method:
     claimed: Callable[[float, float], float]  # (scale, delta) ↦ the paper's ε
     form: Form = "sound"
     conditions: tuple[str, ...] = ()
-    details: Callable[[float], Mapping[str, Any]] = field(default=lambda _: {})
+    details: Callable[[float, float], Mapping[str, Any]] = field(default=lambda *_: {})  # (scale, delta)
 
     def event(self, scale: float) -> DpEvent:
         """Everything one protected unit is exposed to."""
@@ -59,7 +60,7 @@ def certify(method: Method, scale: float, delta: float, accountant: Accountant =
         sampler=method.sampler,
         trust=method.trust,
         accountant=accountant,
-        details=method.details(scale),
+        details=method.details(scale, delta),
         conditions=method.conditions,
     )
 
@@ -86,7 +87,7 @@ def dp_sgd(*, records: int, batch: int, steps: int, sampler: Sampler = "poisson"
         claimed=lambda sigma, delta: (
             10 * rate * math.sqrt(steps * math.log10(1 / delta)) / sigma if delta else math.inf
         ),
-        details=lambda sigma: {"rate": rate, "steps": steps, "sigma": sigma},
+        details=lambda sigma, _: {"rate": rate, "steps": steps, "sigma": sigma},
     )
 
 
@@ -104,7 +105,7 @@ def fedhdp(*, rate: float, rounds: int, clip_bit_sigma: float | None = None) -> 
     def effective(sigma: float) -> float:
         return sigma if clip_bit_sigma is None else fold(sigma, 2 * clip_bit_sigma)
 
-    def details(sigma: float) -> dict[str, Any]:
+    def details(sigma: float, _: float) -> dict[str, Any]:
         shown: dict[str, Any] = {
             "rate": rate,
             "rounds": rounds,
@@ -148,6 +149,7 @@ def cmp_fed(
         raise InputError(f"survivors must be between 1 and the cohort {cohort}, not {honest}")
     rate = cohort / clients
     fixed = sampler == "fixed"
+    adjacency: Adjacency = "replace-one" if fixed else "add-remove"
 
     def price(sigma: float) -> DpEvent:
         one = Gaussian(sigma * math.sqrt(honest / cohort))
@@ -161,22 +163,32 @@ def cmp_fed(
         a = 14 * rate**2 * rounds
         return (a + math.sqrt(a * a + 8 * sigma**2 * a * math.log(1 / delta))) / (2 * sigma**2)
 
-    return Method(
-        name="cmp-fed",
-        price=price,
-        uses=rounds,
-        adjacency="replace-one" if fixed else "add-remove",
-        unit="client",
-        sampler=sampler,
-        trust="secure-sum",
-        claimed=theorem_1,
-        details=lambda sigma: {
+    def details(sigma: float, delta: float) -> dict[str, Any]:
+        folded = fold(sigma, sigma) * math.sqrt(honest / cohort)
+        return {
             "rate": rate,
             "rounds": rounds,
             "sigma": sigma,
             "survivors": honest,
-            "effective_sigma": fold(sigma, sigma) * math.sqrt(honest / cohort),
-        },
+            "effective_sigma": folded,
+            # Against whoever draws the cohorts as agreed; and if this client were drawn in every round.
+            "certified_if_draws_are_known": known_draws_epsilon(folded, rate, rounds, delta, adjacency),
+            "certified_if_always_drawn": known_draws_epsilon(folded, 1.0, rounds, delta, adjacency),
+        }
+
+    adding = f"{honest} of the {cohort} clients drawn" if honest < cohort else "all clients drawn"
+    noisy = f"It holds as long as {adding} add their noise and keep it to themselves."
+    return Method(
+        name="cmp-fed",
+        price=price,
+        uses=rounds,
+        adjacency=adjacency,
+        unit="client",
+        sampler=sampler,
+        trust="secure-sum",
+        conditions=(noisy, SECRET_COHORT) if rate < 1 else (noisy,),
+        claimed=theorem_1,
+        details=details,
     )
 
 
@@ -222,7 +234,7 @@ def fedsel(
         # One report is one adaptive composition of two pure steps, so its log-ratios add.
         return PureDpEvent(law(first).epsilon + second)
 
-    def details(scale: float) -> dict[str, Any]:
+    def details(scale: float, _: float) -> dict[str, Any]:
         first, second = split(scale)
         chosen = law(first)
         shown: dict[str, Any] = {

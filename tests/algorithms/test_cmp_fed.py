@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from summed import MODEL, alone_with, drawn, entered, federation, run
 
 from polyeps.algorithms.cmp_fed import cmp_fed
 from polyeps.algorithms.dp_randagg import dp_randagg
+from polyeps.certificate import SECRET_COHORT
 from polyeps.client import answer
 from polyeps.core import Algorithm, Ask, Payload, Replies, Task, Total
 from polyeps.engine.noise import SeededStreams, normals_for
@@ -150,6 +152,17 @@ def test_one_norm_bounds_a_whole_release(size: float) -> None:
 
 
 # Noise
+
+
+def test_the_promise_names_what_it_hangs_on() -> None:
+    drawn_in_part = replace(federation(CLIENTS, drawn(CLIENTS), scale=1.0), rate=0.5)
+    for build in (cmp_fed, dp_randagg):
+        sums, cohort = build(drawn_in_part, dropouts=0.07, colluders=0.05).conditions
+        assert "sums over at least 93 of 100 clients drawn" in sums
+        assert "at most 5 of 100 drawn tell others their noise" in sums
+        assert cohort == SECRET_COHORT
+    (alone,) = built(1.0).conditions  # all take part, which is no secret
+    assert alone.endswith("at least 90 of 100 clients drawn, and none tells its noise.")
 
 
 @pytest.mark.parametrize(("dropouts", "colluders"), [(0.0, 0.0), (0.3, 0.0), (0.35, 0.2)])

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import pytest
 import torch
+from dp_accounting import NonPrivateDpEvent
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from summed import MODEL, alone_with, cohort, drawn, federation, run
 
 from polyeps.accounting import epsilon
@@ -15,12 +19,13 @@ from polyeps.accounting.afford import best_accountant
 from polyeps.accounting.events import Poisson, TogetherDpEvent, history_of
 from polyeps.algorithms.cmp_fed import cmp_fed
 from polyeps.algorithms.dp_randagg import dp_randagg
-from polyeps.algorithms.releases import Release
+from polyeps.algorithms.releases import FINE, NoiseKind, Release, SecureSums
 from polyeps.core import Algorithm, Ask, Replies, State, Task, Total
+from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.server import Participation, serve
 from polyeps.transport.envelopes import Step
-from polyeps.transport.memory import InMemory, Securely
+from polyeps.transport.memory import AsBytes, InMemory, Securely
 
 CLIENTS = 8
 
@@ -45,8 +50,8 @@ def test_with_little_noise_it_is_what_floats_give() -> None:
     assert plain.model.abs().max() > 2
 
 
-@pytest.mark.parametrize("noise", ["gaussian", "skellam"])
-def test_both_kinds_of_noise_are_equally_large(noise: Any) -> None:
+@pytest.mark.parametrize("noise", ["gaussian", "skellam", "discrete-gaussian"])
+def test_all_kinds_of_noise_are_equally_large(noise: Any) -> None:
     scale, rounds = 1.5, 20
     still = federation(CLIENTS, lambda _, model: torch.zeros_like(model), scale=scale)
     found, _ = run(dp_randagg(still, rank=0, noise=noise, dropouts=0.25), CLIENTS, scale, rounds)
@@ -54,8 +59,9 @@ def test_both_kinds_of_noise_are_equally_large(noise: Any) -> None:
     assert abs(float(found.model.std()) / wanted - 1) < 5 / math.sqrt(2 * MODEL.size)
 
 
-def test_a_round_of_nobody_has_as_much() -> None:
-    algorithm = dp_randagg(federation(CLIENTS, drawn(CLIENTS), scale=1.5), rank=0, noise="skellam", dropouts=0.25)
+@pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
+def test_a_round_of_nobody_has_as_much(noise: Any) -> None:
+    algorithm = dp_randagg(federation(CLIENTS, drawn(CLIENTS), scale=1.5), rank=0, noise=noise, dropouts=0.25)
     found = algorithm.round(alone_with(algorithm), Unasked()).model
     assert abs(float(found.std()) / (1.5 / math.sqrt(0.75) / CLIENTS) - 1) < 5 / math.sqrt(2 * MODEL.size)
 
@@ -65,11 +71,38 @@ class Unasked(Ask):
         raise AssertionError(task)
 
 
+@given(drawn=st.integers(0, 300), share=st.floats(0.1, 1.0))
+@settings(max_examples=50, deadline=None)
+def test_the_modulus_tells_nothing_of_who_was_drawn(drawn: int, share: float) -> None:
+    """Cohorts of neighbouring federations differ by one; so must not the bits of their sums."""
+    release = Release("train", 1000, 1.0, noise="skellam")
+    sums = SecureSums(1.2, 100.0, partial(SeededStreams, 1, ["all"]), 1 - share)
+    asked: list[int | None] = []
+
+    class Refusing(Unasked):
+        def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+            assert least <= drawn
+            asked.extend([bits, int(task.payload["bits"])])
+            return Total((), {})
+
+    sums.of(alone_with(built(1.2), drawn), Refusing(), release, {})
+    assert set(asked) <= {release.bits(1.2, sums.honest_share, sums.most)}
+    assert len(asked) == (2 if drawn else 0)
+
+
+def test_a_round_of_nobody_is_on_the_same_grid() -> None:
+    release = Release("train", 1000, 1.0, noise="skellam")
+    state = alone_with(built(1.2))
+    few = release.of_nobody(state, 1.2, 0.9, SeededStreams(1, ["all"], 0), bits=3)
+    assert few.norm() <= 4 * math.sqrt(1024) / FINE  # three bits hold no more than four steps
+
+
 # The protocol
 
 
-def test_the_real_protocol_gives_the_same_bits() -> None:
-    algorithms = [built(0.5), built(0.5)]
+@pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
+def test_the_real_protocol_gives_the_same_bits(noise: Any) -> None:
+    algorithms = [built(0.5, noise=noise), built(0.5, noise=noise)]
     people = [cohort(algorithm, CLIENTS, 0.5) for algorithm in algorithms]
     plain = finished(algorithms[0], InMemory(people[0], algorithms[0], ()))
     masked = finished(algorithms[1], Securely(people[1], algorithms[1], ()))
@@ -109,6 +142,24 @@ def test_floats_cannot_be_masked() -> None:
         finished(algorithm, Securely(cohort(algorithm, CLIENTS, 0.5), algorithm, ()))
 
 
+@pytest.mark.parametrize("carried", [InMemory, Securely, AsBytes])
+def test_a_client_sends_as_many_bytes_as_its_integers_take(carried: type[InMemory]) -> None:
+    algorithm = built(0.5)
+    sums: list[tuple[int | None, Total]] = []
+
+    class Noted(carried):  # type: ignore[misc, valid-type]
+        def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+            sums.append((bits, super().total(task, least, bits)))
+            return sums[-1][1]
+
+    finished(algorithm, Noted(cohort(algorithm, CLIENTS, 0.5), algorithm, ()), rounds=1)
+    for bits, total in sums:
+        assert bits is not None
+        assert 8 < bits <= 24
+        (numbers,) = total.payload.values()
+        assert total.sent == numbers.numel() * math.ceil(bits / 8)
+
+
 # Its price
 
 
@@ -127,6 +178,19 @@ def test_two_releases_of_one_cohort_are_amplified_together() -> None:
     assert found > apart
 
 
+def test_discrete_gaussians_cost_about_what_skellam_noise_does() -> None:
+    prices = {
+        noise: Release("train", 60_000, 1.0, noise=noise, agents=6000).event(1.2) for noise in get_args(NoiseKind)
+    }
+    cost = {noise: epsilon(Poisson(1 / 60, price), 1e-4, accountant="rdp") for noise, price in prices.items()}
+    assert cost["gaussian"] < cost["discrete-gaussian"] <= cost["skellam"] < 1.05 * cost["discrete-gaussian"]
+
+
+def test_nothing_is_promised_where_parts_of_discrete_noise_are_small() -> None:
+    crowd = Release("train", 60_000, 1.0, noise="discrete-gaussian", agents=10_000_000)
+    assert crowd.event(1.2) == NonPrivateDpEvent()
+
+
 def test_an_unknown_noise_is_refused() -> None:
-    with pytest.raises(InputError, match="noise must be one of gaussian, skellam"):
+    with pytest.raises(InputError, match="noise must be one of gaussian, skellam, discrete-gaussian"):
         Release("train", 3, 1.0, noise="laplace")  # type: ignore[arg-type]

@@ -50,6 +50,28 @@ def test_cmp_fed() -> None:
     )
 
 
+def test_cmp_fed_says_what_it_hangs_on_and_what_holds_against_the_server() -> None:
+    shown = run_json("certify", *CMP_FED, "--sigma", "1.5134", "--survivors", "90")
+    assert "90 of the 100 clients drawn" in shown["conditions"][0]
+    assert shown["sentence"].endswith("who do not know in which rounds the client was drawn.")
+    everybody = run_json("certify", *CMP_FED[:3], "--cohort", "6000", "--rounds", "1", "--sigma", "1.5134")
+    assert len(everybody["conditions"]) == 1
+    known = everybody["details"]["certified_if_draws_are_known"]
+    assert known == pytest.approx(everybody["certified"], rel=1e-6)
+    assert shown["certified"] < shown["details"]["certified_if_draws_are_known"]
+    assert shown["details"]["certified_if_draws_are_known"] < shown["details"]["certified_if_always_drawn"]
+
+
+def test_cmp_fed_table() -> None:
+    options = [*CMP_FED, "--table", "--epsilon", "1"]
+    shown = run_json("certify", *options)
+    assert len(shown["accounts"]) == 8
+    spoken = run("certify", *options).stdout
+    assert "one release charged" in spoken
+    assert "1.5133" in spoken
+    assert "neither" in spoken
+
+
 def test_people_get_a_table_and_a_sentence() -> None:
     spoken = run("certify", *DP_SGD, "--sigma", "2.35")
     assert "0.99994" in spoken.stdout
@@ -89,6 +111,9 @@ def test_calibrate() -> None:
         (["certify", *FEDSEL, "--epsilon-select", "1", "--value", "pm", "--epsilon-value", "0"], "epsilon-value"),
         (["certify", "fedhdp", "--rate", "1.5", "--sigma", "1", "--rounds", "1"], "rate"),
         (["certify", *CMP_FED, "--sigma", "1", "--survivors", "101"], "survivors"),
+        (["certify", *CMP_FED], "--sigma"),
+        (["certify", *CMP_FED, "--sigma", "1", "--table"], "--table"),
+        (["certify", *CMP_FED, "--table", "--delta", "0"], "delta"),
         (["certify", "fedavg"], "fedavg"),
         (["calibrate", *DP_SGD, "--epsilon", "0"], "epsilon"),
         (["calibrate", *DP_SGD, "--epsilon", "-1"], "epsilon"),

@@ -64,6 +64,17 @@ class Balance(HTMLParser):
             assert self.open.pop() == tag
 
 
+def test_a_stricter_budget_is_a_promise_with_its_conditions(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    hangs_on = {"trust": "secure-sum", "unit": "client", "conditions": ["It hangs on a thread."]}
+    write_job(journal, "cmp-fed", facts={"budgets": "strictest", **hangs_on})
+    write_job(journal, "open", clients=OPEN, facts={"budgets": "none", **hangs_on})
+    journal.close()
+    said = words(page(tmp_path / "run"))
+    assert said.count("It hangs on a thread.") == 3  # to the strictest, the median and the most liberal client
+    assert "not the client's own but" in said
+
+
 def test_the_page_says_what_happened(run: Path) -> None:
     said = words(page(run))
     assert "2 clients with budgets from ε 0.5 to 2 trained a model of 26,010 parameters on mnist in 3 rounds" in said

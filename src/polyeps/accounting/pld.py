@@ -49,15 +49,21 @@ def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
     return min(answer, pure_sum(steps))
 
 
+def gaussian_delta(mu: Array, epsilon: float) -> Array:
+    """δ of Gaussian releases with total signal-to-noise μ, for each μ."""
+    above: Array = ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu))
+    return above
+
+
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """ε of Gaussian releases with total signal-to-noise μ, from δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ).
+    """ε of Gaussian releases with total signal-to-noise μ, by inverting δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ).
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 6)
     4.377178
     """
 
     def excess(epsilon: float) -> float:
-        return float(ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu))) - delta
+        return float(gaussian_delta(np.asarray(mu), epsilon)) - delta
 
     low, high = 0.0, mu * mu / 2 + 40 * mu
     if excess(low) <= 0:

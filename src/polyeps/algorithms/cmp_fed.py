@@ -59,10 +59,11 @@ def cmp_fed(
     factors = low_rank(plain.model.slices, rank, whole=whole, warm_start=warm_start)
     clip = clip_embedding or federation.clip
     thin = bool(factors.matrices)  # else everything is sent whole, and the first release is empty
-    first = Release("subspace", factors.subspace_size, clip_subspace or SHORT * clip, split, noise)
-    second = Release("embed", factors.embedding_size, clip, 1 - split if thin else 1.0, noise)
-    sums = SecureSums(max(federation.scales.values()), federation.noise, dropouts, colluders)
-    expected = federation.rate * len(federation.groups)
+    agents = len(federation.groups)
+    first = Release("subspace", factors.subspace_size, clip_subspace or SHORT * clip, split, noise, agents)
+    second = Release("embed", factors.embedding_size, clip, 1 - split if thin else 1.0, noise, agents)
+    expected = federation.rate * agents
+    sums = SecureSums(max(federation.scales.values()), expected, federation.noise, dropouts, colluders)
     held = Held()
 
     def subspace(work: Work) -> tuple[Payload, Payload]:
@@ -100,6 +101,7 @@ def cmp_fed(
         dues=partial(dues, federation.rate, (first, second) if thin else (second,)),
         trust="secure-sum",
         unit="client",
+        conditions=sums.conditions(federation.rate),
     )
 
 

@@ -43,9 +43,10 @@ def dp_randagg(
     plain = federation.training(federation.learning_rate, 0.0)
     size = plain.model.size
     kept = min(size, low_rank(plain.model.slices, rank, whole=whole).uplink) if rank else size
-    release = Release("train", kept, federation.clip, noise=noise)
-    sums = SecureSums(max(federation.scales.values()), federation.noise, dropouts, colluders)
-    expected = federation.rate * len(federation.groups)
+    agents = len(federation.groups)
+    release = Release("train", kept, federation.clip, noise=noise, agents=agents)
+    expected = federation.rate * agents
+    sums = SecureSums(max(federation.scales.values()), expected, federation.noise, dropouts, colluders)
 
     def train(work: Work) -> tuple[Payload, Payload]:
         updates = trained(plain, work)
@@ -75,4 +76,5 @@ def dp_randagg(
         dues=partial(dues, federation.rate, (release,)),
         trust="secure-sum",
         unit="client",
+        conditions=sums.conditions(federation.rate),
     )

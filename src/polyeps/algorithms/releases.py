@@ -8,7 +8,8 @@ How many were drawn is known to them, n. Each adds its part of noise that the ho
 times 1 - dropouts - colluders, and not rounded. So when all answer, the noise of a sum is the same whoever and however
 many were drawn: in a vector of thousands of coordinates the size of the noise could be read off, and with it whether
 one more was there. If fewer stay than promised, nothing is opened. If nobody was drawn, the server puts noise in the
-place of a sum: a round that changes nothing would tell that nobody was.
+place of a sum: a round that changes nothing would tell that nobody was. For the same reason integers have as many bits
+whoever was drawn: sums that wrap around elsewhere would tell of a larger cohort.
 """
 
 from __future__ import annotations
@@ -18,25 +19,31 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+import dp_accounting
 import torch
 from torch import Tensor
 
 from polyeps.accounting.events import Gaussian
+from polyeps.certificate import SECRET_COHORT
 from polyeps.core import PROGRESS, Ask, Payload, State, Streams, Task, Work
 from polyeps.engine.noise import normals_for
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
-from polyeps.mechanisms.integer import Grid
+from polyeps.mechanisms.integer import Grid, discrete_gaussian_event, padded, skellam_event
+from polyeps.mechanisms.lattice_noise import NoiseName
 from polyeps.mechanisms.rounding import decode, encode
 from polyeps.mechanisms.words import words_of
 from polyeps.training import Training
 
 HONEST = "honest"  # in a task: how many clients' noise makes up all of it, not always a whole number
-DRAWN, ROTATION = "drawn", "rotation"  # in a task, where noise is on integers: what their grid depends on
+DRAWN, ROTATION, BITS = "drawn", "rotation", "bits"  # in a task, where noise is on integers: their grid hangs on them
 RATE = "rate"  # in a task: what the learning rate is multiplied by in this round
-# gaussian: ideal, in floating point. skellam: on integers, which a secure sum can hide, with the price of what is sent.
-NoiseKind = Literal["gaussian", "skellam"]
+# gaussian: ideal, in floating point. Others: on integers, which a secure sum can hide, with the price of what is sent.
+NoiseKind = Literal["gaussian", "skellam", "discrete-gaussian"]
 FINE = 4096  # steps of the integers' grid in a clip norm: finer ones save no privacy worth having
+# Steps of an agent's discrete Gaussian noise from which sums over cohorts of any two sizes are alike but for 10⁻⁶⁰.
+_SMOOTH = 4.0
+_SPREAD = 6  # deviations above its mean that a cohort's size is reckoned with
 _TOGETHER = 32  # clients a device trains at once are a multiple of this, so that few graphs serve cohorts of any size
 
 
@@ -49,6 +56,7 @@ class Release:
     clip: float
     share: float = 1.0  # of the round's privacy
     noise: NoiseKind = "gaussian"
+    agents: int = 1  # most that may ever add noise to one sum: only sums of discrete Gaussians depend on it
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -64,7 +72,14 @@ class Release:
         """What it costs, before sampling; whatever noise is added beyond what is promised is not counted."""
         if self.noise == "gaussian":
             return Gaussian(scale / math.sqrt(self.share))
-        return self._grid(scale, 1.0, 1).event
+        step, dimension, deviation = self.clip / FINE, padded(self.size), self.deviation(scale)
+        if self.noise == "skellam":
+            return skellam_event(self.clip, step, dimension, deviation)
+        # That of the largest cohort is the most: fewer agents have more noise each, and their sum is more Gaussian.
+        smallest = deviation / math.sqrt(self.agents)
+        if smallest < _SMOOTH * step:
+            return dp_accounting.NonPrivateDpEvent()
+        return discrete_gaussian_event(self.clip, step, dimension, smallest, self.agents)
 
     def from_clients(self, work: Work, values: Tensor) -> Payload:
         """What clients send of values (n, size): clipped, with their part of the noise."""
@@ -75,42 +90,49 @@ class Release:
             parts = torch.from_numpy(work.scale * self.deviation(1.0) / math.sqrt(honest)).to(values)[:, None]
             noise = parts * normals_for(work.streams, values, self.action)
             return {self.action: clip_to_norm(values, self.clip) + noise}
-        grid = self._grid(float(work.scale.max()), honest, int(work.payload[DRAWN]), int(work.payload[ROTATION]))
+        drawn, rotation, bits = (int(work.payload[name]) for name in (DRAWN, ROTATION, BITS))
+        grid = self._grid(float(work.scale.max()), honest, drawn, bits, rotation)
         return {self.action: torch.from_numpy(encode(grid, values, words_of(work.streams, self.action)))}
 
-    def to_ask(self, state: State, honest: float) -> Payload:
+    def to_ask(self, state: State, honest: float, bits: int | None) -> Payload:
         """What clients must know to make it, besides what they work on."""
         asked = {HONEST: torch.tensor(honest, dtype=torch.float64)}
-        if self.noise == "gaussian":
+        if bits is None:
             return asked
-        return {**asked, DRAWN: torch.tensor(len(state.roster)), ROTATION: torch.tensor(state.round)}
+        numbers = {DRAWN: len(state.roster), ROTATION: state.round, BITS: bits}
+        return asked | {name: torch.tensor(number) for name, number in numbers.items()}
 
-    def bits(self, scale: float, honest: float, drawn: int) -> int | None:
-        """Of a number that is sent; nothing where it is not an integer."""
-        return None if self.noise == "gaussian" or not scale else self._grid(scale, honest, drawn).bits
+    def bits(self, scale: float, honest_share: float, most: int) -> int | None:
+        """Of a number that is sent, so that sums over `most` clients fit; nothing where it is not an integer."""
+        if self.noise == "gaussian" or not scale:
+            return None
+        everybodys = self.deviation(scale) / math.sqrt(honest_share)
+        return Grid.fitting(self.clip, self.clip / FINE, self.size, most, most, everybodys, noise=self._lattice).bits
 
-    def decoded(self, total: Tensor, state: State, scale: float, honest: float) -> Tensor:
+    def decoded(self, total: Tensor, state: State, scale: float, honest: float, bits: int | None) -> Tensor:
         """The sum of the vectors, from the sum of what was sent."""
-        if total.is_floating_point():
+        if bits is None:
             return total
-        grid = self._grid(scale, honest, len(state.roster), state.round)
+        grid = self._grid(scale, honest, len(state.roster), bits, state.round)
         return decode(grid, total.cpu().numpy()).to(state.model)
 
-    def of_nobody(self, state: State, scale: float, honest_share: float, streams: Streams) -> Tensor:
+    def of_nobody(self, state: State, scale: float, honest_share: float, streams: Streams, bits: int | None) -> Tensor:
         """What is known where nobody was drawn: noise, as large as a cohort's of which all answer."""
         own, none = streams.select([0]), torch.zeros(1, self.size)
-        if self.noise == "gaussian":
+        if bits is None:
             noise = self.deviation(scale) / math.sqrt(honest_share) * normals_for(own, none, self.action)[0]
             return noise.to(state.model)
-        grid = self._grid(scale, honest_share, 1, state.round)
+        grid = self._grid(scale, honest_share, 1, bits, state.round)
         return decode(grid, encode(grid, none, words_of(own, self.action))[0]).to(state.model)
 
-    def _grid(self, scale: float, honest: float, drawn: int, rotation: int = 0) -> Grid:
+    @property
+    def _lattice(self) -> NoiseName:
+        return "skellam" if self.noise == "skellam" else "discrete-gaussian"
+
+    def _grid(self, scale: float, honest: float, drawn: int, bits: int, rotation: int) -> Grid:
         """Integers as all agree on them. The noise of all who were drawn is that of the honest, and the surplus."""
         everybodys = self.deviation(scale) * math.sqrt(drawn / honest)
-        return Grid.fitting(
-            self.clip, self.clip / FINE, self.size, drawn, drawn, everybodys, rotation=rotation, noise="skellam"
-        )
+        return Grid(self.clip, self.clip / FINE, self.size, drawn, drawn, everybodys, bits, rotation, self._lattice)
 
 
 @dataclass(frozen=True)
@@ -118,6 +140,7 @@ class SecureSums:
     """How the releases of a round are summed: what may go wrong without anything being lost."""
 
     scale: float  # of a round, which is public
+    expected: float  # how many are drawn on average
     streams: Callable[[int], Streams]  # the server's own, of a round
     dropouts: float = 0.1  # the share of those drawn that may fail to answer
     colluders: float = 0.0  # the share of those drawn that may tell the server their noise
@@ -134,22 +157,48 @@ class SecureSums:
         """Of those drawn, who answer and keep their noise to themselves."""
         return 1 - self.dropouts - self.colluders
 
+    def conditions(self, rate: float) -> tuple[str, ...]:
+        """What the promise hangs on, where clients are drawn with probability `rate`."""
+        shown = (
+            f"It holds as long as the server sees only sums over at least {_of_100(1 - self.dropouts)} clients drawn"
+        )
+        told = (
+            f"at most {_of_100(self.colluders)} drawn tell others their noise"
+            if self.colluders
+            else "none tells its noise"
+        )
+        return (f"{shown}, and {told}.", *((SECRET_COHORT,) if rate < 1 else ()))
+
+    @property
+    def most(self) -> int:
+        """Clients whose sum must fit: a number that is public, and hardly ever passed. If it is, more sums wrap."""
+        return math.ceil(self.expected + _SPREAD * math.sqrt(self.expected))
+
     def least(self, drawn: int) -> int:
-        """How many of those drawn must answer for a sum to be opened."""
-        return max(1, math.ceil(drawn * (1 - self.dropouts) - 1e-9))
+        """How many of those drawn must answer for a sum to be opened: enough for the noise, and for the secure sum.
+
+        Masks hold if a server cannot gather so many answers to each of two stories, with the colluders telling both.
+        """
+        for_masks = math.floor(drawn * (1 + self.colluders) / 2 + 1e-9) + 1
+        return max(for_masks, math.ceil(drawn * (1 - self.dropouts) - 1e-9))
 
     def of(self, state: State, ask: Ask, release: Release, asked: Payload) -> Tensor | None:
         """The noisy sum over the clients drawn; nothing where too few answered."""
         drawn = tuple(client.id for client in state.roster)
+        bits = release.bits(self.scale, self.honest_share, self.most)
         if not drawn:
             if not self.scale:
                 return None
-            return release.of_nobody(state, self.scale, self.honest_share, self.streams(state.round))
+            return release.of_nobody(state, self.scale, self.honest_share, self.streams(state.round), bits)
         honest = len(drawn) * self.honest_share
-        task = Task(release.action, drawn, {**asked, **release.to_ask(state, honest)})
-        total = ask.total(task, self.least(len(drawn)), release.bits(self.scale, honest, len(drawn)))
+        task = Task(release.action, drawn, {**asked, **release.to_ask(state, honest, bits)})
+        total = ask.total(task, self.least(len(drawn)), bits)
         found = total.payload.get(release.action)
-        return None if found is None else release.decoded(found, state, self.scale, honest)
+        return None if found is None else release.decoded(found, state, self.scale, honest, bits)
+
+
+def _of_100(share: float) -> str:
+    return f"{100 * share:g} of 100"
 
 
 class Held:

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from polyeps.cli import options as o
-from polyeps.cli.output import Delta, Json, print_certificate
+from polyeps.cli.output import Delta, Json, print_certificate, print_json, print_table
+from polyeps.errors import InputError
 
 app = typer.Typer(help="Say what a method promises: the paper's figure and ours.", no_args_is_help=True)
 
@@ -50,18 +51,62 @@ def cmp_fed(
     clients: o.Clients,
     cohort: o.Cohort,
     rounds: o.Rounds,
-    sigma: o.Sigma,
+    sigma: Annotated[float | None, typer.Option(help="Noise deviation of a release over its clip norm.")] = None,
     delta: Delta = 1e-4,
     sampler: o.Sampler = "poisson",
     survivors: o.Survivors = None,
     accountant: o.Accountant = "pld",
+    table: Annotated[bool, typer.Option("--table", help="Compare all accounts of this setting instead.")] = False,
+    epsilon: Annotated[float, typer.Option(help="For the table: the ε that every account is asked for.")] = 1.0,
+    coordinates: Annotated[int, typer.Option(help="For the table: of each release, with integer noise.")] = 60_000,
     as_json: Json = False,
 ) -> None:
-    """CMP-Fed; sigma is the noise of each of a round's two releases."""
+    """CMP-Fed; sigma is the noise of each of a round's two releases.
+
+    With --table: the sigma that every account asks for, and what it truly costs with cohorts of either kind; what
+    dropouts and integer noise cost.
+    """
+    if table == (sigma is not None):
+        raise InputError("give either --sigma, for a certificate, or --table, to compare accounts")
+    if sigma is None:
+        _compare(clients, cohort, rounds, epsilon, delta, coordinates, as_json)
+        return
     from polyeps import methods
 
     method = methods.cmp_fed(clients=clients, cohort=cohort, rounds=rounds, sampler=sampler, survivors=survivors)
     print_certificate(methods.certify(method, sigma, delta, accountant), as_json)
+
+
+def _compare(
+    clients: int, cohort: int, rounds: int, epsilon: float, delta: float, coordinates: int, as_json: bool
+) -> None:
+    from polyeps.accounting import cache
+    from polyeps.core import Budget
+    from polyeps.studies import cmp_fed_noise
+
+    setting = cmp_fed_noise.Setting(
+        clients, cohort, rounds, Budget(epsilon, delta), coordinates, cache.default_directory()
+    )
+    found = cmp_fed_noise.table(setting)
+    if as_json:
+        print_json(found)
+        return
+    goal = f"ε = {epsilon:g}, δ = {delta:g}"
+    print_table(
+        ["account", "σ", "true ε, Poisson", "true ε, fixed size", "true ε, draws known", "enough for"],
+        [[*list(row.values())[:-1], " and ".join(row["enough_for"]) or "neither"] for row in found["accounts"]],
+        f"Noise of each release that accounts ask for, {goal}",
+    )
+    print_table(
+        ["dropped", "true ε", "σ that allows for them"],
+        [[f"{100 * row['dropped']:g} %", row["true"], row["sigma_to_allow_for_them"]] for row in found["dropouts"]],
+        "Poisson cohorts of which some drop out or tell their noise",
+    )
+    print_table(
+        ["steps in a clip norm", "true ε at the σ of Rényi", f"σ for {goal}"],
+        [list(row.values()) for row in found["integers"]],
+        f"Skellam noise on {coordinates} coordinates a release, Poisson cohorts, Rényi",
+    )
 
 
 @app.command("fedsel")

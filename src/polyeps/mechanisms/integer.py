@@ -37,6 +37,15 @@ def rounded_sensitivity(clip: float, granularity: float, dimension: int, bias: f
     return math.sqrt(min(likely, (clip + 2 * drift) ** 2))
 
 
+def padded(size: int) -> int:
+    """Coordinates that are sent of so many: the rotation needs a power of two.
+
+    >>> padded(78_942)
+    131072
+    """
+    return 1 << (size - 1).bit_length()
+
+
 def skellam_event(clip: float, granularity: float, dimension: int, deviation: float) -> SkellamDpEvent:
     """The price of summing vectors of norm `clip`, rounded to the grid, with Skellam noise of total `deviation`."""
     l2 = rounded_sensitivity(clip, granularity, dimension) / granularity
@@ -140,8 +149,8 @@ class Grid:
 
     @property
     def dimension(self) -> int:
-        """Coordinates that are sent: the rotation needs a power of two."""
-        return 1 << (self.size - 1).bit_length()
+        """Coordinates that are sent."""
+        return padded(self.size)
 
     @property
     def agent_deviation(self) -> float:

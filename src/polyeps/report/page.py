@@ -115,7 +115,8 @@ def _method(line: Line, colour: str) -> dict[str, Any]:
         "colour": f"method-{METHODS.index(colour)}",
         "control": line.control,
         "force": words.IN_FORCE.get(line.budgets, f"control: {line.budgets}"),
-        "promises": [] if line.control else words.promises(line),
+        # A budget stricter than one's own is a promise too, and methods that protect sums make no other.
+        "promises": words.promises(line) if line.budgets in ("own", "strictest") else [],
         "control_promise": words.control_promise(line) if line.control else "",
         "departures": words.departures(line) if line.counted else "Not begun.",
         "anyone": bool(line.counted),

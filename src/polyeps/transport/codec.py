@@ -10,6 +10,7 @@ import torch
 
 from polyeps.core import Payload, Replies, Total
 from polyeps.errors import InputError
+from polyeps.transport.masks import bytes_of
 
 
 def encode(payload: Payload) -> bytes:
@@ -62,7 +63,17 @@ def add(replies: Replies, least: int = 1, bits: int | None = None) -> Total:
     if bits is not None:
         check_integers(replies.payload)
         payload = {name: total & (2**bits - 1) for name, total in payload.items()}
-    return Total(replies.ids, payload, replies.received, replies.sent)
+    return Total(replies.ids, payload, replies.received, sent(replies, bits))
+
+
+def sent(replies: Replies, bits: int | None) -> int:
+    """Bytes of one reply to be summed. Integers of a few bits go as `masks.to_bytes` packs them, not as tensors.
+
+    What the secure sum adds to a vector (keys, shares, signatures) is not in it.
+    """
+    if bits is None or not replies.ids:
+        return replies.sent
+    return sum(tensor[0].numel() for tensor in replies.payload.values()) * bytes_of(bits)
 
 
 def check_integers(payload: Payload) -> None:

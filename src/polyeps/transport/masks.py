@@ -106,14 +106,19 @@ def cut(total: Words, bits: int) -> Words:
     return total
 
 
+def bytes_of(bits: int) -> int:
+    """That hold a word below 2^bits."""
+    return -(-bits // 8)
+
+
 def to_bytes(vector: Words, bits: int) -> bytes:
     """Words below 2^bits as the fewest whole bytes each, lowest first."""
-    return vector.view(np.uint8).reshape(len(vector), -1)[:, : -(-bits // 8)].tobytes()
+    return vector.view(np.uint8).reshape(len(vector), -1)[:, : bytes_of(bits)].tobytes()
 
 
 def from_bytes(content: bytes, bits: int) -> Words:
     """The words some bytes stand for, whose number the caller has checked."""
-    width = -(-bits // 8)
+    width = bytes_of(bits)
     words = np.zeros((len(content) // width, word(bits).itemsize), np.uint8)
     words[:, :width] = np.frombuffer(content, np.uint8).reshape(-1, width)
     return words.view(word(bits))[:, 0]

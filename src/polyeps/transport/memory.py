@@ -54,18 +54,18 @@ class Securely(InMemory):
             raise InputError(f"a secure sum of {task.action!r} needs to know modulo which power of two; give bits")
         enough = max(least, lowest_threshold(len(replies.ids)), 2)
         if len(replies.ids) < enough:
-            return replace(codec.add(replies), payload={})
+            return replace(codec.add(replies, bits=bits), payload={})
         shapes = {name: tensor.shape[1:] for name, tensor in replies.payload.items()}
         rows = torch.cat([tensor.flatten(1) for tensor in replies.payload.values()], 1).to(torch.int64)
         vectors = rows.cpu().numpy().astype(np.uint64)
         try:
             opened = secure_sum(vectors, bits, enough, task.run, task.round, self.dropouts, replies.ids)
         except SumAborted:
-            return replace(codec.add(replies), payload={})
+            return replace(codec.add(replies, bits=bits), payload={})
         sizes = [shape.numel() for shape in shapes.values()]
         pieces = torch.split(torch.from_numpy(opened.total.astype(np.int64)), sizes)
         payload = {name: piece.reshape(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
-        return Total(opened.survivors, payload, replies.received, replies.sent)
+        return Total(opened.survivors, payload, replies.received, codec.sent(replies, bits))
 
 
 @dataclass

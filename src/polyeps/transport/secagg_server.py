@@ -121,7 +121,7 @@ class Server:
         elif step is Step.SHARE:
             _check_table(body, self._keys.keys() - {sender}, LETTER_BYTES)
         elif step is Step.MASK:
-            split_body(body, [terms.length * -(-terms.bits // 8)])
+            split_body(body, [terms.length * masks.bytes_of(terms.bits)])
             if int(masks.from_bytes(body, terms.bits).max()) >= 2**terms.bits:
                 raise ValueError(f"a number is not below 2^{terms.bits}")
         elif step is Step.CONFIRM:
