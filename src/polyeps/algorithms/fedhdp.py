@@ -25,8 +25,9 @@ from torch import Tensor
 
 from polyeps.accounting.events import Gaussian, Poisson, split_clip_bit
 from polyeps.algorithms.blocks import Federation, step
-from polyeps.algorithms.group_sums import Noise, summed_by_server, summed_securely, with_shares
+from polyeps.algorithms.group_sums import Noise, summed_by_server, summed_securely
 from polyeps.algorithms.personal import Personal, without_personal_models
+from polyeps.algorithms.releases import HONEST, SecureSums, with_parts_of_noise
 from polyeps.algorithms.weighing import Groups, best_weights, learn_differences, weights_by_ratio
 from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
@@ -49,11 +50,12 @@ def fedhdp(
     dropouts: float = 0.1,
 ) -> Algorithm:
     """Federated averaging in which clients choose how private they are."""
-    _check(ratio=ratio, quantile=quantile, dropouts=dropouts)
+    _check(ratio=ratio, quantile=quantile)
+    secure = SecureSums(max(federation.scales.values()), federation.noise, dropouts)
     noise = _noise(federation, clip_noise) if adaptive else Noise(federation.scales, 0.0)
     own = Personal(federation, pull, personal_rate) if personal else None
     plain = federation.training(federation.learning_rate, 0.0)
-    securely = partial(summed_securely, noise=noise, dropouts=dropouts)
+    securely = partial(summed_securely, noise=noise, secure=secure)
     sums = securely if trust == "secure-sum" else partial(summed_by_server, noise=noise, streams=federation.noise)
 
     names = list(federation.scales)
@@ -65,11 +67,10 @@ def fedhdp(
         clip = float(work.payload["clip"])
         bits = (norms_of(updates) <= clip).to(updates)[:, None] - 0.5
         values = torch.cat([clip_to_norm(updates, clip), bits], 1)
-        if "shares" in work.payload:
-            scales = torch.tensor([noise.sums[federation.groups[row]] for row in work.rows], dtype=torch.float64)
-            deviations = (scales * clip)[:, None].expand(len(scales), values.shape[1]).clone()
-            deviations[:, -1] = noise.bits * (scales > 0)
-            values = with_shares(work, values, deviations)
+        if HONEST in work.payload:
+            own_multipliers = [noise.sums[federation.groups[row]] for row in work.rows]
+            deviations = noise.deviations(own_multipliers, work.payload["clip"], values.shape[1])
+            values = with_parts_of_noise(work, values, deviations, "train")
         return {"update": values[:, :-1], "bit": values[:, -1]}, kept
 
     def round(state: State, ask: Ask) -> State:

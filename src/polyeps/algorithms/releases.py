@@ -72,18 +72,16 @@ class Release:
             return {self.action: values}
         honest = float(work.payload[HONEST])
         if self.noise == "gaussian":
-            parts = torch.from_numpy(work.scale * self.deviation(1.0) / math.sqrt(honest)).to(values)[:, None]
-            noise = parts * normals_for(work.streams, values, self.action)
-            return {self.action: clip_to_norm(values, self.clip) + noise}
+            deviations = torch.from_numpy(work.scale * self.deviation(1.0))[:, None]
+            return {self.action: with_parts_of_noise(work, clip_to_norm(values, self.clip), deviations, self.action)}
         grid = self._grid(float(work.scale.max()), honest, int(work.payload[DRAWN]), int(work.payload[ROTATION]))
         return {self.action: torch.from_numpy(encode(grid, values, words_of(work.streams, self.action)))}
 
-    def to_ask(self, state: State, honest: float) -> Payload:
+    def to_ask(self, state: State) -> Payload:
         """What clients must know to make it, besides what they work on."""
-        asked = {HONEST: torch.tensor(honest, dtype=torch.float64)}
         if self.noise == "gaussian":
-            return asked
-        return {**asked, DRAWN: torch.tensor(len(state.roster)), ROTATION: torch.tensor(state.round)}
+            return {}
+        return {DRAWN: torch.tensor(len(state.roster)), ROTATION: torch.tensor(state.round)}
 
     def bits(self, scale: float, honest: float, drawn: int) -> int | None:
         """Of a number that is sent; nothing where it is not an integer."""
@@ -138,6 +136,12 @@ class SecureSums:
         """How many of those drawn must answer for a sum to be opened."""
         return max(1, math.ceil(drawn * (1 - self.dropouts) - 1e-9))
 
+    def opened(self, ask: Ask, task: Task, bits: int | None = None) -> Payload:
+        """The sum of what some clients reply, with their parts of the noise; empty where too few answered."""
+        honest = torch.tensor(len(task.to) * self.honest_share, dtype=torch.float64)
+        told = replace(task, payload={**task.payload, HONEST: honest})
+        return ask.total(told, self.least(len(task.to)), bits).payload
+
     def of(self, state: State, ask: Ask, release: Release, asked: Payload) -> Tensor | None:
         """The noisy sum over the clients drawn; nothing where too few answered."""
         drawn = tuple(client.id for client in state.roster)
@@ -146,10 +150,15 @@ class SecureSums:
                 return None
             return release.of_nobody(state, self.scale, self.honest_share, self.streams(state.round))
         honest = len(drawn) * self.honest_share
-        task = Task(release.action, drawn, {**asked, **release.to_ask(state, honest)})
-        total = ask.total(task, self.least(len(drawn)), release.bits(self.scale, honest, len(drawn)))
-        found = total.payload.get(release.action)
+        task = Task(release.action, drawn, {**asked, **release.to_ask(state)})
+        found = self.opened(ask, task, release.bits(self.scale, honest, len(drawn))).get(release.action)
         return None if found is None else release.decoded(found, state, self.scale, honest)
+
+
+def with_parts_of_noise(work: Work, values: Tensor, deviations: Tensor, release: str) -> Tensor:
+    """Values (n, k), each with its part of noise whose sum over the honest has these deviations, (n, 1) or (n, k)."""
+    parts = deviations.to(values) / math.sqrt(float(work.payload[HONEST]))
+    return values + parts * normals_for(work.streams, values, release)
 
 
 class Held:
