@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from torch import Tensor
 from polyeps.algorithms.weighing import Groups, best_weights, learn_differences, weights_by_ratio
 from polyeps.theory.points import best_ratio, opt_out
 
-CLOSE = {"rtol": 1e-4, "atol": 1e-6}
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-6}
 
 
 def of(sizes: list[float], noise: list[float], rate: float = 1.0, rounds: int = 1) -> Groups:

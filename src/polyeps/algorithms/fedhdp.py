@@ -65,13 +65,15 @@ def fedhdp(
     def train(work: Work) -> tuple[Payload, Payload]:
         updates, kept = own.run(work) if own is not None else (without_personal_models(plain, work), {})
         clip = float(work.payload["clip"])
-        bits = (norms_of(updates) <= clip).to(updates)[:, None] - 0.5
-        values = torch.cat([clip_to_norm(updates, clip), bits], 1)
+        bits = (norms_of(updates) <= clip).to(updates) - 0.5
+        reply = {"update": clip_to_norm(updates, clip), "bit": bits}
         if HONEST in work.payload:
+            values = torch.cat([reply["update"], bits[:, None]], 1)
             own_multipliers = [noise.sums[federation.groups[row]] for row in work.rows]
             deviations = noise.deviations(own_multipliers, work.payload["clip"], values.shape[1])
             values = with_parts_of_noise(work, values, deviations, "train")
-        return {"update": values[:, :-1], "bit": values[:, -1]}, kept
+            reply = {"update": values[:, :-1], "bit": values[:, -1]}
+        return reply, kept
 
     def round(state: State, ask: Ask) -> State:
         clip = state.kept.get("clip", torch.tensor(federation.clip, dtype=torch.float64))

@@ -64,7 +64,7 @@ class Personal:
         both = [place % clients for place in places]
         rows = np.concatenate([work.rows, work.rows + len(self.federation.groups)])
         moved = self.training.run(
-            torch.cat([received.expand_as(own), own])[places],
+            torch.cat([received.expand_as(own), own, received.expand(len(places) - 2 * clients, -1)]),
             replace(work.data, offsets=work.data.spans[both]),
             work.streams.select(both),
             anchor=received,
