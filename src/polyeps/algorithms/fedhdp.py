@@ -61,6 +61,7 @@ def fedhdp(
     names = list(federation.scales)
     sizes = torch.tensor([federation.sizes[name] for name in names], dtype=torch.float64)
     multipliers = torch.tensor([noise.sums[name] for name in names], dtype=torch.float64)
+    surplus = 1 / secure.honest_share if trust == "secure-sum" else 1.0  # of the noise's variance, when all answer
 
     def train(work: Work) -> tuple[Payload, Payload]:
         updates, kept = own.run(work) if own is not None else (without_personal_models(plain, work), {})
@@ -85,7 +86,7 @@ def fedhdp(
         means = torch.stack(list(found.sums.values())) / expected.to(state.model)[:, None]
         kept: dict[str, Tensor] = {}
         if ratio == "auto":
-            groups = Groups(sizes, federation.rate, federation.rounds, len(state.model) * multipliers**2)
+            groups = Groups(sizes, federation.rate, federation.rounds, len(state.model) * multipliers**2 * surplus)
             weights = best_weights(groups, state.kept, present)
             if len(present) == len(names) > 1:
                 kept = learn_differences(groups, state.kept, means / clip.to(means))
