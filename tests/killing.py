@@ -1,6 +1,9 @@
 """Runs an experiment in a child that is killed at random moments and resumed, until it is done; prints the kills.
 
-    python tests/killing.py FOLDER KILLS SEED
+    python tests/killing.py FOLDER KILLS SEED [FILE]
+
+With a FILE of an experiment the command line runs it, and what clients keep is written down client by client, as if it
+were large.
 
 The children are forked from a parent that has imported everything and computed nothing, so that starting one is
 cheap and no thread of torch's is lost in the fork.
@@ -16,7 +19,7 @@ from pathlib import Path
 import torch
 from federations import experiment
 
-from polyeps import runs
+from polyeps import cli, entries, runs
 from polyeps.config import Experiment
 
 
@@ -25,15 +28,21 @@ def wanted() -> Experiment:
     return experiment(["fedavg", "public-only"], rounds=80, training={"local_steps": 8}, participation=participation)
 
 
-def child(folder: Path) -> None:
+def child(folder: Path, file: str | None) -> None:
     torch.set_num_threads(1)
-    if (folder / "journal.db").exists():
+    begun = (folder / "journal.db").exists()
+    if file is not None:
+        entries._SMALL = 50
+        status = cli.run(["run", "--resume", str(folder)] if begun else ["run", file, "--output", str(folder)])
+        if status:
+            sys.exit(status)
+    elif begun:
         runs.resume(folder)
     else:
         runs.run(wanted(), folder)
 
 
-def main(folder: Path, kills: int, seed: int) -> None:
+def main(folder: Path, kills: int, seed: int, file: str | None = None) -> None:
     chance = random.Random(seed)
     killed = 0
     while True:
@@ -41,7 +50,7 @@ def main(folder: Path, kills: int, seed: int) -> None:
         if pid == 0:
             status = 1
             try:
-                child(folder)
+                child(folder, file)
                 status = 0
             finally:
                 os._exit(status)
@@ -55,9 +64,9 @@ def main(folder: Path, kills: int, seed: int) -> None:
         elif os.WEXITSTATUS(status):
             sys.exit(f"the run failed after {killed} kills")
         else:
-            print(killed)
+            print(killed, flush=True)
             return
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

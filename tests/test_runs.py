@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import run
 from federations import EPSILONS, experiment
 from killing import wanted
 
@@ -148,18 +149,48 @@ def test_stopped_between_the_charge_and_the_journal(tmp_path: Path, monkeypatch:
     assert before > 0
 
 
-def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
-    runs.run(wanted(), tmp_path / "whole")
+def killed(folder: Path, kills: int, *file: str) -> None:
+    """Run in a child that is killed so many times."""
     script = Path(__file__).parent / "killing.py"
     ran = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "parts"), "20", "7"],
-        env={**os.environ, "PYTHONPATH": str(script.parent)},
+        [sys.executable, str(script), str(folder), str(kills), "7", *file],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
     )
     assert ran.returncode == 0, ran.stderr
-    assert int(ran.stdout) == 20
+    assert int(ran.stdout.split()[-1]) == kills
+
+
+def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
+    runs.run(wanted(), tmp_path / "whole")
+    killed(tmp_path / "parts", 20)
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+
+MENU = """
+name = "menu"
+rounds = 60
+data = { clients = 12, size = 40, own_test = 0.2 }
+training = { batch = 5, local_steps = 4 }
+participation = { kind = "poisson", share = 0.5 }
+algorithm = [{ name = "fedhdp", pull = 0.1 }]
+[budgets]
+delta = 1e-3
+menu = [{ name = "private", epsilon = 3.0 }, { name = "open", share = 0.25 }]
+"""
+
+
+def test_kills_change_no_personal_model(tmp_path: Path) -> None:
+    """What clients keep is written client by client by those who are killed, and whole by the one who is not."""
+    file = tmp_path / "menu.toml"
+    file.write_text(MENU)
+    run("run", str(file), "--output", str(tmp_path / "whole"))
+    killed(tmp_path / "parts", 8, str(file))
+    whole = contents(tmp_path / "whole")
+    assert contents(tmp_path / "parts") == whole
+    judged = {row["name"]: row["value"] for row in whole["metrics"] if row["name"].startswith("personal")}
+    assert {"personal accuracy", "personal accuracy (open)", "personal accuracy (private)"} <= set(judged)
 
 
 def test_early_leavers_under_one_scale(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ parts = st.floats(0.01, 1.0)
 
 def asked(release: Release, sums: SecureSums, cohort: int) -> Payload:
     state = State(torch.zeros(SIZE), roster=(Profile("x"),) * cohort)
-    return release.to_ask(state, cohort * sums.honest_share, release.bits(sums.scale, sums.honest_share, sums.most))
+    bits = release.bits(sums.scale, sums.honest_share, sums.most)
+    return {**release.to_ask(state, bits), **sums.noise_of(cohort)}
 
 
 def work(scale: float, payload: Payload) -> Work:

@@ -36,8 +36,8 @@ def sampled(**changes: object) -> Mechanism:
 def test_clipping_is_run_and_not_believed() -> None:
     for clip, reach in ((joint_clip, 1.0), (layer_clip, 2.0), (spectral_clip, 4.0)):
         release = Release(1.0, clip, large_canary())
-        assert release.displacement(replaced=False) == pytest.approx(reach)
-        assert release.displacement(replaced=True) == pytest.approx(2 * reach)
+        assert release.displacement(replaced=False) == pytest.approx(reach, rel=4e-6)  # room for rounding
+        assert release.displacement(replaced=True) == pytest.approx(2 * reach, rel=4e-6)
         small = Release(1.0, clip, large_canary(size=1e-3))
         assert small.displacement(replaced=False) == pytest.approx(8e-3)  # what is small enough is left alone
 

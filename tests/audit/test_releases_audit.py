@@ -94,7 +94,8 @@ def one_round(noise: NoiseKind, there: NDArray[np.bool_], generator: torch.Gener
                 values = torch.zeros(len(trials), int(size), SIZE)
                 values[torch.from_numpy(coins[trials, 0]), 0] = CANARY
                 flat = values.flatten(0, 1)
-                sent = release.from_clients(work(len(flat), release.to_ask(state, float(size), bits), generator), flat)
+                told = {**release.to_ask(state, bits), **sums.noise_of(int(size))}
+                sent = release.from_clients(work(len(flat), told, generator), flat)
                 rows = broken(release, flat, sent[release.action]) if noise == "gaussian" else sent[release.action]
                 totals = [
                     release.decoded(total, state, SCALE, float(size), bits)

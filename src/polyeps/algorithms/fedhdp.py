@@ -25,8 +25,9 @@ from torch import Tensor
 
 from polyeps.accounting.events import Gaussian, Poisson, split_clip_bit
 from polyeps.algorithms.blocks import Federation, step
-from polyeps.algorithms.group_sums import Noise, summed_by_server, summed_securely, with_shares
+from polyeps.algorithms.group_sums import Noise, summed_by_server, summed_securely
 from polyeps.algorithms.personal import Personal, without_personal_models
+from polyeps.algorithms.releases import HONEST, SecureSums, with_parts_of_noise
 from polyeps.algorithms.weighing import Groups, best_weights, learn_differences, weights_by_ratio
 from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
@@ -49,28 +50,32 @@ def fedhdp(
     dropouts: float = 0.1,
 ) -> Algorithm:
     """Federated averaging in which clients choose how private they are."""
-    _check(ratio=ratio, quantile=quantile, dropouts=dropouts)
+    _check(ratio=ratio, quantile=quantile)
+    drawn = federation.rate * len(federation.groups)
+    secure = SecureSums(max(federation.scales.values()), drawn, federation.noise, dropouts)
     noise = _noise(federation, clip_noise) if adaptive else Noise(federation.scales, 0.0)
     own = Personal(federation, pull, personal_rate) if personal else None
     plain = federation.training(federation.learning_rate, 0.0)
-    securely = partial(summed_securely, noise=noise, dropouts=dropouts)
+    securely = partial(summed_securely, noise=noise, secure=secure)
     sums = securely if trust == "secure-sum" else partial(summed_by_server, noise=noise, streams=federation.noise)
 
     names = list(federation.scales)
     sizes = torch.tensor([federation.sizes[name] for name in names], dtype=torch.float64)
     multipliers = torch.tensor([noise.sums[name] for name in names], dtype=torch.float64)
+    surplus = 1 / secure.honest_share if trust == "secure-sum" else 1.0  # of the noise's variance, when all answer
 
     def train(work: Work) -> tuple[Payload, Payload]:
         updates, kept = own.run(work) if own is not None else (without_personal_models(plain, work), {})
         clip = float(work.payload["clip"])
-        bits = (norms_of(updates) <= clip).to(updates)[:, None] - 0.5
-        values = torch.cat([clip_to_norm(updates, clip), bits], 1)
-        if "shares" in work.payload:
-            scales = torch.tensor([noise.sums[federation.groups[row]] for row in work.rows], dtype=torch.float64)
-            deviations = (scales * clip)[:, None].expand(len(scales), values.shape[1]).clone()
-            deviations[:, -1] = noise.bits * (scales > 0)
-            values = with_shares(work, values, deviations)
-        return {"update": values[:, :-1], "bit": values[:, -1]}, kept
+        bits = (norms_of(updates) <= clip).to(updates) - 0.5
+        reply = {"update": clip_to_norm(updates, clip), "bit": bits}
+        if HONEST in work.payload:
+            values = torch.cat([reply["update"], bits[:, None]], 1)
+            own_multipliers = [noise.sums[federation.groups[row]] for row in work.rows]
+            deviations = noise.deviations(own_multipliers, work.payload["clip"], values.shape[1])
+            values = with_parts_of_noise(work, values, deviations, "train")
+            reply = {"update": values[:, :-1], "bit": values[:, -1]}
+        return reply, kept
 
     def round(state: State, ask: Ask) -> State:
         clip = state.kept.get("clip", torch.tensor(federation.clip, dtype=torch.float64))
@@ -82,7 +87,7 @@ def fedhdp(
         means = torch.stack(list(found.sums.values())) / expected.to(state.model)[:, None]
         kept: dict[str, Tensor] = {}
         if ratio == "auto":
-            groups = Groups(sizes, federation.rate, federation.rounds, len(state.model) * multipliers**2)
+            groups = Groups(sizes, federation.rate, federation.rounds, len(state.model) * multipliers**2 * surplus)
             weights = best_weights(groups, state.kept, present)
             if len(present) == len(names) > 1:
                 kept = learn_differences(groups, state.kept, means / clip.to(means))
@@ -101,7 +106,7 @@ def fedhdp(
         needs=("group",),
         trust=trust,
         unit="client",
-        conditions=(PUBLIC_GROUP, SECRET_COHORT),
+        conditions=(PUBLIC_GROUP, *(secure.conditions(federation.rate) if trust == "secure-sum" else (SECRET_COHORT,))),
         memory={} if own is None else own.memory(plain.model.size),
     )
 

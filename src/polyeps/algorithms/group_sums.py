@@ -7,15 +7,15 @@ and no noise is added for it. Everything released about a group is in here, so t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from polyeps.algorithms.blocks import Floats
-from polyeps.core import Ask, Payload, State, Streams, Task, Work
+from polyeps.algorithms.releases import SecureSums
+from polyeps.core import Ask, Payload, State, Streams, Task
+from polyeps.engine.noise import normals_for
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,11 @@ class Noise:
 
     sums: Mapping[str, float]
     bits: float
+
+    def deviations(self, multipliers: Sequence[float], clip: Tensor, size: int) -> Tensor:
+        """Of sums with these multipliers, (n, size): of updates and, last, of bits where each has a sum of its own."""
+        own = torch.tensor(multipliers, dtype=torch.float64)[:, None]
+        return torch.cat([(own * clip.cpu()).expand(-1, size - 1), self.bits * (own > 0)], 1)
 
 
 @dataclass(frozen=True)
@@ -52,28 +57,25 @@ def summed_by_server(
     return GroupSums(dict(zip(names, sums, strict=True)), bits + noise.bits * float(drawn[0, 0, -1]))
 
 
-def summed_securely(state: State, ask: Ask, asked: Payload, noise: Noise, dropouts: float) -> GroupSums:
-    """Sums of noisy rows nobody sees, one for each group with clients drawn; noise is whole if enough of them answer.
+def summed_securely(state: State, ask: Ask, asked: Payload, noise: Noise, secure: SecureSums) -> GroupSums:
+    """Sums of noisy rows nobody sees, one for each group; a group of which too few answered is left out.
 
-    How many were drawn is known to them, and each adds its share of the noise that so many less `dropouts` make up:
-    so the noise of the sum does not depend on who was drawn. If fewer answer, nothing is summed.
+    Parts of the noise are as in `releases`, so that a sum's noise tells nothing of how many were drawn; for a group of
+    which nobody was, the server makes it all.
     """
-    sums, bits = {}, 0.0
-    for name in noise.sums:
+    sums: dict[str, Tensor] = {}
+    bits = 0.0
+    for place, (name, multiplier) in enumerate(noise.sums.items()):
         drawn = tuple(client.id for client in state.roster if client.group == name)
-        promised = max(1, math.ceil(len(drawn) * (1 - dropouts)))
-        total = ask.total(Task("train", drawn, {**asked, "shares": torch.tensor(promised)}), least=promised)
-        if total.payload:
-            sums[name] = total.payload["update"]
-            bits += float(total.payload["bit"])
+        if drawn:
+            found = secure.opened(ask, Task("train", drawn, asked))
+        else:
+            own = secure.streams(state.round).select([place])
+            normals = normals_for(own, state.model.new_zeros(1, len(state.model) + 1), "train")[0]
+            deviations = noise.deviations([multiplier], asked["clip"], len(normals))[0] / math.sqrt(secure.honest_share)
+            alone = normals * deviations.to(normals)
+            found = {"update": alone[:-1], "bit": alone[-1]}
+        if found:
+            sums[name] = found["update"]
+            bits += float(found["bit"])
     return GroupSums(sums, bits)
-
-
-def with_shares(work: Work, values: Tensor, deviations: Floats | Tensor) -> Tensor:
-    """Values (n, k) with each client's share of noise whose sum has these deviations, (n, 1) or (n, k)."""
-    deviation = torch.as_tensor(np.asarray(deviations) if not isinstance(deviations, Tensor) else deviations)
-    noisy = deviation.reshape(len(values), -1).any(1).nonzero()[:, 0].tolist()
-    drawn = torch.zeros(len(values), 1, values.shape[1])
-    work.streams.normals(drawn, noisy)
-    share = deviation.to(values) / math.sqrt(float(work.payload["shares"]))
-    return values + drawn[:, 0].to(values) * share

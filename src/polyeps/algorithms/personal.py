@@ -36,16 +36,17 @@ class Personal:
     pull: float | Mapping[str, float]
     learning_rate: float | None = None  # None: the same as for updates
 
+    def __post_init__(self) -> None:
+        if isinstance(self.pull, Mapping) and (
+            missing := [name for name in self.federation.scales if name not in self.pull]
+        ):
+            raise InputError(f"pull names no λ for the group {missing[0]!r}; give every group one, or one for all")
+
     @cached_property
     def training(self) -> Training:
         groups, many = self.federation.groups, len(self.federation.groups)
-        pulls: float | Mapping[str, float] = self.pull
-        if isinstance(pulls, Mapping):
-            if missing := [name for name in self.federation.scales if name not in pulls]:
-                raise InputError(f"pull names no λ for the group {missing[0]!r}; give every group one, or one for all")
-            own = np.array([pulls[name] for name in groups])
-        else:
-            own = np.full(many, float(pulls))
+        pull = self.pull
+        own = np.array([pull[name] if isinstance(pull, Mapping) else float(pull) for name in groups])
         rate = self.federation.learning_rate
         rates = np.repeat([rate, rate if self.learning_rate is None else self.learning_rate], many)
         return self.federation.training(rates, np.concatenate([np.zeros(many), own]))
@@ -63,7 +64,7 @@ class Personal:
         both = [place % clients for place in places]
         rows = np.concatenate([work.rows, work.rows + len(self.federation.groups)])
         moved = self.training.run(
-            torch.cat([received.expand_as(own), own])[places],
+            torch.cat([received.expand_as(own), own, received.expand(len(places) - 2 * clients, -1)]),
             replace(work.data, offsets=work.data.spans[both]),
             work.streams.select(both),
             anchor=received,

@@ -87,20 +87,18 @@ class Release:
             return {self.action: values}
         honest = float(work.payload[HONEST])
         if self.noise == "gaussian":
-            parts = torch.from_numpy(work.scale * self.deviation(1.0) / math.sqrt(honest)).to(values)[:, None]
-            noise = parts * normals_for(work.streams, values, self.action)
-            return {self.action: clip_to_norm(values, self.clip) + noise}
+            deviations = torch.from_numpy(work.scale * self.deviation(1.0))[:, None]
+            return {self.action: with_parts_of_noise(work, clip_to_norm(values, self.clip), deviations, self.action)}
         drawn, rotation, bits = (int(work.payload[name]) for name in (DRAWN, ROTATION, BITS))
         grid = self._grid(float(work.scale.max()), honest, drawn, bits, rotation)
         return {self.action: torch.from_numpy(encode(grid, values, words_of(work.streams, self.action)))}
 
-    def to_ask(self, state: State, honest: float, bits: int | None) -> Payload:
+    def to_ask(self, state: State, bits: int | None) -> Payload:
         """What clients must know to make it, besides what they work on."""
-        asked = {HONEST: torch.tensor(honest, dtype=torch.float64)}
         if bits is None:
-            return asked
+            return {}
         numbers = {DRAWN: len(state.roster), ROTATION: state.round, BITS: bits}
-        return asked | {name: torch.tensor(number) for name, number in numbers.items()}
+        return {name: torch.tensor(number) for name, number in numbers.items()}
 
     def bits(self, scale: float, honest_share: float, most: int) -> int | None:
         """Of a number that is sent, so that sums over `most` clients fit; nothing where it is not an integer."""
@@ -182,6 +180,15 @@ class SecureSums:
         for_masks = math.floor(drawn * (1 + self.colluders) / 2 + 1e-9) + 1
         return max(for_masks, math.ceil(drawn * (1 - self.dropouts) - 1e-9))
 
+    def opened(self, ask: Ask, task: Task, bits: int | None = None) -> Payload:
+        """The sum of what some clients reply, with their parts of the noise; empty where too few answered."""
+        told = replace(task, payload={**task.payload, **self.noise_of(len(task.to))})
+        return ask.total(told, self.least(len(task.to)), bits).payload
+
+    def noise_of(self, drawn: int) -> Payload:
+        """What clients must know to add their parts of the noise."""
+        return {HONEST: torch.tensor(drawn * self.honest_share, dtype=torch.float64)}
+
     def of(self, state: State, ask: Ask, release: Release, asked: Payload) -> Tensor | None:
         """The noisy sum over the clients drawn; nothing where too few answered."""
         drawn = tuple(client.id for client in state.roster)
@@ -191,14 +198,19 @@ class SecureSums:
                 return None
             return release.of_nobody(state, self.scale, self.honest_share, self.streams(state.round), bits)
         honest = len(drawn) * self.honest_share
-        task = Task(release.action, drawn, {**asked, **release.to_ask(state, honest, bits)})
-        total = ask.total(task, self.least(len(drawn)), bits)
-        found = total.payload.get(release.action)
+        task = Task(release.action, drawn, {**asked, **release.to_ask(state, bits)})
+        found = self.opened(ask, task, bits).get(release.action)
         return None if found is None else release.decoded(found, state, self.scale, honest, bits)
 
 
 def _of_100(share: float) -> str:
     return f"{100 * share:g} of 100"
+
+
+def with_parts_of_noise(work: Work, values: Tensor, deviations: Tensor, release: str) -> Tensor:
+    """Values (n, k), each with its part of noise whose sum over the honest has these deviations, (n, 1) or (n, k)."""
+    parts = deviations.to(values) / math.sqrt(float(work.payload[HONEST]))
+    return values + parts * normals_for(work.streams, values, release)
 
 
 class Held:

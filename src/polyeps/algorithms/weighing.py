@@ -24,6 +24,7 @@ from torch import Tensor
 from polyeps.core import Payload
 
 SMOOTHING = 0.9  # of what is held about differences, the part that stays in each round
+LEAST = 1e-6  # of a client's own variance, what always counts: groups without noise or luck may seem not to differ
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def best_weights(groups: Groups, kept: Payload, present: Sequence[int]) -> Tenso
     differences = kept.get("differences", _by_chance(groups))
     vectors = torch.linalg.eigh(differences.cpu())
     believed = vectors.eigenvectors * vectors.eigenvalues.clamp(min=0) @ vectors.eigenvectors.T
-    missed = believed + torch.diag(groups.averaged)
+    missed = believed + torch.diag(groups.averaged + LEAST / groups.sizes)
     weights = torch.zeros(len(groups.sizes), dtype=torch.float64)
     while left:
         solved = torch.linalg.solve(missed[left][:, left], torch.ones(len(left), dtype=torch.float64))

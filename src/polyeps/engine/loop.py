@@ -150,7 +150,9 @@ def advance(
     add_gradients(model.network, model.loss, framed_models, rows, labels, step.layout, step.valid, clip, framed)
     if step.order is not None:
         gradient.index_add_(0, step.order, framed)
-    if velocity is None and fixed.decay is None and fixed.pull is None:
+    if velocity is None and fixed.decay is None:
+        if fixed.pull is not None:
+            models.lerp_(anchor, rate * fixed.pull)  # one pass over the models instead of three
         models.addcmul_(gradient, rate / divisor, value=-1)
         return
     gradient.div_(divisor)

@@ -119,7 +119,10 @@ def _table(number: str, title: str, note: str) -> Tabulated:
     return Tabulated(STUDY, "table", number, title, compared, wanted, note)
 
 
-JUDGED = "Accuracies of groups are means over clients, on records of their own that nobody deployed could see"
+JUDGED = (
+    "Acc_g is on the test split. Accuracies of groups are means over clients, on records of their own that nobody "
+    "deployed could see. ± is the deviation over seeds; in brackets is the variance across clients, times 100"
+)
 PARTS: tuple[Tabulated, ...] = (
     *FIGURES,
     _table("1", "2000 clients of one digit, (3.6, 10⁻⁴)-DP for the private", JUDGED),

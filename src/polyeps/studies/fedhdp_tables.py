@@ -145,7 +145,8 @@ def _findings(together: Mapping[Row, Sequence[Result]]) -> list[str]:
         auto, plain = finals[OURS, AUTO], finals[PLAIN, None]
         fixed = {ratio: fmean(values) for (method, ratio), values in finals.items() if method == OURS and ratio != AUTO}
         best = max(fixed, key=lambda ratio: fixed[ratio])
-        gain = "{:+.2f} ± {:.2f}".format(*_apart(auto, plain))
+        mean, error = _apart(auto, plain)
+        gain = f"{mean:+.2f}" + (f" ± {error:.2f}" if error is not None else "")
         said.append(
             f"{clients}: fedhdp with r = auto has {gain} points over dp-fedavg; the best r tried, {best}, has "
             f"{fixed[best] - fmean(auto):+.2f} over auto, and r = 1 {fixed[1.0] - fmean(auto):+.2f}"
@@ -155,7 +156,7 @@ def _findings(together: Mapping[Row, Sequence[Result]]) -> list[str]:
     return said
 
 
-def _apart(higher: Sequence[float], lower: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard error of differences, seed by seed."""
+def _apart(higher: Sequence[float], lower: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard error of differences, seed by seed; one seed has no error."""
     points = [one - other for one, other in zip(higher, lower, strict=True)]
-    return fmean(points), stdev(points) / math.sqrt(len(points)) if len(points) > 1 else 0.0
+    return fmean(points), stdev(points) / math.sqrt(len(points)) if len(points) > 1 else None

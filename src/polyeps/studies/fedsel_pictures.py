@@ -8,6 +8,7 @@ from typing import Any
 from polyeps.studies.presenting import COLOURS, PANEL, heading
 
 ACROSS = 3  # panels in a row
+LEVEL = (":", "-.", "--")  # baselines, which may lie on each other
 
 
 def draw(summary: dict[str, Any], stem: Path) -> list[Path]:
@@ -31,7 +32,8 @@ def draw(summary: dict[str, Any], stem: Path) -> list[Path]:
             number = names.index(name)
             look = {"color": COLOURS[number % len(COLOURS)], "linestyle": "-" if number < len(COLOURS) else "--"}
             if len(points) == 1:  # a baseline without the axis' parameter
-                handles[name] = axes.axhline(points[0][1], label=name, **{**look, "linestyle": ":"})
+                look["linestyle"] = LEVEL[number % len(LEVEL)]
+                handles[name] = axes.axhline(points[0][1], label=name, **look)
             else:
                 (handles[name],) = axes.plot(*zip(*points, strict=True), marker=".", label=name, **look)
         if summary["figure"] == "2e":
