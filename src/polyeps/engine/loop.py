@@ -16,7 +16,7 @@ from torch import Tensor
 from polyeps.core import Records
 from polyeps.engine.layout import Plan, Step, padding_is_cheaper, plan_exact, plan_padded, plan_sorted, steps_of
 from polyeps.engine.memory import keep_freed_memory
-from polyeps.engine.network import add_gradients
+from polyeps.engine.network import add_gradients, add_rows, row_gradients
 from polyeps.engine.noise import Streams
 from polyeps.engine.per_client import Floats, Whole
 from polyeps.engine.sampling import Batches, fixed_batches, poisson_batches
@@ -62,6 +62,11 @@ class Pace:
     decay: Tensor | None
     pull: Tensor | None
 
+    @property
+    def plain(self) -> bool:
+        """Whether a step is a gradient step and nothing else, but for a pull."""
+        return self.clip is None and self.momentum is None and self.decay is None
+
 
 def pace(settings: Settings, sizes: Whole | None, device: torch.device) -> Pace:
     """The settings, laid out for the steps of a run; batch sizes (S, n) are needed where they are the divisor."""
@@ -101,8 +106,11 @@ def train_on_cpu(
     models = starts.clone()
     velocity = None if fixed.momentum is None else torch.zeros_like(models)
     for number, (step, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
-        gradient = torch.zeros_like(models) if drawn is None else drawn
         rate, divisor = fixed.rate[number], fixed.divisor[number]
+        if drawn is None and fixed.plain and step.order is None and step.layout.rows:
+            step_directly(model, models, anchor, records, step, fixed, rate / divisor, rate)
+            continue
+        gradient = torch.zeros_like(models) if drawn is None else drawn
         advance(model, models, velocity, anchor, records, step, fixed, rate, divisor, gradient)
     return models
 
@@ -163,6 +171,28 @@ def advance(
     if velocity is not None and fixed.momentum is not None:
         gradient = velocity.mul_(fixed.momentum).add_(gradient)
     models.addcmul_(gradient, rate, value=-1)
+
+
+def step_directly(
+    model: Model,
+    models: Tensor,
+    anchor: Tensor,
+    records: Records,
+    step: Step,
+    fixed: Pace,
+    by: Tensor,
+    rate: Tensor,
+) -> None:
+    """One plain step of all clients, without a gradient in between: its products are added to the models themselves.
+
+    A model too large for the cache is then read and written once less often, by half.
+    """
+    rows = records.features.index_select(0, step.records)
+    labels = records.labels.index_select(0, step.records)
+    found = row_gradients(model.network, model.loss, models, rows, labels, step.layout, step.valid)
+    if fixed.pull is not None:
+        models.lerp_(anchor, rate * fixed.pull)
+    add_rows(model.network, found, -by[:, 0].index_select(0, step.layout.owner), models)
 
 
 def _noise(streams: Streams, settings: Settings, size: int) -> Iterator[Tensor | None]:

@@ -71,10 +71,21 @@ def add_gradients(
     """Add to into (n, d) each client's sum of row gradients, each clipped to the client's norm, clip (n,)."""
     if not layout.rows:
         return
-    outputs, saved = network.forward(models, rows, layout)
-    gradients = output_gradients(loss, outputs, labels, valid)
-    found = network.contributions(models, saved, gradients, layout)
+    found = row_gradients(network, loss, models, rows, labels, layout, valid)
     factors = None if clip is None else clip_rows(found, clip.index_select(0, layout.owner))
+    add_rows(network, found, factors, into)
+
+
+def row_gradients(
+    network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor, layout: Layout, valid: Tensor | None
+) -> list[Contribution | None]:
+    """What each layer contributes to every row's gradient; models may change afterwards."""
+    outputs, saved = network.forward(models, rows, layout)
+    return network.contributions(models, saved, output_gradients(loss, outputs, labels, valid), layout)
+
+
+def add_rows(network: Network, found: list[Contribution | None], factors: Tensor | None, into: Tensor) -> None:
+    """Add each client's sum of row gradients, times the rows' factors (T,), to its row of into (n, d)."""
     for contribution, columns in zip(found, network.columns(into), strict=True):
         if contribution is not None:
             contribution.add_to(columns, factors)
