@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,7 +20,7 @@ from polyeps.grouping import split_by_epsilon
 from polyeps.training import Training
 
 Floats = NDArray[np.float64]
-ROWS_TOGETHER = 64
+ROWS_TOGETHER = 32  # rows a device trains at once are a multiple of this: few sizes, and little wasted
 Split = Literal["mixture", "k-means", "top", "threshold"]
 
 
@@ -53,7 +54,8 @@ class Federation:
     @property
     def sizes(self) -> dict[str, int]:
         """How many clients each group has; nobody's joining or leaving a round changes it."""
-        return {name: self.groups.count(name) for name in self.scales}
+        counts = Counter(self.groups)
+        return {name: counts[name] for name in self.scales}
 
 
 def with_padding(rows: int, device: torch.device) -> list[int]:
@@ -62,6 +64,22 @@ def with_padding(rows: int, device: torch.device) -> list[int]:
     Cohorts drawn by chance are of many sizes, and each size would have its steps captured anew.
     """
     return [*range(rows), *[0] * (-rows % ROWS_TOGETHER if device.type == "cuda" and rows else 0)]
+
+
+RATE = "rate"  # in a task: what the learning rate is multiplied by in this round
+
+
+def trained_in_cohort(training: Training, work: Work) -> Tensor:
+    """What local training, without noise of its own, makes of the model received, (n, d)."""
+    places = with_padding(len(work.rows), work.data.features.device)
+    updates = training.run(
+        work.payload["model"],
+        replace(work.data, offsets=work.data.spans[places]),
+        work.streams.select(places),
+        rows=work.rows[places].tolist(),
+        rate_factor=float(work.payload.get(RATE, 1.0)),
+    )
+    return updates[: len(work.rows)]
 
 
 def train_locally(training: Training) -> Action:

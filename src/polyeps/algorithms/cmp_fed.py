@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from polyeps.accounting.events import Poisson, on_one_sample
-from polyeps.algorithms.blocks import Federation, step
-from polyeps.algorithms.releases import Held, NoiseKind, Release, SecureSums, check_rates, start_of, trained
+from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
+from polyeps.algorithms.releases import Held, NoiseKind, Release, SecureSums, check_rates, start_of
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
 from polyeps.lowrank import WarmStart, Whole, low_rank
@@ -67,12 +67,12 @@ def cmp_fed(
     held = Held()
 
     def subspace(work: Work) -> tuple[Payload, Payload]:
-        updates = trained(plain, work)
+        updates = trained_in_cohort(plain, work)
         held.keep(work, updates)
         return first.from_clients(work, factors.subspace_of(updates, work.payload["right"])), {}
 
     def embed(work: Work) -> tuple[Payload, Payload]:
-        updates = held.take(work) if thin else trained(plain, work)
+        updates = held.take(work) if thin else trained_in_cohort(plain, work)
         return second.from_clients(work, factors.embedding_of(updates, work.payload["left"])), {}
 
     def round(state: State, ask: Ask) -> State:

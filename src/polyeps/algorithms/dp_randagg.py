@@ -15,9 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from polyeps.algorithms.blocks import Federation, step
+from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
 from polyeps.algorithms.cmp_fed import dues
-from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, start_of, trained
+from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, start_of
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
 from polyeps.lowrank import Whole, low_rank
@@ -49,7 +49,7 @@ def dp_randagg(
     sums = SecureSums(max(federation.scales.values()), expected, federation.noise, dropouts, colluders)
 
     def train(work: Work) -> tuple[Payload, Payload]:
-        updates = trained(plain, work)
+        updates = trained_in_cohort(plain, work)
         if kept < size:
             if work.scale.any() and not mask_first:
                 updates = clip_to_norm(updates, release.clip)

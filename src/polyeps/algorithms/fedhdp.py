@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from polyeps.accounting.events import Gaussian, Poisson, split_clip_bit
-from polyeps.algorithms.blocks import Federation, step
+from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
 from polyeps.algorithms.group_sums import Noise, summed_by_server, summed_securely
-from polyeps.algorithms.personal import Personal, without_personal_models
+from polyeps.algorithms.personal import Personal
 from polyeps.algorithms.releases import HONEST, SecureSums, with_parts_of_noise
 from polyeps.algorithms.weighing import Groups, best_weights, learn_differences, weights_by_ratio
 from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT
@@ -65,7 +65,7 @@ def fedhdp(
     surplus = 1 / secure.honest_share if trust == "secure-sum" else 1.0  # of the noise's variance, when all answer
 
     def train(work: Work) -> tuple[Payload, Payload]:
-        updates, kept = own.run(work) if own is not None else (without_personal_models(plain, work), {})
+        updates, kept = own.run(work) if own is not None else (trained_in_cohort(plain, work), {})
         clip = float(work.payload["clip"])
         bits = (norms_of(updates) <= clip).to(updates) - 0.5
         reply = {"update": clip_to_norm(updates, clip), "bit": bits}

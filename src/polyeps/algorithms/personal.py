@@ -72,11 +72,3 @@ class Personal:
         )
         kept = {"personal": own + moved[clients : 2 * clients], "started": torch.ones_like(work.memory["started"])}
         return moved[:clients], kept
-
-
-def without_personal_models(training: Training, work: Work) -> Tensor:
-    """The updates of clients that keep no model of their own."""
-    model = work.payload["model"]
-    places = with_padding(len(work.rows), model.device)
-    data = replace(work.data, offsets=work.data.spans[places])
-    return training.run(model, data, work.streams.select(places), rows=work.rows[places].tolist())[: len(work.rows)]

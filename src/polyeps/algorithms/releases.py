@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from polyeps.accounting.events import Gaussian
+from polyeps.algorithms.blocks import RATE
 from polyeps.certificate import SECRET_COHORT
 from polyeps.core import PROGRESS, Ask, Payload, State, Streams, Task, Work
 from polyeps.engine.noise import normals_for
@@ -33,18 +34,15 @@ from polyeps.mechanisms.integer import Grid, discrete_gaussian_event, padded, sk
 from polyeps.mechanisms.lattice_noise import NoiseName
 from polyeps.mechanisms.rounding import decode, encode
 from polyeps.mechanisms.words import words_of
-from polyeps.training import Training
 
 HONEST = "honest"  # in a task: how many clients' noise makes up all of it, not always a whole number
 DRAWN, ROTATION, BITS = "drawn", "rotation", "bits"  # in a task, where noise is on integers: their grid hangs on them
-RATE = "rate"  # in a task: what the learning rate is multiplied by in this round
 # gaussian: ideal, in floating point. Others: on integers, which a secure sum can hide, with the price of what is sent.
 NoiseKind = Literal["gaussian", "skellam", "discrete-gaussian"]
 FINE = 4096  # steps of the integers' grid in a clip norm: finer ones save no privacy worth having
 # Steps of an agent's discrete Gaussian noise from which sums over cohorts of any two sizes are alike but for 10⁻⁶⁰.
 _SMOOTH = 4.0
 _SPREAD = 6  # deviations above its mean that a cohort's size is reckoned with
-_TOGETHER = 32  # clients a device trains at once are a multiple of this, so that few graphs serve cohorts of any size
 
 
 @dataclass(frozen=True)
@@ -243,22 +241,6 @@ class Held:
         ):
             return together
         return torch.stack([held[place] for held, place in found])
-
-
-def trained(training: Training, work: Work) -> Tensor:
-    """What local training makes of the model received, (n, d), at this round's learning rate."""
-    clients = len(work.rows)
-    places = [*range(clients)]
-    if work.data.features.is_cuda:
-        places += [0] * (-clients % _TOGETHER)
-    updates = training.run(
-        work.payload["model"],
-        replace(work.data, offsets=work.data.spans[places]),
-        work.streams.select(places),
-        rows=work.rows[places].tolist(),
-        rate_factor=float(work.payload.get(RATE, 1.0)),
-    )
-    return updates[:clients]
 
 
 def start_of(state: State, rate_decay: float) -> Payload:
