@@ -59,25 +59,6 @@ def _shares(rows: Tensor, weights: Tensor) -> Tensor:
     return weights.div(weights.sum())
 
 
-def noise_variances(updates: Tensor, silent: Tensor | None = None) -> Tensor:
-    """Each client's noise variance per coordinate (n,), read off its update; inf where an update is not finite.
-
-    `silent` names coordinates no gradient reaches, as a mask (d,) or as indices: there an update is all
-    noise. Without any, what a client's squared norm has over the smallest one counts as noise, floored at
-    what chance alone makes of that difference: squared norms of d coordinates vary by √(2/d) of themselves.
-    """
-    if updates.ndim != 2 or not updates.numel():
-        raise InputError(f"updates must be one row per client, not of shape {tuple(updates.shape)}")
-    size = updates.shape[1]
-    noise = updates if silent is None else updates[:, silent.to(updates.device)]
-    only_noise = silent is not None and noise.shape[1] > 0
-    squares: Tensor = torch.linalg.vector_norm(noise if only_noise else updates, dim=1, dtype=torch.float64) ** 2
-    squares = squares.where(torch.isfinite(squares), math.inf)
-    if only_noise:
-        return squares.div(noise.shape[1])
-    return variances_of_norms(squares, size)
-
-
 def variances_of_norms(squares: Tensor, size: int) -> Tensor:
     """Noise variances per coordinate from squared norms (n,) of updates with `size` coordinates."""
     # An update of exactly zero is no update: it must not pass for the quietest one.

@@ -26,7 +26,7 @@ from polyeps.errors import InputError
 from polyeps.ledger import Ledger
 from polyeps.populate import Population, seed_for
 from polyeps.scales import claimed_scales, expected_rounds, real_costs, sound_scales
-from polyeps.server import Participation, check_secret_cohorts, cohort_size
+from polyeps.server import Participation, Transport, check_secret_cohorts, cohort_size, serve
 from polyeps.training import Training, dp_sgd, proximal, sgd
 
 
@@ -69,6 +69,19 @@ class Job:
             groups={} if self.groups is None else dict(zip(people.ids, self.groups, strict=True)),
             open=frozenset(people.ids) - self.terms.keys(),
             memory=memory,
+        )
+
+    def serve(self, transport: Transport, rounds: int, run: str, state: State | None = None, **others: Any) -> State:
+        """The rounds of the job, from the beginning or from a state; others are as `server.serve` takes them."""
+        return serve(
+            self.algorithm,
+            transport,
+            (state or self.state).to(self.population.device),
+            rounds=rounds,
+            participation=self.participation,
+            seed=seed_for(self.population.seed, "participation"),
+            run=run,
+            **others,
         )
 
     @property

@@ -25,7 +25,8 @@ def own_accuracy(model: Model, vectors: Tensor, records: Records) -> NDArray[np.
     counts = torch.from_numpy(records.counts)
     device = records.features.device
     owner = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    rows = torch.cat([torch.arange(first, end) for first, end in records.spans.tolist()])
+    place = torch.arange(len(owner)) - (counts.cumsum(0) - counts)[owner]
+    rows = records.spans[:, 0].cpu()[owner] + place
     features = records.features.reshape(-1, *model.input_shape)
     right = torch.zeros(len(counts), dtype=torch.float64)
     if vectors.ndim == 1:
@@ -36,7 +37,6 @@ def own_accuracy(model: Model, vectors: Tensor, records: Records) -> NDArray[np.
         return np.asarray(right / counts)
     # Clients' records are padded to as many as the largest has, so that one pass judges many models.
     most = int(counts.max())
-    place = torch.arange(len(rows)) - (counts.cumsum(0) - counts)[owner]
     table = torch.full((len(counts), most), -1)
     table[owner, place] = rows
     judge = torch.func.vmap(model.outputs)

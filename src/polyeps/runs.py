@@ -29,8 +29,8 @@ from polyeps.errors import InputError
 from polyeps.evaluation import by_group
 from polyeps.journal import Checkpoint, Journal
 from polyeps.ledger import Ledger
-from polyeps.populate import populate, seed_for
-from polyeps.server import Round, check_disclosure, serve
+from polyeps.populate import populate
+from polyeps.server import Round, check_disclosure
 from polyeps.transport import codec
 from polyeps.transport.memory import InMemory
 
@@ -169,17 +169,8 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
         journal.write_round(job.name, round.number, counts, answers, left, metrics, point)
         watch.round_done(job.name, round, experiment.rounds, metrics)
 
-    state = serve(
-        job.algorithm,
-        InMemory(cohort, job.algorithm, job.tells),
-        state.to(job.population.device),
-        rounds=experiment.rounds,
-        participation=job.participation,
-        seed=seed_for(job.population.seed, "participation"),
-        run=job.name,
-        active=active,
-        observe=observe,
-    )
+    transport = InMemory(cohort, job.algorithm, job.tells)
+    state = job.serve(transport, experiment.rounds, job.name, state, active=active, observe=observe)
     path = _model_path(folder, job.name)
     path.parent.mkdir(exist_ok=True)
     partial = path.with_suffix(".part")

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from small_studies import CELL, result, trial
 
+from polyeps import build
 from polyeps.certificate import Form
 from polyeps.errors import InputError
 from polyeps.server import serve
-from polyeps.studies import trials
 from polyeps.studies.trials import Store, perform
 
 
@@ -89,6 +89,6 @@ def test_the_server_weighs_by_the_budgets_clients_declare(form: Form, monkeypatc
         told.extend(profile.epsilon for profile in transport.profiles())
         return serve(algorithm, transport, *rest, **named)
 
-    monkeypatch.setattr(trials, "serve", spying)
+    monkeypatch.setattr(build, "serve", spying)
     perform(trial("weiavg", form))
     assert told == list(CELL.epsilons or ())

@@ -26,8 +26,8 @@ from polyeps.build import prepare
 from polyeps.core import State
 from polyeps.evaluation import by_group
 from polyeps.ledger import Ledger
-from polyeps.populate import Population, populate, seed_for
-from polyeps.server import Round, serve
+from polyeps.populate import Population, populate
+from polyeps.server import Round
 from polyeps.studies.running import Means, Told, processes
 from polyeps.studies.trials import Result, Store
 from polyeps.transport.memory import InMemory
@@ -164,16 +164,8 @@ def perform(wanted: Trial, device: str = "cpu") -> Result:
         ledger = None if job.budgets is None else Ledger.create(Path(folder) / "ledger.db", job.terms)
         cohort = job.cohort(ledger)
         trained = time.perf_counter()
-        state = serve(
-            job.algorithm,
-            InMemory(cohort, job.algorithm, job.tells),
-            job.state.to(population.device),
-            rounds=experiment.rounds,
-            participation=job.participation,
-            seed=seed_for(wanted.seed, "participation"),
-            run=wanted.key,
-            observe=observe,
-        )
+        transport = InMemory(cohort, job.algorithm, job.tells)
+        state = job.serve(transport, experiment.rounds, wanted.key, observe=observe)
         rounds_took = time.perf_counter() - trained
         spent = max((ledger.spent(client) for client in job.terms), default=None) if ledger else None
         if ledger:

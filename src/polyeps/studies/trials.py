@@ -26,8 +26,8 @@ from polyeps.core import Replies, State, Task
 from polyeps.errors import InputError
 from polyeps.grouping import split_by_epsilon
 from polyeps.ledger import Ledger
-from polyeps.populate import Population, populate, seed_for
-from polyeps.server import Round, serve
+from polyeps.populate import Population, populate
+from polyeps.server import Round
 from polyeps.studies.cells import Cell, Method, experiment_of
 from polyeps.transport.memory import InMemory
 
@@ -100,16 +100,7 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
     with TemporaryDirectory(prefix="polyeps-") as folder:
         ledger = None if job.budgets is None else Ledger.create(Path(folder) / "ledger.db", job.terms)
         transport = _Listening(trial.norms, job.cohort(ledger), job.algorithm, job.tells)
-        state = serve(
-            job.algorithm,
-            transport,
-            job.state.to(population.device),
-            rounds=trial.rounds,
-            participation=job.participation,
-            seed=seed_for(trial.seed, "participation"),
-            run=trial.key,
-            observe=observe,
-        )
+        state = job.serve(transport, trial.rounds, trial.key, observe=observe)
         spent = _spent_share(job, ledger)
         if ledger:
             ledger.close()
