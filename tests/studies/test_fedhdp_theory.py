@@ -5,14 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from polyeps.studies import fedhdp_theory
-from polyeps.studies.fedhdp_theory import FEW, FIGURES, draw, figures
+from polyeps.studies.fedhdp_theory import FEW, FIGURES, draw
+from polyeps.studies.presenting import write
+from polyeps.studies.tabulated import summary_of
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("figures")
-    files = figures(place, quick=True)
+    files = []
+    for figure in FIGURES:
+        summary, name = summary_of(figure, (), 0, True), f"{figure.name}-quick"
+        files += [*write(summary, place, name), *draw(summary, place / name)]
     assert sorted(file.name for file in files) == sorted(
         f"fedhdp-figure-{number}-quick.{ending}" for number in "12" for ending in ("json", "md", "svg")
     )
@@ -47,12 +51,6 @@ def test_what_the_paper_says_of_figure_two(folder: Path) -> None:
     for name in ("stays private", "opts out, γ² stays", "opts out, z stays"):
         assert best["FedHDP", name][1] < 0.7 * best["Ditto with FedAvg", name][1]
     assert best["FedHDP", "stays private"][0] == pytest.approx(FEW.private_penalty, rel=1e-5)
-
-
-def test_one_figure_may_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedhdp_theory, "QUICK_TRIALS", 100)
-    assert {file.stem for file in figures(tmp_path, quick=True, numbers=["2"])} == {"fedhdp-figure-2-quick"}
-    assert [figure.name for figure in FIGURES] == ["fedhdp-figure-1", "fedhdp-figure-2"]
 
 
 def test_nothing_is_drawn_of_other_studies(tmp_path: Path) -> None:

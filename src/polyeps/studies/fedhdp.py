@@ -28,12 +28,18 @@ from polyeps.studies.trials import Store
 CLIP = 0.1  # what updates are clipped to at first; it adapts within the first rounds
 COHORT = 100  # clients expected in a round
 RATIOS = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9, 1.0)
-FEW_RATIOS = (0.01, 0.1, 1.0)
+FEW_RATIOS = (0.0, 0.01, 0.1, 1.0)
 EPSILONS = {MNIST: 3.6, SKEWED: 3.6, WRITERS: 0.6, FEMNIST: 4.1}
 PULLS = {MNIST: 0.005, SKEWED: 0.005, WRITERS: 0.05, FEMNIST: 0.05}
-CANDIDATES: tuple[Changes, ...] = tuple(
-    {"training.learning_rate": rate, "training.local_steps": steps} for rate in (0.1, 0.2, 0.5, 1.0) for steps in (1, 5)
-)
+
+
+def _candidates(*rates: float) -> tuple[Changes, ...]:
+    return tuple({"training.learning_rate": rate, "training.local_steps": steps} for rate in rates for steps in (1, 5))
+
+
+CANDIDATES = _candidates(0.1, 0.2, 0.5, 1.0)
+# Where noise is larger than the signal, who must listen to all of it needs small steps, and everybody may take them.
+LOUD_CANDIDATES = _candidates(0.005, 0.02, 0.1, 0.5)
 QUICK_CANDIDATES: tuple[Changes, ...] = ({"training.learning_rate": 0.1}, {"training.learning_rate": 0.5})
 
 
@@ -95,7 +101,11 @@ def _with_candidates(row: Row, values: dict[str, Any], seed: int, quick: bool) -
     # Who opts out makes no difference to methods that treat all clients alike, so they are judged once.
     clients = MNIST if row.clients == SKEWED and row.method != OURS else row.clients
     judged = _trial(Row(clients, row.method, None if row.ratio is None else AUTO), seed, quick, judging=True)
-    return trial(row.name, values, seed, QUICK_CANDIDATES if quick else CANDIDATES, judged)
+    return trial(row.name, values, seed, _candidates_of(row, quick), judged)
+
+
+def _candidates_of(row: Row, quick: bool) -> tuple[Changes, ...]:
+    return QUICK_CANDIDATES if quick else LOUD_CANDIDATES if row.clients == WRITERS else CANDIDATES
 
 
 def trials(parts: Iterable[str], quick: bool, seeds: int = 1) -> tuple[Trial, ...]:

@@ -7,7 +7,7 @@ their noise z·S = N_p·γ and with it their privacy; or z, which is what their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps.studies.presenting import COLOURS, PANEL, _save, heading, write
-from polyeps.studies.tabulated import Content, Tabulated, summary_of
+from polyeps.studies.presenting import COLOURS, PANEL, heading, save
+from polyeps.studies.tabulated import Content, Tabulated
 from polyeps.studies.trials import Result
 from polyeps.theory import points, simulation
 from polyeps.theory.points import NON_PRIVATE, PRIVATE
@@ -153,18 +153,6 @@ FIGURES = (
 )
 
 
-def figures(folder: Path, quick: bool = False, numbers: Iterable[str] = ("1", "2")) -> list[Path]:
-    """JSON, Markdown and SVG of each, in this folder; the files written."""
-    wanted, files = set(numbers), []
-    for figure in FIGURES:
-        if figure.number in wanted:
-            command = f"polyeps reproduce {STUDY} --figure {figure.number}{' --quick' if quick else ''}"
-            summary = summary_of(figure, (), 0, quick, command)
-            name = figure.name + ("-quick" if quick else "")
-            files += [*write(summary, folder, name), *draw(summary, folder / name)]
-    return files
-
-
 def draw(summary: dict[str, Any], stem: Path) -> list[Path]:
     """Formulas as lines, simulations as circles on them, optima as stars; nothing for what is not one of these."""
     if summary["study"] != STUDY or summary.get("columns", [])[3:] != CLOSING:
@@ -194,5 +182,6 @@ def draw(summary: dict[str, Any], stem: Path) -> list[Path]:
         axes.legend(fontsize=8, frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8, which="both")
-    figure.suptitle(heading(summary), fontsize=10)
-    return _save(figure, stem)
+    grid[0].set_ylabel("variance" if axis == "r" else "mean squared error", fontsize=8)
+    figure.suptitle(f"{heading(summary)}\nlines: formulas; circles: simulations; stars: the optima", fontsize=10)
+    return save(figure, stem)

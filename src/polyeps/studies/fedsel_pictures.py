@@ -1,11 +1,11 @@
-"""Pictures of paper 001's figures whose axis is not the round: accuracy by ε, by μ, by batch; time by dimension."""
+"""Pictures of tables whose axis is not the round: accuracy by ε, by μ, by batch, by r; time by dimension."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from polyeps.studies.presenting import COLOURS, PANEL, heading
+from polyeps.studies.presenting import COLOURS, PANEL, heading, save
 
 ACROSS = 3  # panels in a row
 LEVEL = (":", "-.", "--")  # baselines, which may lie on each other
@@ -15,7 +15,6 @@ def draw(summary: dict[str, Any], stem: Path) -> list[Path]:
     """An SVG with a panel for each data set and model; nothing where there are no points."""
     if not summary.get("points"):
         return []
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     panels = summary["points"]
@@ -43,9 +42,8 @@ def draw(summary: dict[str, Any], stem: Path) -> list[Path]:
         axes.set_xlabel(summary["columns"][1], fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
+    for axes in places[::columns]:
+        axes.set_ylabel("seconds" if summary["figure"] == "2e" else "test accuracy, %", fontsize=8)
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
     figure.suptitle(heading(summary), fontsize=10)
-    path = stem.with_name(f"{stem.name}.svg")
-    with mpl.rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "none"}):
-        figure.savefig(path, metadata={"Date": None})
-    return [path]
+    return save(figure, stem)

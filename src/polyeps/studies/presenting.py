@@ -107,7 +107,7 @@ def draw(summary: Summary, stem: Path) -> list[Path]:
     if labels:
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     figure.suptitle(heading(summary), fontsize=10)
-    return _save(figure, stem)
+    return save(figure, stem)
 
 
 def _draw_lines(summary: Summary, stem: Path) -> list[Path]:
@@ -132,10 +132,11 @@ def _draw_lines(summary: Summary, stem: Path) -> list[Path]:
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(panels), fontsize=8, frameon=False)
     figure.suptitle(heading(summary), fontsize=10)
-    return _save(figure, stem)
+    return save(figure, stem)
 
 
-def _save(figure: Figure, stem: Path) -> list[Path]:
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write a picture as SVG, the same bytes whenever it is the same picture."""
     import matplotlib as mpl
 
     path = stem.with_name(f"{stem.name}.svg")
