@@ -454,6 +454,21 @@ def test_on_a_device_as_on_the_cpu(name: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["logistic", "cnn"])
+def test_plain_steps_on_a_device_as_on_the_cpu_but_for_coarse_products(name: str, momentum: float) -> None:
+    model = MODELS[name]()
+    records = cohort(model, classes=2)
+    there = Records(records.features.cuda(), records.labels.cuda(), records.offsets.cuda())
+    way = sgd(model, rate=RATE, steps=[5, 4, 2, 5, 3], learning_rate=LEARNING_RATE, momentum=momentum)
+    for _ in range(2):
+        device = way.run(start(model), there, streams()).cpu()
+        host = way.run(start(model), records, streams())
+        assert float((device - host).norm() / host.norm()) < 0.01
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_device_other_rows_may_replay_the_same_graph() -> None:
     records = cohort(counts=[12, 9, 30, 7, 12, 9, 30, 7])
     there = Records(records.features.cuda(), records.labels.cuda(), records.offsets.cuda())

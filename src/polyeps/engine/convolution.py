@@ -14,9 +14,8 @@ from torch.nn import functional
 
 from polyeps.engine.layers import times
 from polyeps.engine.layout import Layout
+from polyeps.engine.patches import Pair, added_up, patches_of
 from polyeps.engine.sums import Contribution, Positions
-
-Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -34,24 +33,24 @@ class Convolution:
     def size(self) -> int:
         return self.channels_out * (self.channels_in * self.kernel[0] * self.kernel[1] + self.bias)
 
-    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        patches, padded = self._patches(rows)
+    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, tuple[Tensor, Pair]]:
+        patches, size = self._patches(rows)
         count = len(rows)
         kernels, bias = self._kernels(weights)
         outputs = times(layout, kernels, bias, patches.view(count, -1, patches.shape[-1]))
         images = outputs.view(*patches.shape[:3], self.channels_out).permute(0, 3, 1, 2)
-        return images, (patches.view(count, -1, patches.shape[-1]), padded)
+        return images, (patches.view(count, -1, patches.shape[-1]), size)
 
     def backward(
-        self, weights: Tensor, saved: tuple[Tensor, Tensor], gradients: Tensor, layout: Layout, inputs: bool
+        self, weights: Tensor, saved: tuple[Tensor, Pair], gradients: Tensor, layout: Layout, inputs: bool
     ) -> tuple[Tensor | None, Contribution]:
-        patches, padded = saved
+        patches, size = saved
         flat = gradients.permute(0, 2, 3, 1).reshape(len(gradients), -1, self.channels_out)  # (T, positions, out)
         contribution = _Reordered(self, Positions(layout, patches, flat, self.bias))
         if not inputs:
             return None, contribution
         back = times(layout, self._kernels(weights)[0].transpose(1, 2), None, flat)
-        return self._unpatch(back.view(*gradients.shape[:1], *gradients.shape[2:], -1), padded), contribution
+        return self._unpatch(back.view(*gradients.shape[:1], *gradients.shape[2:], -1), size), contribution
 
     def _kernels(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights (n, out, kh * kw * in), in the order of the patches, and biases (n, out)."""
@@ -60,30 +59,17 @@ class Convolution:
         kernels = shaped.permute(0, 1, 3, 4, 2).flatten(2)
         return kernels, weights[:, -self.channels_out :] if self.bias else None
 
-    def _patches(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The patches (T, H', W', kh * kw * in), copied from the padded images (T, H, W, in)."""
+    def _patches(self, rows: Tensor) -> tuple[Tensor, Pair]:
+        """The patches (T, H', W', kh * kw * in) of the padded images, and these images' height and width."""
         images = rows.permute(0, 2, 3, 1)
-        padded = functional.pad(images, (0, 0, *self.padding)) if any(self.padding) else images
-        padded = padded.contiguous()
-        count, height, width, channels = padded.shape
-        (kh, kw), (sh, sw) = self.kernel, self.stride
-        out = ((height - kh) // sh + 1, (width - kw) // sw + 1)
-        s0, s1, s2, _ = padded.stride()
-        windows = padded.as_strided((count, *out, kh, kw * channels), (s0, s1 * sh, s2 * sw, s1, 1))
-        return windows.reshape(count, *out, kh * kw * channels), padded
+        padded = (functional.pad(images, (0, 0, *self.padding)) if any(self.padding) else images).contiguous()
+        return patches_of(padded, self.kernel, self.stride), (padded.shape[1], padded.shape[2])
 
-    def _unpatch(self, patches: Tensor, padded: Tensor) -> Tensor:
-        """The sum of patches (T, H', W', kh * kw * in) back at their places, as images."""
-        images = torch.zeros_like(padded)
-        (kh, kw), (sh, sw) = self.kernel, self.stride
-        _, high, wide, _ = patches.shape
-        taps = torch.unflatten(patches, 3, (kh, kw, self.channels_in))
-        for i in range(kh):
-            for j in range(kw):
-                place = images[:, i : i + sh * (high - 1) + 1 : sh, j : j + sw * (wide - 1) + 1 : sw]
-                place += taps[:, :, :, i, j]
+    def _unpatch(self, patches: Tensor, size: Pair) -> Tensor:
+        """The sum of patches (T, H', W', kh * kw * in) back at their places, as images without their padding."""
+        images = added_up(patches, size, self.kernel, self.stride)
         left, right, top, bottom = self.padding
-        inner = images[:, top : images.shape[1] - bottom, left : images.shape[2] - right]
+        inner = images[:, top : size[0] - bottom, left : size[1] - right]
         return inner.permute(0, 3, 1, 2)
 
 

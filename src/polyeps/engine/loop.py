@@ -20,6 +20,7 @@ from polyeps.engine.network import add_gradients, add_rows, row_gradients
 from polyeps.engine.noise import Streams
 from polyeps.engine.per_client import Floats, Whole
 from polyeps.engine.sampling import Batches, fixed_batches, poisson_batches
+from polyeps.engine.sums import Contribution
 from polyeps.models import Model
 
 # From this many parameters on, one client's matrix products are work enough for a call of their own, and
@@ -64,8 +65,14 @@ class Pace:
 
     @property
     def plain(self) -> bool:
-        """Whether a step is a gradient step and nothing else, but for a pull."""
-        return self.clip is None and self.momentum is None and self.decay is None
+        """Whether a gradient need not be formed: what each row contributes can be added where it ends up."""
+        moving = self.momentum is not None
+        return (
+            self.clip is None
+            and self.deviation is None
+            and self.decay is None
+            and not (moving and self.pull is not None)
+        )
 
 
 def pace(settings: Settings, sizes: Whole | None, device: torch.device) -> Pace:
@@ -107,8 +114,8 @@ def train_on_cpu(
     velocity = None if fixed.momentum is None else torch.zeros_like(models)
     for number, (step, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
         rate, divisor = fixed.rate[number], fixed.divisor[number]
-        if drawn is None and fixed.plain and step.order is None and step.layout.rows:
-            step_directly(model, models, anchor, records, step, fixed, rate / divisor, rate)
+        if fixed.plain and step.order is None:
+            step_directly(model, models, velocity, anchor, records, step, fixed, rate, divisor)
             continue
         gradient = torch.zeros_like(models) if drawn is None else drawn
         advance(model, models, velocity, anchor, records, step, fixed, rate, divisor, gradient)
@@ -176,23 +183,34 @@ def advance(
 def step_directly(
     model: Model,
     models: Tensor,
+    velocity: Tensor | None,
     anchor: Tensor,
     records: Records,
     step: Step,
     fixed: Pace,
-    by: Tensor,
     rate: Tensor,
+    divisor: Tensor,
 ) -> None:
-    """One plain step of all clients, without a gradient in between: its products are added to the models themselves.
+    """One step of all clients, in place, without a gradient in between: its products are added where they end up.
 
-    A model too large for the cache is then read and written once less often, by half.
+    That is to the velocities, or where there are none to the models themselves. A model too large for the cache is
+    then read and written once less often, by half.
     """
-    rows = records.features.index_select(0, step.records)
-    labels = records.labels.index_select(0, step.records)
-    found = row_gradients(model.network, model.loss, models, rows, labels, step.layout, step.valid)
+    found: list[Contribution | None] = []
+    if step.layout.rows:
+        rows = records.features.index_select(0, step.records)
+        labels = records.labels.index_select(0, step.records)
+        found = row_gradients(model.network, model.loss, models, rows, labels, step.layout, step.valid)
     if fixed.pull is not None:
         models.lerp_(anchor, rate * fixed.pull)
-    add_rows(model.network, found, -by[:, 0].index_select(0, step.layout.owner), models)
+    if velocity is None or fixed.momentum is None:
+        into, by = models, -rate / divisor
+    else:
+        into, by = velocity.mul_(fixed.momentum), 1 / divisor
+    if found:
+        add_rows(model.network, found, by[:, 0].index_select(0, step.layout.owner), into)
+    if velocity is not None:
+        models.addcmul_(velocity, rate, value=-1)
 
 
 def _noise(streams: Streams, settings: Settings, size: int) -> Iterator[Tensor | None]:

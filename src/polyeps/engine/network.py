@@ -136,6 +136,8 @@ def floats_per_row(network: Network, row: Tensor) -> int:
 def _floats(saved: Any) -> int:
     if isinstance(saved, Tensor):
         return saved.numel()
+    if isinstance(saved, int):
+        return 0
     parts = saved if isinstance(saved, list | tuple) else saved.__dict__.values()
     return sum(_floats(part) for part in parts)
 

@@ -152,7 +152,9 @@ def _add_products(layout: Layout, gradient: Tensor, left: Tensor, right: Tensor,
         b = group.rows(right).flatten(1, -2)
         if group.clients == 1:
             weights[group.first].addmm_(a[0].T, b[0])
-        else:  # not baddbmm_: on columns of a wider matrix torch falls back to a product per client
+        elif gradient.is_cuda:
+            weights[group.first : group.last].baddbmm_(a.transpose(1, 2), b)
+        else:  # not baddbmm_: on columns of a wider matrix it falls back to a product per client on the CPU
             weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)
         if bias:
             gradient[group.first : group.last, size:] += a.sum(1)
