@@ -6,15 +6,16 @@
 
 Û V̄ᵀ is the step. Both releases are linear in the update, so the server needs only their sums. What a release may
 reveal is decided by `mechanisms.clipping` and the noise after it; everything the server does with the sums is
-post-processing. Tensors that are not compressed travel whole within the second release, under the same clip: the
-paper does not mention biases, and nothing may leave a client unclipped.
+post-processing. Û may also be taken from the public model, and then there is no first release. Tensors that are not
+compressed travel whole within the second release, under the same clip: the paper does not mention biases, and nothing
+may leave a client unclipped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -24,19 +25,29 @@ from polyeps.errors import InputError
 from polyeps.models import Slice
 
 Whole = Literal["when-cheaper", "biases"]
+Directions = Literal["paid", "model"]
 WarmStart = Literal["orthonormal", "raw"]
 # A column that the columns before it explain but for this part of itself is float32's rounding: no direction.
 _FLOOR = 8 * ROUNDING
 
 
+class Reader(NamedTuple):
+    """The tensor that reads a layer's outputs: where it lies in the vector, and its shape as a matrix."""
+
+    start: int
+    stop: int
+    rows: int
+
+
 class Matrix(NamedTuple):
-    """A compressed tensor: where it lies in the vector, its shape as a matrix, and its rank."""
+    """A compressed tensor: where it lies in the vector, its shape as a matrix, its rank, and who reads its outputs."""
 
     start: int
     stop: int
     rows: int
     columns: int
     rank: int
+    reader: Reader | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,7 @@ class Compression:
     matrices: tuple[Matrix, ...]
     whole: tuple[tuple[int, int], ...]  # where the tensors lie that are sent as they are
     warm_start: WarmStart = "orthonormal"
+    directions: Directions = "paid"  # whether the left factors come from a release, or from the model
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -80,7 +92,7 @@ class Compression:
     @property
     def uplink(self) -> int:
         """Floats a client sends in a round."""
-        return self.subspace_size + self.embedding_size
+        return (self.subspace_size if self.directions == "paid" else 0) + self.embedding_size
 
     @property
     def _left_sizes(self) -> list[int]:
@@ -131,6 +143,22 @@ class Compression:
         """Û: the left factors (subspace_size,) that span what the mean of the first release spans."""
         return _orthonormal(subspace, self._lefts)
 
+    def left_of(self, model: Tensor) -> Tensor:
+        """Û without a release: for every matrix the directions in which the next layer reads its outputs.
+
+        A gradient comes back through the weights of the layer that follows, so its left factor lies near the space
+        they span. The model is public; what is computed from it costs nothing.
+        """
+        _check_columns("a model", model, self.size)
+        fine = model.to("cpu", torch.float64)
+        pieces = []
+        for matrix in self.matrices:
+            assert matrix.reader is not None
+            start, stop, readers = matrix.reader
+            ways = fine[start:stop].view(readers, matrix.rows, -1).transpose(0, 1).flatten(1)  # of using each output
+            pieces.append(_strongest(ways, matrix.rank).flatten())
+        return torch.cat(pieces).to(model) if pieces else model[:0]
+
     def rebuild(self, left: Tensor, embedding: Tensor) -> Tensor:
         """Û V̄ᵀ for every matrix, and the whole tensors in their places: an update (d,)."""
         _check_columns("an embedding", embedding, self.embedding_size)
@@ -159,19 +187,24 @@ class Compression:
 
 
 def low_rank(
-    slices: Mapping[str, Slice], rank: int, *, whole: Whole = "when-cheaper", warm_start: WarmStart = "orthonormal"
+    slices: Mapping[str, Slice],
+    rank: int,
+    *,
+    whole: Whole = "when-cheaper",
+    warm_start: WarmStart = "orthonormal",
+    directions: Directions = "paid",
 ) -> Compression:
     """How to send updates of a model with these slices at a rank; no tensor has more than its smaller side.
 
     "when-cheaper" sends whole what two factors would not make smaller: fewer floats, less noise, nothing lost.
-    "biases" is the paper's count, in which every tensor of two or more dimensions is compressed.
+    "biases" is the paper's count, in which every tensor of two or more dimensions is compressed. Where directions come
+    from the model, a tensor has no more than its reader has rows, and is sent whole if nothing reads it.
     """
     if rank < 1:
         raise InputError(f"rank must be at least 1, not {rank}")
-    if whole not in get_args(Whole):
-        raise InputError(f"whole must be one of {', '.join(get_args(Whole))}, not {whole!r}")
-    if warm_start not in get_args(WarmStart):
-        raise InputError(f"warm_start must be one of {', '.join(get_args(WarmStart))}, not {warm_start!r}")
+    _check_choice("whole", whole, Whole)
+    _check_choice("warm_start", warm_start, WarmStart)
+    _check_choice("directions", directions, Directions)
     matrices, spans, end = [], [], 0
     for name, part in slices.items():
         if part.start != end:
@@ -182,12 +215,36 @@ def low_rank(
             continue
         rows = part.shape[0]
         columns = (part.stop - part.start) // rows
-        matrix = Matrix(part.start, part.stop, rows, columns, min(rank, rows, columns))
-        if whole == "when-cheaper" and matrix.rank * (rows + columns) >= rows * columns:
-            spans.append((part.start, part.stop))
+        reader = _reader(part, slices) if directions == "model" else None
+        found = min(rank, rows, columns, *((_ways(reader, rows),) if reader else ()))
+        cheaper = found * (rows + columns) < rows * columns or whole == "biases"
+        if cheaper and (reader is not None or directions == "paid"):
+            matrices.append(Matrix(part.start, part.stop, rows, columns, found, reader))
         else:
-            matrices.append(matrix)
-    return Compression(end, tuple(matrices), tuple(spans), warm_start)
+            spans.append((part.start, part.stop))
+    return Compression(end, tuple(matrices), tuple(spans), warm_start, directions)
+
+
+def _check_choice(name: str, value: str, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise InputError(f"{name} must be one of {', '.join(get_args(choices))}, not {value!r}")
+
+
+def _reader(part: Slice, slices: Mapping[str, Slice]) -> Reader | None:
+    """The next tensor of two or more dimensions, if it can be the one that reads this one's outputs.
+
+    As in networks that are a sequence of layers, where it takes every output alike often: once, or for a convolution
+    or a flattened image once for each place. A wrong guess costs accuracy, never privacy.
+    """
+    later = [other for other in slices.values() if other.start >= part.stop and len(other.shape) > 1]
+    if not later or (later[0].stop - later[0].start) % (later[0].shape[0] * part.shape[0]):
+        return None
+    return Reader(later[0].start, later[0].stop, later[0].shape[0])
+
+
+def _ways(reader: Reader, outputs: int) -> int:
+    """In how many ways a reader uses each output."""
+    return (reader.stop - reader.start) // outputs
 
 
 def _orthonormal(flat: Tensor, factors_of: Callable[[Tensor], list[Tensor]]) -> Tensor:
@@ -215,6 +272,16 @@ def _orthonormal_columns(matrix: Tensor) -> Tensor:
     # Householder's reflections pass over a column of zeros, and complete the others to an orthonormal set.
     fine, corner = torch.linalg.qr(torch.where(alive, unit, 0.0))
     return torch.mul(fine, torch.where(corner.diagonal() < 0, -1.0, 1.0))
+
+
+def _strongest(matrix: Tensor, count: int) -> Tensor:
+    """A matrix' first left singular vectors, by way of the smaller of its two Gram matrices."""
+    rows, columns = matrix.shape
+    if rows <= columns:
+        _, found = torch.linalg.eigh(matrix @ matrix.T)
+        return torch.flip(found, (1,))[:, :count]
+    _, ways = torch.linalg.eigh(matrix.T @ matrix)
+    return _orthonormal_columns(matrix @ ways.flip(1)[:, :count])
 
 
 def _check_columns(what: str, values: Tensor, size: int, dimensions: int = 1) -> None:

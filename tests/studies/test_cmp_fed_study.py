@@ -11,7 +11,7 @@ from polyeps.lowrank import low_rank
 from polyeps.methods import certify, cmp_fed
 from polyeps.models import mcmahan_cnn
 from polyeps.studies import cmp_fed as study
-from polyeps.studies.cmp_fed import METHODS, PARTS, PUBLISHED, RANKS, cells, settings
+from polyeps.studies.cmp_fed import METHODS, PARTS, PUBLISHED, RANKS, cells, choice, settings
 from polyeps.studies.cmp_fed_tables import accuracies, by_epsilon, by_uplink, paper
 
 
@@ -22,11 +22,11 @@ def fake(label: str, rank: int, final: float, *, seed: int = 1, partition: str =
         "settings": {
             "algorithm": [{"label": label, "rank": rank}],
             "data": {"partition": partition},
-            "training": {"learning_rate": 0.05},
+            "training": {"learning_rate": 0.05, "clip": 1.0},
             "participation": {"share": 1 / 60},
             "budgets": {"delta": 1e-4},
         },
-        "seed": seed,
+        "trial": {"seed": seed},
         "final": final,
         "accuracy": curve,
         "spent": 0.9999,
@@ -88,7 +88,13 @@ def test_the_quick_set_is_small() -> None:
         "cmp-fed-table-1",
         "cmp-fed-table-2",
     ]
-    assert len(cells("iid", False)) == 5 * sum(method.compressed for method in METHODS) + 2
+    assert len(cells("iid", False)) == 5 * 5 + 6  # five methods at all ranks, three at the largest, three without
+
+
+def test_forms_of_one_method_take_its_choice_and_tuned_ones_their_own() -> None:
+    assert choice(PUBLISHED) == choice(study.UNDERSTATED) == choice(study.CMP_FED)
+    assert len(choice(study.DP_FEDAVG).candidates) == 2
+    assert len(choice(study.DP_FEDAVG_TUNED).candidates) == len(choice(study.MODEL).candidates) == 4
 
 
 # Tables
@@ -112,9 +118,11 @@ def test_accuracies_stand_beside_the_papers() -> None:
     assert rows["DP-RandAgg", 16]["certified ε"] == "–"
     assert rows["CMP-Fed", 16]["uplink MB a round"] == "2.00"
     assert content.findings == [
-        "CMP-Fed at rank 16 is +3.00 points from DP-FedAvg",
-        "CMP-Fed at rank 16 is +5.00 points from DP-RandAgg",
+        "CMP-Fed, at rank 16, is +2.00 points from DP-FedAvg",
+        "CMP-Fed, at rank 16, is +4.00 points from DP-RandAgg",
     ]
+    more = accuracies([*runs, fake("DP-FedAvg", 0, 0.77, seed=2)], False).findings
+    assert more[0] == "CMP-Fed, at rank 16, is +2.50 ± 0.50 points from DP-FedAvg"
 
 
 def test_the_papers_figures_are_found_by_name_and_rank() -> None:
@@ -133,9 +141,11 @@ def test_uplink_until_the_target() -> None:
     content = by_uplink(runs, False)
     rows = {row[1]: row for row in content.rows}
     assert set(rows) == {"CMP-Fed", "DP-RandAgg", "DP-FedAvg"}
-    assert rows["CMP-Fed"][3:] == ["360.0", "–", "–"]
-    assert rows["DP-RandAgg"][3:] == ["640.0", "44", 69]
-    assert rows["DP-FedAvg"][3:] == ["not reached", "–", 90]
+    assert rows["CMP-Fed"][3:] == ["360.0", "–", "–", "–"]
+    assert rows["DP-RandAgg"][3:] == ["640.0", "44", "–", 69]
+    assert rows["DP-FedAvg"][3:] == ["not reached", "–", "–", 90]
+    ours = fake("CMP-Fed, directions from the model", 16, 0.80, up=180 * 1_000_000)
+    assert by_uplink([*runs, ours], False).rows[1][3:] == ["640.0", "44", "72", 69]
     assert content.points["at random"]["DP-RandAgg"][0] == pytest.approx((80.0, 10.0))
 
 

@@ -12,6 +12,9 @@ of a release, biases included. V_t is made orthonormal, so that U does not depen
 `warm_start = "raw"` is the paper. C_1 is a hundredth of C_2, where the paper took medians it does not pay for.
 Tensors that factors would not make smaller are sent whole; `whole = "biases"` is the paper's count. More noise than 1:1
 may be put on U, of which only the directions are used.
+
+Beyond the paper. `directions = "model"` takes Û from the public model: the directions in which the next layer reads a
+layer's outputs, through which gradients come back. Then U is neither sent nor paid for, and V has all of the budget.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
 from polyeps.algorithms.releases import Held, NoiseKind, Release, SecureSums, check_rates, start_of
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
-from polyeps.lowrank import WarmStart, Whole, low_rank
+from polyeps.lowrank import Directions, WarmStart, Whole, low_rank
 
 # The default clip of U, of that of V. Of U only the directions are used, so nothing is lost when everybody's is cut to
 # one length; and V_t shows the way so badly at first that U is a small part of Δ, and would drown in noise made for Δ.
@@ -45,6 +48,7 @@ def cmp_fed(
     split: float = 0.5,
     whole: Whole = "when-cheaper",
     warm_start: WarmStart = "orthonormal",
+    directions: Directions = "paid",
     server_rate: float = 1.0,
     rate_decay: float = 1.0,
     dropouts: float = 0.1,
@@ -56,12 +60,13 @@ def cmp_fed(
     if not 0 < split < 1:
         raise InputError(f"split must lie between 0 and 1, not {split}")
     plain = federation.training(federation.learning_rate, 0.0)
-    factors = low_rank(plain.model.slices, rank, whole=whole, warm_start=warm_start)
+    factors = low_rank(plain.model.slices, rank, whole=whole, warm_start=warm_start, directions=directions)
     clip = clip_embedding or federation.clip
-    thin = bool(factors.matrices)  # else everything is sent whole, and the first release is empty
+    # Where everything is sent whole, or the model tells the directions, there is no first release.
+    paid = bool(factors.matrices) and directions == "paid"
     agents = len(federation.groups)
     first = Release("subspace", factors.subspace_size, clip_subspace or SHORT * clip, split, noise, agents)
-    second = Release("embed", factors.embedding_size, clip, 1 - split if thin else 1.0, noise, agents)
+    second = Release("embed", factors.embedding_size, clip, 1 - split if paid else 1.0, noise, agents)
     expected = federation.rate * agents
     sums = SecureSums(max(federation.scales.values()), expected, federation.noise, dropouts, colluders)
     held = Held()
@@ -72,33 +77,36 @@ def cmp_fed(
         return first.from_clients(work, factors.subspace_of(updates, work.payload["right"])), {}
 
     def embed(work: Work) -> tuple[Payload, Payload]:
-        updates = held.take(work) if thin else trained_in_cohort(plain, work)
+        updates = held.take(work) if paid else trained_in_cohort(plain, work)
         return second.from_clients(work, factors.embedding_of(updates, work.payload["left"])), {}
 
     def round(state: State, ask: Ask) -> State:
-        left, asked = state.model[:0], start_of(state, rate_decay)
-        if thin:
+        asked = start_of(state, rate_decay)
+        if paid:
             right = state.kept["right"] if "right" in state.kept else _first_right(state.model)
             found = sums.of(state, ask, first, {**asked, "right": right})
             if found is None:
                 return state
             left, asked = factors.orthonormal(found / expected), {}
+        else:
+            left = factors.left_of(state.model)
         embedding = sums.of(state, ask, second, {**asked, "left": left})
         if embedding is None:
             return state
         mean = embedding / expected
-        return step(state, server_rate * factors.rebuild(left, mean), right=factors.next_right(mean))
+        kept = {"right": factors.next_right(mean)} if paid else {}
+        return step(state, server_rate * factors.rebuild(left, mean), **kept)
 
     def _first_right(like: Tensor) -> Tensor:
         """V_0: Gaussian, of the server's own random numbers, which know nobody's data."""
         seed = int(federation.noise(0).uniforms(1)[0, 0] * 2**53)
         return factors.start(torch.Generator().manual_seed(seed)).to(like)
 
-    actions = {"subspace": Action(subspace, price=None)} if thin else {}
+    actions = {"subspace": Action(subspace, price=None)} if paid else {}
     return Algorithm(
         {**actions, "embed": Action(embed, price=None)},
         round,
-        dues=partial(dues, federation.rate, (first, second) if thin else (second,)),
+        dues=partial(dues, federation.rate, (first, second) if paid else (second,)),
         trust="secure-sum",
         unit="client",
         conditions=sums.conditions(federation.rate),

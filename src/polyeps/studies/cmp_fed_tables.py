@@ -33,22 +33,25 @@ SAVED = {
     "iid": {"DP-RandAgg": 69, "DP-FedAvg": 90, "FedAvg": 89},
     "labels": {"DP-RandAgg": 73, "DP-FedAvg": 93, "FedAvg": 89},
 }
+OURS = ("CMP-Fed", "CMP-Fed, directions from the model")
+RIVALS = {OURS[0]: ("DP-FedAvg", "DP-RandAgg"), OURS[1]: ("DP-FedAvg, tuned", "DP-RandAgg, tuned", "CMP-Fed, tuned")}
 Key = tuple[str, str, int]  # partition, method, rank (0: nothing is compressed)
 Points = dict[str, dict[str, list[tuple[float, float]]]]
 
 
 def accuracies(results: Sequence[Result], _: bool) -> Content:
-    """One row for each method and rank: ours, the paper's, what it is certified for, and at which learning rate."""
-    columns = ["method", "rank", "accuracy %", "paper", "seeds", "learning rate", "certified ε", "uplink MB a round"]
+    """One row for each method and rank: ours, the paper's, what it is certified for, and with which settings."""
+    columns = ["method", "rank", "accuracy %", "paper", "seeds", "rate", "clip", "certified ε", "uplink MB a round"]
     rows: list[list[Any]] = []
     found = grouped(results)
     for (partition, method, rank), runs in found.items():
         finals = [100 * run["final"] for run in runs]
         shown = f"{fmean(finals):.2f}" + (f" ± {stdev(finals):.2f}" if len(finals) > 1 else "")
         spent = "–" if runs[0]["spent"] is None else f"{runs[0]['spent']:.3g}"
-        used = f"{runs[0]['settings']['training']['learning_rate']:g}"
+        used = [f"{runs[0]['settings']['training'][name]:g}" for name in ("learning_rate", "clip")]
+        used[1] = used[1] if runs[0]["spent"] is not None else "–"
         sent = f"{uplink(runs) / 1e6:.2f}"
-        rows.append([method, rank or "–", shown, paper(partition, method, rank), len(runs), used, spent, sent])
+        rows.append([method, rank or "–", shown, paper(partition, method, rank), len(runs), *used, spent, sent])
     return Content(columns, rows, findings=_ahead(found))
 
 
@@ -79,11 +82,12 @@ def by_uplink(results: Sequence[Result], _: bool) -> Content:
     for (partition, method, rank), runs in shown.items():
         line = [(number * uplink(runs) / 1e6, 100 * accuracy) for number, accuracy in curve(runs)]
         points.setdefault(_panel(partition), {})[method] = line
-        own, theirs = needed[partition, "CMP-Fed"], needed[partition, method]
-        saved = f"{100 * (1 - own / theirs):.0f}" if own and theirs and method != "CMP-Fed" else "–"
+        theirs = needed[partition, method]
+        saved = [_saved(needed.get((partition, own)), theirs) if method != own else "–" for own in OURS]
         reached = "not reached" if theirs is None else f"{theirs / 1e6:.1f}"
-        rows.append([_panel(partition), method, rank or "–", reached, saved, SAVED[partition].get(method, "–")])
-    columns = ["images", "method", "rank", f"MB sent for {100 * TARGET:.0f} %", "CMP-Fed saves %", "paper"]
+        rows.append([_panel(partition), method, rank or "–", reached, *saved, SAVED[partition].get(method, "–")])
+    saving = ["CMP-Fed saves %", "with directions from the model %", "paper %"]
+    columns = ["images", "method", "rank", f"MB sent for {100 * TARGET:.0f} %", *saving]
     return Content(columns, rows, points=points)
 
 
@@ -122,6 +126,10 @@ def _needed(runs: Sequence[Result]) -> float | None:
     return next((number * uplink(runs) for number, accuracy in curve(runs) if accuracy >= TARGET), None)
 
 
+def _saved(own: float | None, theirs: float | None) -> str:
+    return f"{100 * (1 - own / theirs):.0f}" if own and theirs else "–"
+
+
 def _noise(result: Result) -> tuple[float, float, float]:
     settings = result["settings"]
     return settings["participation"]["share"], result["scales"][0], settings["budgets"]["delta"]
@@ -132,11 +140,20 @@ def _panel(partition: str) -> str:
 
 
 def _ahead(found: dict[Key, list[Result]]) -> list[str]:
-    """Which baselines the sound form is ahead of, at the largest rank there is."""
-    means = {key: 100 * fmean(run["final"] for run in runs) for key, runs in found.items()}
-    ours = [key for key in means if key[1] == "CMP-Fed"]
-    if not ours:
-        return []
-    best = max(ours, key=lambda key: key[2])
-    others = [key for key in means if key[1] in ("DP-FedAvg", "DP-RandAgg") and key[2] in (0, best[2])]
-    return [f"CMP-Fed at rank {best[2]} is {means[best] - means[key]:+.2f} points from {key[1]}" for key in others]
+    """How far the sound forms are from baselines with the same care, at the largest rank there is."""
+    said = []
+    for own, rivals in RIVALS.items():
+        mine = max((key for key in found if key[1] == own), key=lambda key: key[2], default=None)
+        for rival in (key for key in found if mine and key[1] in rivals and key[2] in (0, mine[2])):
+            assert mine is not None
+            said.append(f"{own}, at rank {mine[2]}, is {_distance(found[mine], found[rival])} points from {rival[1]}")
+    return said
+
+
+def _distance(ours: Sequence[Result], theirs: Sequence[Result]) -> str:
+    """The mean difference of runs with the same seed, and its standard error."""
+    by_seed = {run["trial"]["seed"]: run["final"] for run in theirs}
+    apart = [100 * (run["final"] - by_seed[run["trial"]["seed"]]) for run in ours if run["trial"]["seed"] in by_seed]
+    if len(apart) < 2:
+        return f"{fmean(apart):+.2f}" if apart else "an unknown number of"
+    return f"{fmean(apart):+.2f} ± {stdev(apart) / len(apart) ** 0.5:.2f}"
