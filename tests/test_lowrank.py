@@ -12,12 +12,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference.cmp_fed import cmp_fed_round, embeddings_of, factors_of, lefts_of, power_sgd_step, tensors_of, vector_of
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyeps.errors import InputError
 from polyeps.lowrank import Compression, WarmStart, Whole, low_rank
 from polyeps.mechanisms.clipping import clip_to_norm
-from polyeps.models import MODELS, Slice, binary_logistic, cnn, mcmahan_cnn
+from polyeps.models import MODELS, Slice, binary_logistic, cnn, cross_entropy, from_module, mcmahan_cnn
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 NO_CLIP = 1e30
@@ -84,6 +84,47 @@ def test_a_model_of_one_row_is_sent_whole() -> None:
     updates = draw(3, 123)
     step, _ = one_round(compression, updates, first_right(compression), (1.0, NO_CLIP))
     torch.testing.assert_close(step, updates.mean(0))
+
+
+# Directions from the model
+
+
+def test_directions_from_the_model_need_no_left_factors_and_leave_unread_layers_whole() -> None:
+    compression = low_rank(mcmahan_cnn().slices, 16, directions="model")
+    assert [(m.rows, m.columns, m.rank) for m in compression.matrices] == [(64, 800, 16), (512, 3136, 10)]
+    assert compression.uplink == compression.embedding_size == 16 * 800 + 10 * 3136 + 32 * 25 + 10 * 512 + 618
+    assert low_rank(mcmahan_cnn().slices, 1, directions="model").ranks == (1, 1, 1)
+    assert low_rank(binary_logistic().slices, 1, directions="model").matrices == ()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_directions_from_the_model_are_orthonormal(name: str) -> None:
+    model = MODELS[name]()
+    compression = low_rank(model.slices, 3, directions="model")
+    for start in (model.start(torch.Generator().manual_seed(2)), torch.zeros(model.size)):
+        left = compression.left_of(start)
+        assert left.shape == (compression.subspace_size,)
+        for factor in compression._lefts(left.double()):
+            torch.testing.assert_close(factor.T @ factor, torch.eye(factor.shape[1]).double(), rtol=0, atol=1e-6)
+
+
+def test_they_hold_all_of_a_gradient_where_nothing_bends_it() -> None:
+    """Through linear layers a gradient comes back within what the next layer's weights span, places included."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(2, 9, 3), nn.Flatten(), nn.Linear(9 * 4, 8), nn.Linear(8, 3))
+    model = from_module(network, cross_entropy, torch.zeros(2, 2, 4, 4))
+    vector = torch.cat([p.detach().flatten() for p in network.parameters()])
+    network(draw(5, 32).float().view(5, 2, 4, 4)).square().sum().backward()
+    gradient = torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
+    compression = low_rank(model.slices, 3, directions="model")
+    assert [(m.rows, m.rank) for m in compression.matrices] == [(9, 3), (8, 3)]
+    left = compression.left_of(vector)
+    rebuilt = compression.rebuild(left, compression.embedding_of(gradient[None], left)[0])
+    inner = compression.matrices[1]
+    torch.testing.assert_close(rebuilt[inner.start :], gradient[inner.start :], rtol=1e-4, atol=1e-4)
+    outer = compression.matrices[0]  # read at four places by eight: three of nine directions hold a part
+    kept = float(rebuilt[outer.start : outer.stop].norm() / gradient[outer.start : outer.stop].norm())
+    assert (3 / 9) ** 0.5 < kept < 1
 
 
 # Against plain loops

@@ -151,6 +151,37 @@ def test_one_norm_bounds_a_whole_release(size: float) -> None:
         assert embedding.norm() > 0.699
 
 
+# Directions from the model
+
+
+def test_with_directions_from_the_model_there_is_one_release_with_all_of_the_budget() -> None:
+    scale, clients = 2.0, 10
+    options: dict[str, Any] = {"rank": 2, "directions": "model", "dropouts": 0.0}
+    algorithm = built(scale, clip=0.5, clients=clients, updates=lambda _, m: torch.zeros_like(m), **options)
+    assert set(algorithm.actions) == {"embed"}
+    assert algorithm.dues is not None
+    assert algorithm.dues(scale) == averaged(scale, rank=0).dues(scale)  # type: ignore[misc]
+    _, watched = run(algorithm, clients, scale, rounds=300)
+    assert {task.action for task in watched.tasks} == {"embed"}
+    numbers = torch.stack([total.payload["embed"] for total in watched.totals]).flatten()
+    assert abs(float(numbers.std()) / (scale * 0.5) - 1) < 5 / math.sqrt(2 * len(numbers))
+
+
+def test_with_directions_from_the_model_a_step_is_the_updates_part_in_them() -> None:
+    found, watched = run(built(rank=2, directions="model"), CLIENTS, 0.0, rounds=2)
+    compression = low_rank(MODEL.slices, 2, directions="model")
+    model = torch.zeros(MODEL.size)
+    for task in watched.tasks:
+        torch.testing.assert_close(task.payload["left"], compression.left_of(model), **CLOSE)
+        mean = torch.stack([drawn(CLIENTS)(row, model) for row in range(CLIENTS)]).mean(0)
+        step, (matrix,) = mean.clone(), compression.matrices
+        left = task.payload["left"].view(matrix.rows, matrix.rank)
+        inner = mean[matrix.start : matrix.stop].view(matrix.rows, matrix.columns)
+        step[matrix.start : matrix.stop] = (left @ left.T @ inner).flatten()
+        model = model + step
+    torch.testing.assert_close(found.model, model, **CLOSE)
+
+
 # Noise
 
 
@@ -229,6 +260,7 @@ def test_a_cohort_of_one_has_all_the_noise() -> None:
         ({"colluders": 0.5, "dropouts": 0.5}, "leave nobody"),
         ({"server_rate": 0.0}, "server_rate"),
         ({"rate_decay": 1.5}, "rate_decay"),
+        ({"directions": "guessed"}, "directions must be one of paid, model"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
