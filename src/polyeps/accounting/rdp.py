@@ -65,7 +65,8 @@ def step_curve(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> 
             adjacency == "add-remove"
         ):
             inside = history_of(step.event)
-            return poisson_sampled(step.sampling_probability, lambda at: curve(inside, adjacency, at.tolist()), alpha)
+            if all(isinstance(part, Gaussian | SkellamDpEvent | DiscreteGaussianSumDpEvent) for part in inside):
+                return sampled_sum(step.sampling_probability, lambda at: curve(inside, adjacency, at.tolist()), alpha)
         case Poisson(event=Gaussian()) if adjacency == "add-remove":
             return sampled_gaussian(step, alpha)
         case Gaussian() | FixedSize(event=Gaussian()) | RepeatAndSelectDpEvent():
@@ -150,28 +151,26 @@ def discrete_gaussian_sum(step: DiscreteGaussianSumDpEvent, alpha: Array) -> Arr
     return np.minimum(alpha * u * u / 2 + gap * step.dimension, alpha / 2 * (u + math.sqrt(step.dimension) * gap) ** 2)
 
 
-def poisson_sampled(rate: float, inner: Callable[[Array], Array], alpha: Array) -> Array:
-    """Amplification by Poisson sampling of any Rényi curve (Zhu and Wang 2019), whole orders; others round up.
+def sampled_sum(rate: float, inner: Callable[[Array], Array], alpha: Array) -> Array:
+    """Amplification by Poisson sampling of sums with noise that is as likely as its opposite; other orders round up.
 
-    (α−1)·ε(α) ≤ log{(1−q)^(α−1)·(αq − q + 1) + C(α,2)·q²·(1−q)^(α−2)·e^ε(2)
-                     + 3·Σ_{l≥3} C(α,l)·(1−q)^(α−l)·q^l·e^((l−1)ε(l))}
+    (α−1)·ε(α) = log Σ_l C(α,l)·(1−q)^(α−l)·q^l·e^((l−1)ε(l)) is exact for the mixture against the noise alone. Turned
+    round it is no larger: a reflection of the lattice exchanges noise and noise with the vector (docs/soundness.md).
     """
     whole = np.ceil(alpha).astype(int)
     unamplified = inner(alpha)  # sampling never costs privacy, and is all that is known for huge orders
     largest = 1024
     at = np.arange(2, largest + 1, dtype=float)
-    log_moment = (at - 1) * inner(at)
+    log_moment = np.concatenate([[0.0, 0.0], (at - 1) * inner(at)])
     log_q, log_rest = math.log(rate), math.log1p(-rate)
     result = unamplified.copy()
     for place, order in enumerate(whole):
         if not 2 <= order <= largest:
             continue
-        draws = np.arange(2, order + 1)
+        draws = np.arange(order + 1)
         log_choose = gammaln(order + 1) - gammaln(draws + 1) - gammaln(order - draws + 1)
-        terms = log_choose + draws * log_q + (order - draws) * log_rest + log_moment[: order - 1]
-        terms[1:] += math.log(3)
-        first = (order - 1) * log_rest + math.log1p((order - 1) * rate)
-        result[place] = min(result[place], logsumexp(np.append(terms, first)) / (order - 1))
+        terms = log_choose + draws * log_q + (order - draws) * log_rest + log_moment[: order + 1]
+        result[place] = min(result[place], logsumexp(terms) / (order - 1))
     return result
 
 
