@@ -12,8 +12,8 @@ from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.models import binary_logistic, binary_svm
 from polyeps.studies import fedsel, fedsel_running, fedsel_tables, reproducing
-from polyeps.studies.fedsel_pictures import draw
 from polyeps.studies.fedsel_trials import DECAY, MODELS, Trial, _people, algorithm_of, gradients, perform
+from polyeps.studies.pictures import draw
 from polyeps.studies.running import Means
 from polyeps.studies.tabulated import Tabulated
 from polyeps.studies.trials import Store

@@ -33,7 +33,7 @@ def reproduce(
     """Run a paper's figures and tables again; what is finished is kept, so a stopped study goes on where it was."""
     from polyeps.accounting.cache import default_directory
     from polyeps.cli.run import check_device
-    from polyeps.studies import fedhdp_theory, fedsel_pictures, presenting, reproducing
+    from polyeps.studies import fedhdp_theory, pictures, presenting, reproducing
     from polyeps.studies.choosing import GRID, QUICK_GRID
     from polyeps.studies.running import Means
     from polyeps.studies.trials import Store
@@ -57,7 +57,7 @@ def reproduce(
     summaries = reproducing.outcome(wanted, store, means.grid, repeats, options)
     for name, summary in summaries.items():
         files = presenting.write(summary, output, name)
-        for draw in (fedsel_pictures.draw, fedhdp_theory.draw):
+        for draw in (pictures.draw, fedhdp_theory.draw):
             files += draw(summary, output / name)
         if not as_json:
             print_table(*presenting.shown(summary), title=presenting.heading(summary))

@@ -68,7 +68,7 @@ def by_epsilon(results: Sequence[Result], _: bool) -> Content:
                 line.append((spent, 100 * accuracy))
                 rows.append([_panel(partition), rank, number, f"{spent:.3f}", f"{100 * accuracy:.2f}"])
         points.setdefault(_panel(partition), {})[f"rank {rank}"] = line
-    return Content(["images", "rank", "rounds", "ε", "accuracy %"], rows, points=points)
+    return Content(["images", "rank", "rounds", "ε", "accuracy %"], rows, points=points, axis="ε spent")
 
 
 def by_uplink(results: Sequence[Result], _: bool) -> Content:
@@ -83,12 +83,15 @@ def by_uplink(results: Sequence[Result], _: bool) -> Content:
         line = [(number * uplink(runs) / 1e6, 100 * accuracy) for number, accuracy in curve(runs)]
         points.setdefault(_panel(partition), {})[method] = line
         theirs = needed[partition, method]
-        saved = [_saved(needed.get((partition, own)), theirs) if method != own else "–" for own in OURS]
+        saved = [
+            "–" if method in OURS[place:] else _saved(needed.get((partition, own)), theirs)
+            for place, own in enumerate(OURS)
+        ]
         reached = "not reached" if theirs is None else f"{theirs / 1e6:.1f}"
         rows.append([_panel(partition), method, rank or "–", reached, *saved, SAVED[partition].get(method, "–")])
     saving = ["CMP-Fed saves %", "with directions from the model %", "paper %"]
     columns = ["images", "method", "rank", f"MB sent for {100 * TARGET:.0f} %", *saving]
-    return Content(columns, rows, points=points)
+    return Content(columns, rows, points=points, axis="MB that all clients have sent")
 
 
 def grouped(results: Iterable[Result]) -> dict[Key, list[Result]]:

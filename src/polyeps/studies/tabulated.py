@@ -19,6 +19,7 @@ class Content:
     lines: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     points: dict[str, dict[str, list[tuple[float, float]]]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)  # sentences, without their full stops
+    axis: str = ""  # what points lie along; the second column, if nothing is said
 
 
 @dataclass(frozen=True)
@@ -62,5 +63,5 @@ def summary_of(
         "columns": content.columns,
         "table": content.rows,
         "lines": content.lines,
-        **({"points": content.points} if content.points else {}),
+        **({"points": content.points, "axis": content.axis or content.columns[1]} if content.points else {}),
     }

@@ -8,6 +8,7 @@ from typing import Any
 from polyeps.studies.presenting import COLOURS, PANEL, heading, save
 
 ACROSS = 3  # panels in a row
+LINEAR = ("mu", "ε spent")  # axes; others are logarithmic
 LEVEL = (":", "-.", "--")  # baselines, which may lie on each other
 
 
@@ -37,9 +38,9 @@ def draw(summary: dict[str, Any], stem: Path) -> list[Path]:
                 (handles[name],) = axes.plot(*zip(*points, strict=True), marker=".", label=name, **look)
         if summary["figure"] == "2e":
             axes.set_yscale("log")
-        axes.set_xscale("linear" if summary["figure"] == "3b" else "log")
+        axes.set_xscale("linear" if summary["axis"].startswith(LINEAR) else "log")
         axes.set_title(title, fontsize=9)
-        axes.set_xlabel(summary["columns"][1], fontsize=8)
+        axes.set_xlabel(summary["axis"], fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
     for axes in places[::columns]:
