@@ -143,20 +143,24 @@ class Compression:
         """Û: the left factors (subspace_size,) that span what the mean of the first release spans."""
         return _orthonormal(subspace, self._lefts)
 
-    def left_of(self, model: Tensor) -> Tensor:
-        """Û without a release: for every matrix the directions in which the next layer reads its outputs.
+    def left_of(self, model: Tensor, generator: torch.Generator) -> Tensor:
+        """Û without a release: for every matrix directions in which the next layer reads its outputs.
 
         A gradient comes back through the weights of the layer that follows, so its left factor lies near the space
-        they span. The model is public; what is computed from it costs nothing.
+        they span. The model is public; what is computed from it costs nothing. They are mixed at random: the strongest
+        alone would be the same in every round, and what the others read would never be learnt.
         """
         _check_columns("a model", model, self.size)
         fine = model.to("cpu", torch.float64)
+        if not bool(torch.isfinite(fine).all()):
+            raise InputError("the model holds a number that is not finite; take a smaller learning rate")
         pieces = []
         for matrix in self.matrices:
             assert matrix.reader is not None
             start, stop, readers = matrix.reader
             ways = fine[start:stop].view(readers, matrix.rows, -1).transpose(0, 1).flatten(1)  # of using each output
-            pieces.append(_strongest(ways, matrix.rank).flatten())
+            mixed = ways @ torch.randn(ways.shape[1], matrix.rank, generator=generator, dtype=torch.float64)
+            pieces.append(_orthonormal_columns(mixed).flatten())
         return torch.cat(pieces).to(model) if pieces else model[:0]
 
     def rebuild(self, left: Tensor, embedding: Tensor) -> Tensor:
@@ -198,7 +202,8 @@ def low_rank(
 
     "when-cheaper" sends whole what two factors would not make smaller: fewer floats, less noise, nothing lost.
     "biases" is the paper's count, in which every tensor of two or more dimensions is compressed. Where directions come
-    from the model, a tensor has no more than its reader has rows, and is sent whole if nothing reads it.
+    from the model, a tensor has no more than there are ways in which its reader uses an output, and is sent whole if
+    nothing reads it.
     """
     if rank < 1:
         raise InputError(f"rank must be at least 1, not {rank}")
@@ -222,6 +227,10 @@ def low_rank(
             matrices.append(Matrix(part.start, part.stop, rows, columns, found, reader))
         else:
             spans.append((part.start, part.stop))
+    if directions == "model" and not any(_reader(part, slices) for part in slices.values() if len(part.shape) > 1):
+        raise InputError(
+            'directions = "model" needs a layer whose outputs the next one reads, and this model has none; use "paid"'
+        )
     return Compression(end, tuple(matrices), tuple(spans), warm_start, directions)
 
 
@@ -272,16 +281,6 @@ def _orthonormal_columns(matrix: Tensor) -> Tensor:
     # Householder's reflections pass over a column of zeros, and complete the others to an orthonormal set.
     fine, corner = torch.linalg.qr(torch.where(alive, unit, 0.0))
     return torch.mul(fine, torch.where(corner.diagonal() < 0, -1.0, 1.0))
-
-
-def _strongest(matrix: Tensor, count: int) -> Tensor:
-    """A matrix' first left singular vectors, by way of the smaller of its two Gram matrices."""
-    rows, columns = matrix.shape
-    if rows <= columns:
-        _, found = torch.linalg.eigh(matrix @ matrix.T)
-        return torch.flip(found, (1,))[:, :count]
-    _, ways = torch.linalg.eigh(matrix.T @ matrix)
-    return _orthonormal_columns(matrix @ ways.flip(1)[:, :count])
 
 
 def _check_columns(what: str, values: Tensor, size: int, dimensions: int = 1) -> None:

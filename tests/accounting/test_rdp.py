@@ -18,6 +18,7 @@ from polyeps.accounting.events import (
     Poisson,
     PureDpEvent,
     SkellamDpEvent,
+    TogetherDpEvent,
     Truncated,
     history_of,
 )
@@ -140,6 +141,32 @@ def test_amplification_holds_in_both_directions(
     for one, other in ((mixed, without), (without, mixed)):
         exact = float(logsumexp(order * np.log(one) + (1 - order) * np.log(other))) / (order - 1)
         assert exact <= bound * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    variance=st.floats(2, 30), order=st.integers(2, 6), rate=st.floats(0.01, 0.99), seed=st.integers(0, 10_000)
+)  # fmt: skip
+def test_a_second_release_may_depend_on_the_first(variance: float, order: int, rate: float, seed: int) -> None:
+    """The first shift is 1; the second -1, 0 or 1, as what the first showed decides."""
+    k = np.arange(-60, 61)
+    law = {by: skellam.logpmf(k - by, variance / 2, variance / 2) for by in (-1, 0, 1)}
+    chosen = np.random.default_rng(seed).integers(-1, 2, len(k))
+    without = law[0][:, None] + law[0][None, :]
+    moved = law[1][:, None] + np.stack([law[int(by)] for by in chosen])
+    kept = (without > -200) & (moved > -200)
+    without, mixed = without[kept], np.logaddexp(math.log1p(-rate) + without, math.log(rate) + moved)[kept]
+    both = TogetherDpEvent([SkellamDpEvent(1, 1, variance), SkellamDpEvent(1, 1, variance)])
+    (bound,) = rdp.step_curve(Poisson(rate, both), "add-remove", [float(order)]).tolist()
+    for one, other in ((mixed, without), (without, mixed)):
+        assert float(logsumexp(order * one + (1 - order) * other)) / (order - 1) <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("event", [SkellamDpEvent(1.0, 1.0, 4.0), DiscreteGaussianSumDpEvent(1.0, 2.0, 4, 1)])
+def test_integers_are_not_priced_for_a_client_in_anothers_place(event: dp.DpEvent) -> None:
+    for asked in (event, Poisson(0.1, event), Poisson(1.0, event)):
+        with pytest.raises(UnknownEvent):
+            epsilon(asked, 1e-5, adjacency="replace-one", accountant="rdp")
 
 
 @settings(max_examples=300)

@@ -168,11 +168,13 @@ def test_with_directions_from_the_model_there_is_one_release_with_all_of_the_bud
 
 
 def test_with_directions_from_the_model_a_step_is_the_updates_part_in_them() -> None:
-    found, watched = run(built(rank=2, directions="model"), CLIENTS, 0.0, rounds=2)
+    people = federation(CLIENTS, drawn(CLIENTS), scale=0.0)
+    found, watched = run(cmp_fed(people, rank=2, directions="model"), CLIENTS, 0.0, rounds=2)
     compression = low_rank(MODEL.slices, 2, directions="model")
     model = torch.zeros(MODEL.size)
     for task in watched.tasks:
-        torch.testing.assert_close(task.payload["left"], compression.left_of(model), **CLOSE)
+        dice = torch.Generator().manual_seed(people.seed(task.round))
+        torch.testing.assert_close(task.payload["left"], compression.left_of(model, dice), **CLOSE)
         mean = torch.stack([drawn(CLIENTS)(row, model) for row in range(CLIENTS)]).mean(0)
         step, (matrix,) = mean.clone(), compression.matrices
         left = task.payload["left"].view(matrix.rows, matrix.rank)
@@ -180,6 +182,16 @@ def test_with_directions_from_the_model_a_step_is_the_updates_part_in_them() -> 
         step[matrix.start : matrix.stop] = (left @ left.T @ inner).flatten()
         model = model + step
     torch.testing.assert_close(found.model, model, **CLOSE)
+
+
+def test_with_directions_from_the_model_a_client_answers_once_in_a_round_it_paid_for() -> None:
+    algorithm = built(rank=2, directions="model")
+    people = entered(algorithm, CLIENTS, 0.0)
+    size = low_rank(MODEL.slices, 2, directions="model").subspace_size
+    asked = {"model": torch.zeros(MODEL.size), "left": torch.ones(size), "honest": torch.tensor(6)}
+    assert answer(people, algorithm, Task("embed", ("0", "1"), asked, round=1)).ids == ()
+    assert answer(people, algorithm, Task("embed", ("0", "1"), asked)).ids == ("0", "1")
+    assert answer(people, algorithm, Task("embed", ("1", "2"), asked)).ids == ("2",)
 
 
 # Noise

@@ -57,9 +57,10 @@ def step_curve(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> 
             return np.full(len(alpha), np.inf)
         case PureDpEvent():
             return pure(step.epsilon, alpha)
-        case SkellamDpEvent():
+        # Sensitivities are one vector's against zeros: one vector in another's place moves a sum by up to twice that.
+        case SkellamDpEvent() if adjacency == "add-remove":
             return skellam(step, alpha)
-        case DiscreteGaussianSumDpEvent():
+        case DiscreteGaussianSumDpEvent() if adjacency == "add-remove":
             return discrete_gaussian_sum(step, alpha)
         case Poisson(event=SkellamDpEvent() | DiscreteGaussianSumDpEvent() | TogetherDpEvent()) if (
             adjacency == "add-remove"
@@ -154,8 +155,8 @@ def discrete_gaussian_sum(step: DiscreteGaussianSumDpEvent, alpha: Array) -> Arr
 def sampled_sum(rate: float, inner: Callable[[Array], Array], alpha: Array) -> Array:
     """Amplification by Poisson sampling of sums with noise that is as likely as its opposite; other orders round up.
 
-    (α−1)·ε(α) = log Σ_l C(α,l)·(1−q)^(α−l)·q^l·e^((l−1)ε(l)) is exact for the mixture against the noise alone. Turned
-    round it is no larger: a reflection of the lattice exchanges noise and noise with the vector (docs/soundness.md).
+    (α−1)·ε(α) ≤ log Σ_l C(α,l)·(1−q)^(α−l)·q^l·e^((l−1)ε(l)), for the mixture against the noise alone, and turned round
+    as well: a reflection of the lattice exchanges noise and noise with the vector (docs/soundness.md).
     """
     whole = np.ceil(alpha).astype(int)
     unamplified = inner(alpha)  # sampling never costs privacy, and is all that is known for huge orders

@@ -57,6 +57,10 @@ class Federation:
         counts = Counter(self.groups)
         return {name: counts[name] for name in self.scales}
 
+    def seed(self, round: int) -> int:
+        """A public seed of a round, of the server's own random numbers, which know nobody's data."""
+        return int(self.noise(round).uniforms(1)[0, 0] * 2**53)
+
 
 def with_padding(rows: int, device: torch.device) -> list[int]:
     """Places of rows to train; on a device the first again and again, up to one of few numbers.

@@ -13,8 +13,9 @@ of a release, biases included. V_t is made orthonormal, so that U does not depen
 Tensors that factors would not make smaller are sent whole; `whole = "biases"` is the paper's count. More noise than 1:1
 may be put on U, of which only the directions are used.
 
-Beyond the paper. `directions = "model"` takes Û from the public model: the directions in which the next layer reads a
-layer's outputs, through which gradients come back. Then U is neither sent nor paid for, and V has all of the budget.
+Beyond the paper. `directions = "model"` takes Û from the public model: random mixtures of the directions in which the
+next layer reads a layer's outputs, through which gradients come back, others in every round. Then U is neither sent nor
+paid for, and V has all of the budget.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from typing import Any
 
 import dp_accounting
 import torch
-from torch import Tensor
 
 from polyeps.accounting.events import Poisson, on_one_sample
 from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
@@ -83,13 +83,13 @@ def cmp_fed(
     def round(state: State, ask: Ask) -> State:
         asked = start_of(state, rate_decay)
         if paid:
-            right = state.kept["right"] if "right" in state.kept else _first_right(state.model)
+            right = state.kept["right"] if "right" in state.kept else factors.start(dice(0)).to(state.model)
             found = sums.of(state, ask, first, {**asked, "right": right})
             if found is None:
                 return state
             left, asked = factors.orthonormal(found / expected), {}
         else:
-            left = factors.left_of(state.model)
+            left = factors.left_of(state.model, dice(state.round))
         embedding = sums.of(state, ask, second, {**asked, "left": left})
         if embedding is None:
             return state
@@ -97,10 +97,8 @@ def cmp_fed(
         kept = {"right": factors.next_right(mean)} if paid else {}
         return step(state, server_rate * factors.rebuild(left, mean), **kept)
 
-    def _first_right(like: Tensor) -> Tensor:
-        """V_0: Gaussian, of the server's own random numbers, which know nobody's data."""
-        seed = int(federation.noise(0).uniforms(1)[0, 0] * 2**53)
-        return factors.start(torch.Generator().manual_seed(seed)).to(like)
+    def dice(round: int) -> torch.Generator:
+        return torch.Generator().manual_seed(federation.seed(round))
 
     actions = {"subspace": Action(subspace, price=None)} if paid else {}
     return Algorithm(

@@ -60,7 +60,7 @@ def dp_randagg(
         return torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:kept]
 
     def round(state: State, ask: Ask) -> State:
-        seed = int(federation.noise(state.round).uniforms(1)[0, 0] * 2**53)
+        seed = federation.seed(state.round)
         asked = start_of(state, rate_decay)
         total = sums.of(state, ask, release, {**asked, "mask": torch.tensor(seed)} if kept < size else asked)
         if total is None:
