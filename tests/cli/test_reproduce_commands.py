@@ -33,6 +33,16 @@ def test_showing_needs_no_device(small: tuple[str, ...]) -> None:
     assert (nothing["cells"], nothing["left_out"], nothing["missing"]) == ([], 1, 6)
 
 
+@pytest.mark.parametrize("study", ["pfa", "cmp-fed"])
+def test_where_nothing_is_finished_what_was_written_stays(study: str, tmp_path: Path) -> None:
+    for file in ("cmp-fed-table-1.md", "pfa-figure-6.md"):
+        (tmp_path / file).write_text("of an earlier run")
+    part = ("--figure", "6") if study == "pfa" else ("--table", "1")
+    spoken = run("reproduce", study, *part, "--show", "--work", str(tmp_path / "work"), "--output", str(tmp_path))
+    assert "nothing is finished yet" in spoken.stderr
+    assert {file.read_text() for file in tmp_path.glob("*.md")} == {"of an earlier run"}
+
+
 def test_a_shard_leaves_the_rest_to_others(small: tuple[str, ...], tmp_path: Path) -> None:
     assert run_json(*small, "--shard", "2/6")[0]["missing"] == 5
     for number in (1, 3, 4, 5, 6):
@@ -52,5 +62,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     refused("reproduce", "nothing", *work, naming=("'nothing'", "pfa, fedsel, pdp-fl, fedhdp, cmp-fed"))
     refused("reproduce", "pfa", "--figure", "9", *work, naming=("no figure 9",))
     refused("reproduce", "pfa", "--shard", "third", *work, naming=("--shard", "3/8", "'third'"))
-    refused("reproduce", "pfa", "--shard", "9/8", "--table", "1", *work, naming=("3/8", "9/8"))
+    for study in ("pfa", "cmp-fed"):
+        refused("reproduce", study, "--shard", "9/8", "--table", "1", *work, naming=("3/8", "9/8"))
+    refused("reproduce", "pfa", "--table", "1", "--output", "/dev/null/here", *work, naming=("/dev/null/here", "another"))
     refused("reproduce", "pfa", "--device", "nonsense", *work, naming=("nonsense", "use cpu"))

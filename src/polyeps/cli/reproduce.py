@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    study: Annotated[str, typer.Argument(help="pfa (paper 000), fedsel (001), pdp-fl (002) or fedhdp (003).")],
+    study: Annotated[
+        str, typer.Argument(help="pfa (paper 000), fedsel (001), pdp-fl (002), fedhdp (003) or cmp-fed (004).")
+    ],
     figure: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given again.")] = None,
     table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given again.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="In small: minutes instead of hours.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Repeat so often; 5 times, fedsel 10, fedhdp 3.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Repeat so often; 5 times, fedsel 10, fedhdp 3, in small once.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda where there is one.")] = "cpu",
     processes: Annotated[int, typer.Option(min=1, help="How many trainings at once.")] = 1,
     shard: Annotated[str, typer.Option(help="Take a part of the work: 3/8 is the third of eight.")] = "1/1",
@@ -45,7 +49,8 @@ def reproduce(
     wanted = reproducing.choose(study, tuple(figure or ()), tuple(table or ()), quick)
     for sentence in wanted.skipped:
         remark(sentence)
-    repeats = 1 if quick else seeds or reproducing.REPEATS.get(study, reproducing.USUAL)
+    presenting.make(output)
+    repeats = seeds or (1 if quick else reproducing.REPEATS.get(study, reproducing.USUAL))
     try:
         with _telling() as told:
             if not show:
@@ -53,9 +58,12 @@ def reproduce(
     except KeyboardInterrupt:
         remark(f"stopped; the same command goes on with what {store.folder} holds")
         raise typer.Exit(130) from None
-    options = _options(quick, seeds, device, processes, work)
+    options = _options(seeds, device, processes, work)
     summaries = reproducing.outcome(wanted, store, means.grid, repeats, options)
     for name, summary in summaries.items():
+        if presenting.is_empty(summary):  # and what an earlier run wrote stays
+            remark(f"{presenting.heading(summary)}: nothing is finished yet, so nothing is written")
+            continue
         files = presenting.write(summary, output, name)
         for draw in (pictures.draw, fedhdp_theory.draw):
             files += draw(summary, output / name)
@@ -70,10 +78,10 @@ def reproduce(
         print_json(list(summaries.values()))
 
 
-def _options(quick: bool, seeds: int | None, device: str, processes: int, work: Path | None) -> str:
+def _options(seeds: int | None, device: str, processes: int, work: Path | None) -> str:
     """The options a result depends on, or took long without; folders of this machine are nobody else's business."""
     given: dict[str, int | str] = {}
-    given["--seeds"] = 0 if quick else seeds or 0
+    given["--seeds"] = seeds or 0
     given["--device"] = "" if device == "cpu" else device
     given["--processes"] = 0 if processes == 1 else processes
     given["--work"] = "WORK" if work else ""
@@ -82,8 +90,8 @@ def _options(quick: bool, seeds: int | None, device: str, processes: int, work: 
 
 def _shard(text: str) -> tuple[int, int]:
     number, slash, count = text.partition("/")
-    if not slash or not number.isdigit() or not count.isdigit():
-        raise InputError(f"--shard takes a number of a count, such as 3/8, not {text!r}")
+    if not slash or not number.isdigit() or not count.isdigit() or not 1 <= int(number) <= int(count):
+        raise InputError(f"--shard takes a number from 1 to a count, such as 3/8, not {text!r}")
     return int(number), int(count)
 
 

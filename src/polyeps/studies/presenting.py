@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyeps.errors import InputError
 from polyeps.studies.cells import FORMS
 from polyeps.studies.summaries import Summary, methods_of, sentences, table_rows
 
@@ -33,9 +34,17 @@ APART = 0.045  # between methods at the same number of clients, of the step to t
 DASHED = ("pfa-plus", "public-only")  # they often lie on PFA's curve
 
 
+def make(folder: Path) -> None:
+    """A folder to write to, before anything is trained in vain."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"{folder} cannot be written to ({problem.strerror}); choose another folder") from None
+
+
 def write(summary: Summary, folder: Path, name: str) -> list[Path]:
     """JSON, Markdown and, where there is something to draw, an SVG; the files written."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make(folder)
     contents = {
         f"{name}.json": json.dumps(summary, indent=1, ensure_ascii=False) + "\n",
         f"{name}.md": markdown(summary),
@@ -46,6 +55,13 @@ def write(summary: Summary, folder: Path, name: str) -> list[Path]:
     with contextlib.suppress(ModuleNotFoundError):  # a machine that only lends its time may lack matplotlib
         pictures = draw(summary, folder / name)
     return [folder / file for file in contents] + pictures
+
+
+def is_empty(summary: Summary) -> bool:
+    """Whether nothing of it is finished."""
+    if "table" in summary:
+        return not summary["table"]
+    return not any(method[form] for cell in summary["cells"] for method in cell["methods"].values() for form in FORMS)
 
 
 def markdown(summary: Summary) -> str:
@@ -82,7 +98,7 @@ def draw(summary: Summary, stem: Path) -> list[Path]:
     """The picture: a row of panels per data, model and budgets, the published form beside the sound one."""
     if "table" in summary:
         return _draw_lines(summary, stem) if summary["lines"] else []
-    if not any(method[form] for cell in summary["cells"] for method in cell["methods"].values() for form in FORMS):
+    if is_empty(summary):
         return []
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
