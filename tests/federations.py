@@ -1,13 +1,14 @@
 """Small federations for tests: any algorithm by name, on digits, with budgets that are spent quickly."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context, Message, RecordDict
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -16,10 +17,13 @@ from polyeps import build, config
 from polyeps.algorithms import ALGORITHMS
 from polyeps.client import Cohort
 from polyeps.core import Budget, Records, State
+from polyeps.errors import InputError, MessageRefused
 from polyeps.ledger import Ledger
 from polyeps.populate import populate
 from polyeps.server import Participation, Round, Transport, serve
+from polyeps.transport.envelopes import Step
 from polyeps.transport.flower import OnFlower, client_app
+from polyeps.transport.flower_sums import Seat
 from polyeps.transport.memory import AsBytes, InMemory
 
 # Two liberal clients among strict ones, so that every way to split finds two groups.
@@ -132,12 +136,23 @@ def finish(
 
 
 class LocalGrid(Grid):  # type: ignore[misc]
-    """Flower's messages, written and read as Flower does, handed to ClientApps in this process."""
+    """Flower's messages, written and read as Flower does, handed to ClientApps in this process.
 
-    def __init__(self, cohort: Cohort, job: build.Job) -> None:
+    With a folder, clients have seats in secure sums; `lost` says whose message of a step does not arrive.
+    """
+
+    def __init__(self, cohort: Cohort, job: build.Job, folder: Path | None = None) -> None:
         self.nodes = {100 + place: cohort.alone(client) for place, client in enumerate(cohort.ids)}
-        self.app = client_app(lambda context: (self.nodes[context.node_id], job.algorithm, job.tells))
+        keys = {client: Ed25519PrivateKey.generate() for client in cohort.ids}
+        roster = {client: key.public_key().public_bytes_raw() for client, key in keys.items()}
+        self.seats = {client: Seat(keys[client], roster, folder / client) for client in keys} if folder else {}
+        self.app = client_app(
+            lambda context: (self.nodes[context.node_id], job.algorithm, job.tells),
+            (lambda context: self.seats[self.nodes[context.node_id].ids[0]]) if folder else None,
+        )
         self.failing: set[int] = set()
+        self.lost: Mapping[Step, set[str]] = {}
+        self.carried: list[bytes] = []  # all that went over the wire
         # What Flower's own process for a ServerApp sets before the app begins.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
@@ -150,10 +165,25 @@ class LocalGrid(Grid):  # type: ignore[misc]
             node = message.metadata.dst_node_id
             if node in self.failing:
                 continue
-            arrived = _over_the_wire(message)
-            reply = self.app(arrived, Context(1, node, {}, RecordDict(), {}))
-            replies.append(_over_the_wire(reply))
+            if "sum" in message.content:
+                step = Step(int(message.content["sum"]["step"]))
+                if any(self.nodes[node].ids[0] in self.lost.get(before, ()) for before in Step if before <= step):
+                    continue
+            arrived = self._over_the_wire(message)
+            try:
+                reply = self.app(arrived, Context(1, node, {}, RecordDict(), {}))
+            except (InputError, MessageRefused) as problem:  # as Flower does for an app that raised
+                reply = Message(Error(1, str(problem)), reply_to=arrived)
+            replies.append(self._over_the_wire(reply))
         return replies[::-1]  # replies come in any order
+
+    def _over_the_wire(self, message: Message) -> Message:
+        proto = message_to_proto(message)
+        content = proto.SerializeToString()
+        self.carried.append(content)
+        arrived = type(proto)()
+        arrived.ParseFromString(content)
+        return message_from_proto(arrived)
 
     def set_run(self, run: Any) -> None:
         raise NotImplementedError
@@ -170,14 +200,6 @@ class LocalGrid(Grid):  # type: ignore[misc]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         raise NotImplementedError
-
-
-def _over_the_wire(message: Message) -> Message:
-    proto = message_to_proto(message)
-    content = proto.SerializeToString()
-    arrived = type(proto)()
-    arrived.ParseFromString(content)
-    return message_from_proto(arrived)
 
 
 def with_zero_features(records: Records) -> Records:

@@ -220,6 +220,8 @@ class Algorithm:
     unit: Unit = "record"
     adjacency: Adjacency = "add-remove"
     conditions: tuple[str, ...] = ()  # sentences on what its promise hangs on
+    # How many answers a sum must have, given what a client was asked with, for its part of the noise to be enough.
+    least: Callable[[Payload], int] | None = None
     memory: Mapping[str, tuple[int, ...]] = field(
         default_factory=dict
     )  # shape of what each client keeps, zero at first

@@ -33,10 +33,14 @@ def read_head(path: Path) -> Head | None:
 
 def write_head(path: Path, head: Head) -> None:
     """Replace the head kept for the chain at `path`; on the disk when this returns."""
-    target = head_path(path)
-    unfinished = target.with_name(f"{target.name}.new")  # one writer at a time: the caller holds the write lock
-    with unfinished.open("w") as file:
-        json.dump(head._asdict(), file)
+    replace_file(head_path(path), json.dumps(head._asdict()).encode())  # the caller holds the write lock
+
+
+def replace_file(target: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file whole or not at all, for one writer at a time; on the disk when this returns."""
+    unfinished = target.with_name(f"{target.name}.new")
+    with open(unfinished, "wb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(target)

@@ -64,5 +64,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     refused("reproduce", "pfa", "--shard", "third", *work, naming=("--shard", "3/8", "'third'"))
     for study in ("pfa", "cmp-fed"):
         refused("reproduce", study, "--shard", "9/8", "--table", "1", *work, naming=("3/8", "9/8"))
-    refused("reproduce", "pfa", "--table", "1", "--output", "/dev/null/here", *work, naming=("/dev/null/here", "another"))
+    refused(
+        "reproduce", "pfa", "--table", "1", "--output", "/dev/null/here", *work, naming=("/dev/null/here", "another")
+    )
     refused("reproduce", "pfa", "--device", "nonsense", *work, naming=("nonsense", "use cpu"))

@@ -108,6 +108,7 @@ def cmp_fed(
         trust="secure-sum",
         unit="client",
         conditions=sums.conditions(federation.rate),
+        least=sums.least_told,
     )
 
 

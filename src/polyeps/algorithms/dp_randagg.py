@@ -77,4 +77,5 @@ def dp_randagg(
         trust="secure-sum",
         unit="client",
         conditions=sums.conditions(federation.rate),
+        least=sums.least_told,
     )

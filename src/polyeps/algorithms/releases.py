@@ -178,6 +178,10 @@ class SecureSums:
         for_masks = math.floor(drawn * (1 + self.colluders) / 2 + 1e-9) + 1
         return max(for_masks, math.ceil(drawn * (1 - self.dropouts) - 1e-9))
 
+    def least_told(self, asked: Payload) -> int:
+        """The same, for a client that was told by how many to divide its noise."""
+        return self.least(round(float(asked[HONEST]) / self.honest_share))
+
     def opened(self, ask: Ask, task: Task, bits: int | None = None) -> Payload:
         """The sum of what some clients reply, with their parts of the noise; empty where too few answered."""
         told = replace(task, payload={**task.payload, **self.noise_of(len(task.to))})

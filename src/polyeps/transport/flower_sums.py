@@ -1,0 +1,134 @@
+"""Secure sums over Flower's messages: a client's seat in them, and the server that only passes bytes on.
+
+A sum takes six exchanges. First clients do their task and keep what comes out; then those who did take the five steps
+of `secagg`. Between messages a client does not run, so what it keeps lies in a folder of its own, written before the
+message it belongs to is sent. A vector is masked once and then forgotten.
+
+A client trusts its own roster for who the others are, not the server; and it takes part only in a sum that cannot be
+opened with fewer answers than its noise was made for, whatever the server said of how many were drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from polyeps.core import Algorithm, Payload, Task
+from polyeps.errors import InputError, MessageRefused, SumAborted
+from polyeps.head import replace_file
+from polyeps.transport import codec
+from polyeps.transport.envelopes import Step, Terms, lowest_threshold, pack, unpack
+from polyeps.transport.secagg import take_step
+from polyeps.transport.secagg_client import Agent, Kept
+from polyeps.transport.secagg_server import Server, Sum
+
+_OWNERS = 0o600  # the mode of files that hold secrets
+Words = NDArray[np.uint64]
+Asked = Mapping[str, Any]  # what the server says of a step, as plain values
+# Sends the same question to clients, with bytes for each, and gives back who answered what.
+Exchange = Callable[[Asked, Mapping[str, bytes]], Iterable[tuple[str, bytes]]]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A client's place in secure sums."""
+
+    identity: Ed25519PrivateKey = field(repr=False)
+    roster: Mapping[str, bytes]  # every client's public key, as this client knows it from elsewhere
+    folder: Path  # of this client alone, for what it keeps between messages
+
+    @property
+    def public(self) -> bytes:
+        return self.identity.public_key().public_bytes_raw()
+
+    def prepare(self, algorithm: Algorithm, task: Task, payload: Payload, bits: int) -> None:
+        """Keep what is to be summed for this task, instead of what was kept for another."""
+        codec.check_integers(payload)
+        if not payload or algorithm.least is None:
+            raise InputError(f"{task.action!r} gives nothing that could be summed unseen; ask for it plainly")
+        numbers = torch.cat([tensor.flatten() for tensor in payload.values()]).to(torch.int64).cpu().numpy()
+        words = (numbers & (2**bits - 1)).astype(np.uint64)
+        facts = (sum_name(task), task.round, bits, algorithm.least(task.payload))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(self._vector, pack([*(str(fact).encode() for fact in facts), words.tobytes()]), _OWNERS)
+
+    def answer(self, name: str, asked: Asked, message: bytes) -> bytes:
+        """This client's message of a step."""
+        unknown = [peer for peer in asked["clients"] if peer not in self.roster]
+        if unknown:
+            raise MessageRefused(f"client {name!r} does not know {unknown[0]!r}; leave out who is not in its roster")
+        identities = {peer: self.roster[peer] for peer in asked["clients"]}
+        numbers = {fact: int(asked[fact]) for fact in ("round", "bits", "length", "threshold")}
+        terms, step = Terms(str(asked["run"]), identities=identities, **numbers), Step(int(asked["step"]))
+        vector = self._prepared(terms) if step <= Step.MASK else np.zeros(0, np.uint64)
+        kept = Kept.decode(self._kept.read_bytes()) if self._kept.exists() else None
+        after, answer = take_step(Agent(terms, name, self.identity), step, kept, message, vector)
+        replace_file(self._kept, after.encode(), _OWNERS)
+        if step is Step.MASK:
+            self._vector.unlink()
+        return answer
+
+    def _prepared(self, terms: Terms) -> Words:
+        """The vector for a sum under these terms, if they are such that its noise is enough."""
+        try:
+            run, round, bits, least, content = unpack(self._vector.read_bytes())
+        except FileNotFoundError:
+            raise MessageRefused("nothing is kept that could be summed; ask for the task first") from None
+        if (run.decode(), int(round), int(bits)) != (terms.run, terms.round, terms.bits):
+            raise MessageRefused(f"what is kept is for round {int(round)} of {run.decode()!r}; ask for the task first")
+        if terms.least < int(least):
+            raise MessageRefused(
+                f"the sum could be opened with {terms.least} answers, but the noise is made for {int(least)} or more; "
+                "raise the threshold"
+            )
+        return np.frombuffer(content, np.uint64)
+
+    @property
+    def _vector(self) -> Path:
+        return self.folder / "vector"
+
+    @property
+    def _kept(self) -> Path:
+        return self.folder / "kept"
+
+
+def sum_name(task: Task) -> str:
+    """Of a sum within its round: an algorithm may ask for several."""
+    return f"{task.run}/{task.action}"
+
+
+def run_sum(
+    task: Task, identities: Mapping[str, bytes], least: int, bits: int, length: int, exchange: Exchange
+) -> Sum | None:
+    """The server's part: all steps with those who have done the task; nothing where too few are left."""
+    threshold = max(least, lowest_threshold(len(identities)), 2)
+    if len(identities) < threshold:
+        return None
+    server = Server(Terms(sum_name(task), task.round, identities, bits, length, threshold))
+    asked = {"run": sum_name(task), "round": task.round, "clients": sorted(identities), "bits": bits}
+    waiting = dict.fromkeys(sorted(identities), b"")
+    try:
+        for step in Step:
+            for client, message in exchange({**asked, "length": length, "threshold": threshold, "step": step}, waiting):
+                with contextlib.suppress(MessageRefused):  # it counts as dropped out
+                    server.receive(client, message)
+            if step is not Step.UNMASK:
+                waiting = server.advance()
+        return server.finish()
+    except SumAborted:
+        return None
+
+
+def unflattened(total: Words, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Payload:
+    """The sum as the tensors it was made of."""
+    sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+    pieces = torch.split(torch.from_numpy(total.astype(np.int64)), sizes)
+    return {name: piece.reshape(list(shape)) for name, shape, piece in zip(names, shapes, pieces, strict=True)}

@@ -1,0 +1,183 @@
+"""Secure sums over Flower's messages: the bits of the plain sum, dropouts, and clients that give nothing away."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federations import Finished, LocalGrid, experiment, finish, job_of, ledger_of
+from summed import MODEL
+
+from polyeps.build import Job
+from polyeps.core import ENTER, Ask, Replies, Task
+from polyeps.errors import InputError, MessageRefused
+from polyeps.transport import masks
+from polyeps.transport.envelopes import Step, unpack
+from polyeps.transport.flower import OnFlower
+from polyeps.transport.flower_sums import Seat
+from polyeps.transport.memory import Securely
+from polyeps.transport.secagg_client import Kept
+
+METHODS: dict[str, dict[str, Any]] = {
+    "directions from the model": {"name": "cmp-fed", "rank": 2, "directions": "model", "noise": "skellam"},
+    "paid directions": {"name": "cmp-fed", "rank": 2, "noise": "skellam"},
+    "all coordinates": {"name": "dp-randagg", "rank": 0, "noise": "skellam"},
+}
+CHANGES: dict[str, Any] = {
+    "budgets": {"epsilons": (8.0,) * 6},
+    "model": {"name": "mlp", "hidden": [8]},
+    "training": {"batch": 6, "local_steps": 2, "learning_rate": 0.2, "clip": 1.0},
+    "participation": {"kind": "full"},
+}
+
+
+def job(method: str = "directions from the model", **options: Any) -> Job:
+    return job_of(experiment({**METHODS[method], "dropouts": 0.34, **options}, **CHANGES))
+
+
+def on_flower(wanted: Job, folder: Path, lost: Mapping[Step, set[str]] | None = None) -> tuple[Finished, LocalGrid]:
+    grids: list[LocalGrid] = []
+
+    def wrap(cohort: Any, made: Job) -> OnFlower:
+        grids.append(LocalGrid(cohort, made, folder / "seats"))
+        grids[0].lost = lost or {}
+        return OnFlower(grids[0])
+
+    return finish(wanted, folder / "flower.db", wrap, rounds=2), grids[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("step", [None, *Step], ids=lambda step: "nobody lost" if step is None else step.name)
+def test_the_same_bits_as_the_protocol_in_one_process(method: str, step: Step | None, tmp_path: Path) -> None:
+    lost = {} if step is None else {step: {"1", "4"}}
+    found, _ = on_flower(job(method), tmp_path, lost)
+
+    def together(cohort: Any, made: Job) -> Securely:
+        return Securely(cohort, made.algorithm, made.tells, dropouts=lost)
+
+    wanted = finish(job(method), tmp_path / "memory.db", together, rounds=2)
+    assert torch.equal(found.state.model, wanted.state.model)
+    assert found.state.model.any()
+    assert found.spent() == wanted.spent()
+
+
+def test_with_too_few_left_there_is_no_sum(tmp_path: Path) -> None:
+    wanted = job()
+    found, _ = on_flower(wanted, tmp_path, {Step.MASK: {"1", "2", "4"}})
+    assert torch.equal(found.state.model, wanted.state.model)
+
+
+def test_nothing_but_masked_numbers_leaves_a_client(tmp_path: Path) -> None:
+    """Clients draw the same noise again, as this is a simulation: so what they mask is known here."""
+    _, grid = on_flower(job(), tmp_path)
+    sent = b"".join(grid.carried)
+    for seat in done(job(), tmp_path / "again").values():
+        _, _, bits, _, content = unpack((seat.folder / "vector").read_bytes())
+        words = np.frombuffer(content, np.uint64).astype(masks.word(int(bits)))
+        plainly = masks.to_bytes(words, int(bits))
+        assert len(plainly) == 256 * masks.bytes_of(int(bits))
+        assert not any(plainly[place : place + 16] in sent for place in range(0, len(plainly), 16))
+
+
+def done(wanted: Job, folder: Path) -> dict[str, Seat]:
+    """Clients that have done their task in the first round, and were not heard of again."""
+    folder.mkdir()
+    cohort = wanted.cohort(ledger_of(wanted, folder / "a.db"))
+    grid = LocalGrid(cohort, wanted, folder / "seats")
+    grid.lost = {Step.ADVERTISE: set(cohort.ids)}
+    transport = OnFlower(grid)
+    roster = transport.profiles()
+    transport(Task(ENTER, cohort.ids, {}, "test", 0))
+    wanted.algorithm.round(replace(wanted.state, roster=roster), _Asked(transport))
+    return grid.seats
+
+
+class _Asked(Ask):
+    """An ask that says which run and round it is."""
+
+    def __init__(self, transport: OnFlower) -> None:
+        self.transport = transport
+
+    def __call__(self, task: Task) -> Replies:
+        raise AssertionError(task)
+
+    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Any:
+        return self.transport.total(replace(task, run="test", round=0), least, bits)
+
+
+def test_a_client_gives_nothing_in_the_clear(tmp_path: Path) -> None:
+    wanted = job()
+    cohort = wanted.cohort(ledger_of(wanted, tmp_path / "a.db"))
+    for folder in (tmp_path / "seats", None):
+        transport = OnFlower(LocalGrid(cohort, wanted, folder))
+        transport.profiles()
+        task = Task(ENTER, cohort.ids, {}, "test", 0)
+        assert transport(task).ids == cohort.ids
+        plainly = Task("embed", cohort.ids, {"model": wanted.state.model, "left": torch.ones(16)}, "test", 0)
+        assert transport(plainly).ids == ()
+        if folder is None:
+            assert transport.total(plainly, 2, 16).ids == ()
+
+
+def test_floats_are_not_summed(tmp_path: Path) -> None:
+    wanted = job(noise="gaussian")
+    with pytest.raises(InputError, match="which this transport cannot do"):
+        on_flower(wanted, tmp_path)
+
+
+def prepared(tmp_path: Path) -> tuple[Seat, dict[str, Any]]:
+    """A client that has done its task, and what it would be asked first."""
+    seat = done(job(), tmp_path / "one")["0"]
+    run, round, bits, _, content = unpack((seat.folder / "vector").read_bytes())
+    asked = {"run": run.decode(), "round": int(round), "bits": int(bits), "length": len(content) // 8}
+    return seat, {**asked, "clients": sorted(seat.roster), "threshold": 4, "step": int(Step.ADVERTISE)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"clients": ["0", "1", "2"], "threshold": 3}, "the noise is made for 4 or more"),
+        ({"clients": ["0", "1", "somebody"], "threshold": 3}, "does not know 'somebody'"),
+        ({"round": 1}, "what is kept is for round 0"),
+        ({"run": "test/subspace"}, "what is kept is for round 0"),
+        ({"bits": 3}, "what is kept is for round 0"),
+    ],
+)
+def test_a_client_takes_part_only_where_its_noise_is_enough(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    seat, asked = prepared(tmp_path)
+    with pytest.raises(MessageRefused, match=said):
+        seat.answer("0", {**asked, **changes}, b"")
+    assert not (seat.folder / "kept").exists()
+    assert seat.answer("0", asked, b"")
+
+
+def test_a_vector_is_in_one_sum(tmp_path: Path) -> None:
+    seat, asked = prepared(tmp_path)
+    assert seat.answer("0", asked, b"")
+    with pytest.raises(MessageRefused, match="has already taken part in round 0"):
+        seat.answer("0", asked, b"")
+    (seat.folder / "vector").unlink()
+    with pytest.raises(MessageRefused, match="ask for the task first"):
+        seat.answer("0", asked, b"")
+
+
+def test_what_is_kept_is_the_owners_and_holds_no_secret_in_the_end(tmp_path: Path) -> None:
+    _, grid = on_flower(job(), tmp_path)
+    for seat in grid.seats.values():
+        (file,) = seat.folder.iterdir()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        kept = Kept.decode(file.read_bytes())
+        assert (kept.step, kept.round, kept.mask_key, kept.seed, dict(kept.shares)) == (Step.UNMASK, 1, b"", b"", {})
+
+
+def test_an_algorithm_without_such_sums_cannot_be_prepared(tmp_path: Path) -> None:
+    seat, _ = prepared(tmp_path)
+    plain = job_of(experiment("fedavg")).algorithm
+    with pytest.raises(InputError, match="nothing that could be summed unseen"):
+        seat.prepare(plain, Task("train", ("0",), {}), {"update": torch.zeros(MODEL.size, dtype=torch.int64)}, 16)
