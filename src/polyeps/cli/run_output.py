@@ -77,7 +77,7 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
 
 def print_methods(methods: Sequence[MethodSummary]) -> None:
     """One line per method."""
-    from polyeps.report.words import percent, share, short, size, whole
+    from polyeps.report.numbers import percent, share, short, size, whole
 
     print_table(
         [
