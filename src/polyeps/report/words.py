@@ -89,7 +89,7 @@ def _kept(lines: Sequence[Line]) -> str:
             f"Where it is known, clients stayed within their own budgets, the closest at {share(max(known))} of it; "
             f"for {len(rows) - len(known)} of {len(rows)} it is not known yet."
         )
-    where = " (the controls below put other budgets in force)" if len(own) < len(lines) else ""
+    where = " (the controls below put other budgets in force, or none)" if len(own) < len(lines) else ""
     open_ones = any(row.epsilon is None for line in own for job in line.jobs for row in job.clients)
     every = "Every client that is promised something" if open_ones else "Every client"
     if len(rows) == 1:
