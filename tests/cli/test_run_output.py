@@ -1,5 +1,6 @@
 """The tables a run ends with."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,15 @@ def test_many_clients_alike_are_one_line_and_results_come_last(
 def test_a_few_clients_are_listed_as_people_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(tmp_path, capsys, clients(["ward 10", "ward 9", "lab"]))
     assert [line.rsplit(maxsplit=3)[0].strip() for line in lines if " 77 " in line] == ["lab", "ward 9", "ward 10"]
+
+
+def test_programs_hear_of_every_client_and_of_budgets_in_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = new_journal(tmp_path / "run")
+    liberal = [ClientRow(str(number), 2.0, 1e-5, 0.5, 77, 1.0, None) for number in range(5)]
+    write_job(journal, "maximum", clients=liberal, facts={"budgets": "most-liberal"})
+    print_outcome(journal, tmp_path / "run", as_json=True)
+    rows = json.loads(capsys.readouterr().out)["clients"]["maximum-0"]
+    # Each spent 1 of the 2 in force: more than its own budget, which a control does not promise.
+    assert [(row["spent"], row["exceeded"]) for row in rows] == [(1.0, False)] * 5
