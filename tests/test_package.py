@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,10 @@ def test_the_first_example_is_short_and_is_the_readmes() -> None:
     code = source.split('"""')[2].strip()
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     assert f"```python\n{code}\n```" in (ROOT / "README.md").read_text()
+
+
+def test_the_methods_of_the_cmp_fed_example_can_be_compared() -> None:
+    methods = tomllib.loads((ROOT / "examples" / "cmp_fed.toml").read_text())["algorithm"]
+    private = [method for method in methods if method["name"] in ("cmp-fed", "dp-randagg")]
+    assert len(private) == 4
+    assert len({(method["noise"], method["dropouts"], method["colluders"]) for method in private}) == 1

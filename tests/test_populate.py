@@ -10,6 +10,8 @@ from federations import EPSILONS, experiment, promised
 
 from polyeps.errors import InputError
 from polyeps.populate import populate
+from polyeps.population.datasets import Dataset
+from polyeps.population.reviews import FIRST_WORD
 
 
 def own_file(path: Path, clients: dict[str, int]) -> Path:
@@ -81,10 +83,31 @@ def test_a_model_is_judged_on_every_test_record(monkeypatch: pytest.MonkeyPatch)
     assert people.evaluate(vector) == pytest.approx(whole)
 
 
+def test_an_lstm_fits_the_texts_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = tuple(f"word-{number}" for number in range(7))
+    texts = np.random.default_rng(1).integers(0, FIRST_WORD + len(words), (60, 12))
+    labels = np.arange(60) % 2
+    made = Dataset("short", texts, labels, texts[:10], labels[:10], ("bad", "good"), words=words)
+    monkeypatch.setattr("polyeps.populate._loaded", lambda *_: made)
+    people = populate(experiment(data={"size": 10}, model={"name": "lstm"}), 1)
+    assert people.model.input_shape == (12,)
+    assert 0 <= people.evaluate(people.start)["accuracy"] <= 1
+    with pytest.raises(InputError, match="logistic takes numbers, but the records of short are words; choose lstm"):
+        populate(experiment(data={"size": 10}), 1)
+
+
+def test_synthetic_records_are_made_from_the_seed() -> None:
+    one, again, other = (populate(experiment(data={"name": "syn-l"}), seed).dataset for seed in (1, 1, 2))
+    assert np.array_equal(one.features, again.features)
+    assert not np.array_equal(one.features, other.features)
+    assert (len(one.labels), len(one.test_labels)) == (48_000, 12_000)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"model": {"name": "cnn"}}, ("model.name: cnn takes records of shape", "choose logistic or mlp")),
+        ({"model": {"name": "lstm"}}, ("lstm reads words, but digits has none", "choose logistic or mlp, or imdb")),
         ({"model": {"name": "mpl"}}, ("model.name = mpl", "did you mean 'mlp'?")),
         ({"data": {"name": "mnist"}}, ("mnist is not here", "polyeps data fetch mnist")),
         ({"data": {"name": "mnits"}}, ("no data set 'mnits'", "choose one of")),

@@ -6,12 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyeps import config
-from polyeps.build import Job
+from polyeps.algorithms import ALGORITHMS
+from polyeps.build import Job, checked_options
 from polyeps.client import Cohort
 from polyeps.journal import ClientRow
 from polyeps.transport import codec
 
 _SMALL = 1 << 16  # numbers that are written whole after every round
+# Options with which a method does something else than its own sentence says.
+_OTHERWISE = {
+    ("cmp-fed", "directions", "model"): (
+        "updates along directions the public model tells, summed unseen with noise; whole clients protected"
+    ),
+    ("uv-fed", "directions", "model"): (
+        "control: updates along directions the public model tells, without noise, clip or promise"
+    ),
+    ("dp-randagg", "rank", 0): "DP-FedAvg: all of every update, summed unseen with noise; whole clients protected",
+    ("randagg", "rank", 0): "control: FedAvg of clients drawn in secret, without noise, clip or promise",
+    ("pdp-fl", "delayed", True): ALGORITHMS["pdp-fl-plus"].summary,
+    ("fedhdp", "personal", False): "whole clients protected, at the levels they chose",
+}
 
 
 def client_rows(job: Job) -> list[ClientRow]:
@@ -39,8 +53,8 @@ def client_rows(job: Job) -> list[ClientRow]:
 def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
     """What is promised in a job, and on what terms."""
     return {
-        "summary": job.entry.summary,
-        "budgets": job.entry.budgets if job.method.form == "sound" else "published",
+        "summary": _summary(job),
+        "budgets": _whose_budgets(job),
         "form": job.method.form,
         "trust": job.algorithm.trust,
         "unit": job.algorithm.unit,
@@ -51,6 +65,25 @@ def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
         "data": job.population.dataset.name,
         "scale_strategy": "own" if experiment.budgets.scale is None else "common",
     }
+
+
+def _summary(job: Job) -> str:
+    """What a method does, with the options it was given."""
+    options = checked_options(job.method, job.entry)
+    told = (
+        said
+        for (name, option, value), said in _OTHERWISE.items()
+        if name == job.method.name and options[option] == value
+    )
+    said = next(told, job.entry.summary)
+    return said if job.method.epsilon is None else f"{said}; here ε = {job.method.epsilon:g}"
+
+
+def _whose_budgets(job: Job) -> str:
+    """Whose budgets are in force. Where all clients have the same one, the strictest of all is everybody's own."""
+    if job.method.form != "sound":
+        return "published"
+    return "own" if job.budgets == job.population.budgets else job.entry.budgets
 
 
 def _sampler(job: Job) -> str:

@@ -22,7 +22,9 @@ from polyeps.population.budgets import draw_budgets, read_budgets
 from polyeps.population.menu import choose
 from polyeps.population.own_files import load_own
 from polyeps.population.partition import Partition, apart, divide, to_records
+from polyeps.population.reviews import FIRST_WORD
 from polyeps.population.splits import hold_out, validation
+from polyeps.population.synthetic import SYNTHETIC, synthetic
 
 EVALUATED_AT_ONCE = 5000  # test records: a few hundred MB of activations for the largest of our networks
 
@@ -120,7 +122,10 @@ def _loaded(name: str, file: Path | None, label: str) -> datasets.Dataset:
 
 
 def _dataset(wanted: config.Data, seed: int) -> datasets.Dataset:
-    dataset = _loaded(wanted.name, wanted.file, wanted.label)
+    if wanted.name in SYNTHETIC and wanted.file is None:
+        dataset = synthetic(wanted.name, generator=generator(seed, "records"))
+    else:
+        dataset = _loaded(wanted.name, wanted.file, wanted.label)
     if wanted.validation:
         return validation(dataset, wanted.validation, generator(seed, "validation"))
     if not len(dataset.test_labels):
@@ -182,6 +187,12 @@ def _model(wanted: config.Model, dataset: datasets.Dataset) -> Model:
     if wanted.name not in MODELS:
         raise InputError(config.unknown_key(f"model.name = {wanted.name}", wanted.name, MODELS))
     shape, classes = dataset.features.shape[1:], len(dataset.classes)
+    if (wanted.name == "lstm") != bool(dataset.words):
+        raise InputError(
+            f"model.name: {wanted.name} takes numbers, but the records of {dataset.name} are words; choose lstm"
+            if dataset.words
+            else f"model.name: lstm reads words, but {dataset.name} has none; choose logistic or mlp, or imdb for data"
+        )
     match wanted.name:
         case "logistic" | "linear_svm":
             model = MODELS[wanted.name](features=prod(shape), classes=classes)
@@ -191,6 +202,8 @@ def _model(wanted: config.Model, dataset: datasets.Dataset) -> Model:
             model = MODELS[wanted.name](features=prod(shape))
         case "mlp":
             model = MODELS["mlp"](features=prod(shape), hidden=wanted.hidden or (50,), classes=classes)
+        case "lstm":
+            model = MODELS["lstm"](vocabulary=FIRST_WORD + len(dataset.words), length=prod(shape), classes=classes)
         case _:
             model = MODELS[wanted.name](classes=classes)
     if prod(model.input_shape) != prod(shape):

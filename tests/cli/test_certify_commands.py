@@ -70,6 +70,8 @@ def test_cmp_fed_table() -> None:
     assert "one release charged" in spoken
     assert "1.5133" in spoken
     assert "neither" in spoken
+    (failing,) = [line for line in spoken.splitlines() if "its conditions fail" in line]
+    assert "theorem 1 of the paper" in failing
 
 
 def test_people_get_a_table_and_a_sentence() -> None:

@@ -6,6 +6,7 @@ from commands import refused, run, run_json
 from small_studies import figure
 
 from polyeps.studies import pfa
+from polyeps.studies.reproducing import STUDIES
 
 
 @pytest.fixture
@@ -55,6 +56,14 @@ def test_a_table_needs_no_training(tmp_path: Path) -> None:
     (table,) = run_json("reproduce", "pfa", *options)
     assert table["columns"][0] == "budgets"
     assert (tmp_path / "results" / "pfa-table-1.md").read_text().startswith("# pfa, table 1: Distributions")
+
+
+def test_every_study_is_listed() -> None:
+    running = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+    told = " ".join(run("reproduce", "--help").stdout.split())
+    for study in STUDIES:
+        assert f"| `{study}` |" in running.partition("## Reproducing")[2]
+        assert f"{study} (" in told
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journals import new_journal, write_job
+from journals import CLIENTS, new_journal, write_job
 
+from polyeps.journal import ClientRow
+from polyeps.report.client_plots import bytes_picture, spent_picture
 from polyeps.report.plots import _ROW, _apart, accuracy_picture, active_picture
-from polyeps.report.svg import NARROW, WIDE
+from polyeps.report.svg import METHODS, NARROW, WIDE
 from polyeps.report.tables import Line, read
 
 
@@ -41,6 +43,46 @@ def test_only_controls_are_dashed(lines: tuple[Line, ...]) -> None:
         assert {first or second for first, second in dashed} == {"method-2"}
         assert picture.count("fill-opacity: 0.16") == 1  # the one method whose seeds differ
     assert all(f">{label}</text>" in accuracy_picture(lines) for label in ("pfa", "weiavg", "minimum"))
+
+
+def rounds_written(picture: str) -> list[str]:
+    """The numbers under the axis, which come before those at its side."""
+    written = re.findall(r">([\d.]+)</text>", picture)
+    return [text for text in written if text.isdigit()]
+
+
+def test_rounds_are_written_where_points_are_while_these_are_few(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    write_job(journal, accuracies=[0.5 if number % 7 == 6 else None for number in range(21)])
+    assert rounds_written(accuracy_picture(read([journal]))) == ["7", "14", "21"]
+    journal = new_journal(tmp_path / "close")  # the last two would be written over each other
+    write_job(journal, accuracies=[0.5 if number in (19, 39, 40) else None for number in range(41)])
+    assert "41" not in rounds_written(accuracy_picture(read([journal]), NARROW))
+
+
+def test_long_names_are_wrapped_and_not_cut(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    long = "federated averaging of whole clients with directions from the public model, clipped"
+    write_job(journal, long)
+    for number in range(12):
+        write_job(journal, f"other-{number}")
+    lines = read([journal])
+    for picture in (bytes_picture, accuracy_picture):
+        for few in (lines[:2], lines):
+            for width in (WIDE, NARROW):
+                drawn = re.sub(r"<title>.*?</title>", "", picture(few, width))
+                written = re.findall(r">([^<>]+)</(?:text|tspan)>", drawn)
+                assert all(word in " ".join(written).split() for word in long.split())
+                assert "…" not in drawn
+
+
+def test_clients_alike_share_a_bar(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    clients = [ClientRow(f"ward-{number}", 2.0, 1e-5, 2.0, 100, 1.0, None) for number in range(200)]
+    write_job(journal, clients=[*clients, *CLIENTS])
+    picture = spent_picture(read([journal])[0], METHODS[0])
+    names = re.findall(r">([^<>]+ clients|ward-[^<>]*)</text>", picture)
+    assert names == ["ward-a", "201 clients"]  # ward-b has the same budget and spent the same
 
 
 def test_methods_that_lost_the_same_clients_share_a_line(lines: tuple[Line, ...]) -> None:

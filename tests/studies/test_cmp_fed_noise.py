@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from polyeps.core import Budget
 from polyeps.errors import InputError
-from polyeps.studies.cmp_fed_noise import Setting, table
+from polyeps.studies.cmp_fed_noise import Setting, table, theorem_1_applies
 
 RELATIVE = 3e-4
 
@@ -50,6 +51,15 @@ def test_what_it_truly_costs(found: dict[str, Any], account: str, poisson: float
     assert row["true_poisson"] == pytest.approx(poisson, rel=1e-3)
     assert row["true_fixed"] == pytest.approx(fixed, rel=1e-3)
     assert row["true_if_draws_are_known"] > row["true_poisson"]
+
+
+def test_a_theorem_whose_conditions_fail_is_marked(found: dict[str, Any]) -> None:
+    failing = [row["account"] for row in found["accounts"] if not row["conditions_hold"]]
+    assert failing == ["theorem 1 of the paper"]
+    # By hand: with one client of a million, α = 2.5 and σ = 2, 1 + ⅔·4·ln(1/(10⁻⁶·2.5·5)) is about 31.
+    rarely = Setting(1_000_000, 1, 180, Budget(1.0, math.exp(-0.75)))
+    assert theorem_1_applies(rarely, 2.0)
+    assert not theorem_1_applies(rarely, 0.8)  # σ² below 0.7
 
 
 def test_dropouts(found: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """`polyeps certify METHOD`: what a method promises at a given noise."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -94,7 +95,7 @@ def _compare(
     goal = f"ε = {epsilon:g}, δ = {delta:g}"
     print_table(
         ["account", "σ", "true ε, Poisson", "true ε, fixed size", "true ε, draws known", "enough for"],
-        [[*list(row.values())[:-1], " and ".join(row["enough_for"]) or "neither"] for row in found["accounts"]],
+        [[*list(row.values())[:-2], _enough(row)] for row in found["accounts"]],
         f"Noise of each release that accounts ask for, {goal}",
     )
     print_table(
@@ -106,6 +107,13 @@ def _compare(
         ["steps in a clip norm", "true ε at the σ of Rényi", f"σ for {goal}"],
         [list(row.values()) for row in found["integers"]],
         f"Skellam noise on {coordinates} coordinates a release, Poisson cohorts, Rényi",
+    )
+
+
+def _enough(account: Mapping[str, Any]) -> str:
+    """What an account's noise is enough for, and whether the account could be trusted to say so."""
+    return (" and ".join(account["enough_for"]) or "neither") + (
+        "" if account["conditions_hold"] else ", but its conditions fail"
     )
 
 

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    study: Annotated[
-        str, typer.Argument(help="pfa (paper 000), fedsel (001), pdp-fl (002), fedhdp (003) or cmp-fed (004).")
-    ],
+    study: Annotated[str, typer.Argument(help="One of the studies above.")],
     figure: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given again.")] = None,
     table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given again.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="In small: minutes instead of hours.")] = False,
@@ -34,7 +32,10 @@ def reproduce(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of figures, tables, JSON.")] = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Run a paper's figures and tables again; what is finished is kept, so a stopped study goes on where it was."""
+    """Run the figures and tables of pfa (paper 000), fedsel (001), pdp-fl (002), fedhdp (003) or cmp-fed (004) again.
+
+    What is finished is kept, so a stopped study goes on where it was.
+    """
     from polyeps.accounting.cache import default_directory
     from polyeps.cli.run import check_device
     from polyeps.studies import fedhdp_theory, pictures, presenting, reproducing

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -12,11 +14,12 @@ from polyeps.cli.output import print_json, print_table, remark
 
 if TYPE_CHECKING:
     from polyeps.journal import Journal
-    from polyeps.report.tables import MethodSummary
+    from polyeps.report.tables import Line
     from polyeps.runs import Watch
     from polyeps.server import Round
 
 _MOST_CLIENTS = 60  # lines of the printed table; the page and --json have them all
+_FEW_ALIKE = 3  # clients whose lines are printed although they are the same
 
 
 @contextmanager
@@ -62,22 +65,25 @@ def watching() -> Iterator[Watch]:
 
 
 def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
-    """Methods, then clients: what came out, and what it cost each."""
-    from polyeps.report.tables import client_rows, summaries
+    """What each client spent and then, where people look, what came out."""
+    from polyeps.report.tables import read, summarise
 
-    methods = summaries([journal])
+    lines = read([journal])
     if as_json:
-        clients = {job["job"]: [asdict(row) for row in client_rows(journal, job["job"])] for job in journal.jobs()}
-        print_json({"folder": str(folder), "methods": [asdict(row) for row in methods], "clients": clients})
+        clients = {job.name: [asdict(row) for row in job.clients] for line in lines for job in line.jobs}
+        methods = [asdict(summarise(line)) for line in lines]
+        print_json({"folder": str(folder), "methods": methods, "clients": clients})
         return
-    print_methods(methods)
     print_clients(journal)
+    print_methods(lines)
     print(f"Everything is in {folder}; look at it with: polyeps report {folder}")
 
 
-def print_methods(methods: Sequence[MethodSummary]) -> None:
+def print_methods(lines: Sequence[Line]) -> None:
     """One line per method."""
-    from polyeps.report.words import percent, share, short, size, whole
+    from polyeps.report.numbers import percent, share, short, size, whole
+    from polyeps.report.tables import summarise
+    from polyeps.report.words import judged
 
     print_table(
         [
@@ -99,14 +105,14 @@ def print_methods(methods: Sequence[MethodSummary]) -> None:
                 size(row.bytes_up_per_client_round),
                 short(row.seconds_per_round, 2),
             ]
-            for row in methods
+            for row in map(summarise, lines)
         ],
-        title="Test accuracy over the last ten evaluated rounds",
+        title=f"Test accuracy: the mean over {judged(lines)}",
     )
 
 
 def print_clients(journal: Journal) -> None:
-    """One line per client of the first seed: its own ε, and what each method spent of the ε in force."""
+    """Of the first seed, one line per client, or per number of clients alike: own ε, and what each method spent."""
     jobs = journal.jobs()
     first = jobs[0]["seed"]
     paying = [job for job in jobs if job["seed"] == first and job["facts"].get("budgets", "none") != "none"]
@@ -121,9 +127,7 @@ def print_clients(journal: Journal) -> None:
         )
         everybodys = job["facts"]["budgets"] != "own" and alike[0]["low"] == alike[0]["high"]
         columns.append(f"{job['label']}\nof {alike[0]['low']:.4g}" if everybodys else job["label"])
-        for row in journal.query(
-            "SELECT * FROM clients WHERE job = ? ORDER BY own_epsilon IS NULL, own_epsilon, client", (job["job"],)
-        ):
+        for row in sorted(journal.query("SELECT * FROM clients WHERE job = ?", (job["job"],)), key=_strictest_first):
             line = table.setdefault(row["client"], [row["client"], row["records"], row["own_epsilon"] or "none"])
             in_force, spent = row["epsilon"], row["spent"] or 0.0
             if in_force is None:
@@ -132,11 +136,32 @@ def print_clients(journal: Journal) -> None:
             of = "" if everybodys or job["facts"]["budgets"] == "own" else f" of {in_force:.4g}"
             over += spent > in_force
             line.append(f"{spent:.4g}{of}")
-    shown = list(table.values())
+    shown = _together(list(table.values()))
     print_table(columns, shown[:_MOST_CLIENTS], title=f"The ε each client spent under each method (seed {first})")
     if len(shown) > _MOST_CLIENTS:
-        print(f"and {len(shown) - _MOST_CLIENTS} clients more, in the report.")
+        print(f"and {len(shown) - _MOST_CLIENTS} lines more, in the report.")
     if over:
         print(f"{over} times a client spent more than the budget in force: do not trust this run.")
     else:
         print("No client spent more than the budget in force.")
+
+
+def _strictest_first(row: Mapping[str, Any]) -> tuple[float, list[tuple[int, str]]]:
+    """Where a client stands in the table: by its own ε, then by name, 9 before 10."""
+    own = math.inf if row["own_epsilon"] is None else row["own_epsilon"]
+    return own, [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", row["client"])]
+
+
+def _together(rows: Sequence[list[Any]]) -> list[list[Any]]:
+    """One line for many clients that have the same figures, with their number and the first of their names."""
+    alike: dict[tuple[Any, ...], list[list[Any]]] = {}
+    for row in rows:
+        alike.setdefault(tuple(row[1:]), []).append(row)
+    shown = []
+    for figures, some in alike.items():
+        if len(some) <= _FEW_ALIKE:
+            shown += some
+        else:
+            first = ", ".join(str(row[0]) for row in some[:_FEW_ALIKE])
+            shown.append([f"{len(some)} clients: {first}, …", *figures])
+    return shown

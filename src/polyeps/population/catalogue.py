@@ -81,7 +81,7 @@ def _synthetic(name: str, which: str, records: int, size: int) -> Entry:
         classes=("-1", "+1"),
         licence="made here",
         origin="generator of J. Wangni and others, NeurIPS 2018; FedSel's parameters",
-        note="Needs a seed, C1 (0.01 or 0.1 in the paper) and C2 (0.6 or 0.9).",
+        note="Made from a seed, of a run its own, with C1 = 0.01 (in the paper also 0.1) and C2 = 0.9 (also 0.6).",
     )
 
 

@@ -97,7 +97,7 @@ def load(name: str, *, data_dir: Path | None = None, download: Download | None =
     if name == "imdb":
         return load_imdb(data_dir=data_dir, download=download)
     if name.startswith("syn-"):
-        raise InputError(f"{name} is not loaded but made: call polyeps.population.synthetic.synthetic")
+        raise InputError(f"{name} is not loaded but made from a seed: call polyeps.population.synthetic.synthetic")
     if name not in _LOADERS:
         known = ", ".join(["digits", "imdb", *_LOADERS])
         raise InputError(f"there is no data set {name!r} to load: choose one of {known}")

@@ -17,7 +17,12 @@ SYNTHETIC = ("syn-l", "syn-h")
 
 
 def synthetic(
-    name: str, *, shrink: float, threshold: float, generator: np.random.Generator, records: int | None = None
+    name: str,
+    *,
+    shrink: float = 0.01,
+    threshold: float = 0.9,
+    generator: np.random.Generator,
+    records: int | None = None,
 ) -> Dataset:
     """FedSel's syn-L (100 features, 60 000 records) or syn-H (300 features, 100 000 records)."""
     if name not in SYNTHETIC:

@@ -11,17 +11,17 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from polyeps.report.curves import traffic, worst_rows
-from polyeps.report.svg import ALARM, INK, MUTED, WIDE, coloured, cut, inline, new_figure, place_axes, styled
+from polyeps.report.curves import together, traffic, worst_rows
+from polyeps.report.numbers import plural, share, short, size
+from polyeps.report.svg import ALARM, INK, MUTED, WIDE, coloured, cut, inline, new_figure, place_axes, styled, wrapped
 from polyeps.report.tables import ClientSummary, Line
-from polyeps.report.words import plural, share, short, size
 
 MOST_BARS = 60
 _WIDTH = 420  # pixels: two side by side on a desk, one on a phone
 
 
 def spent_picture(line: Line, colour: str) -> str:
-    """Spent against budget: a bar per client, or a dot per client when there are many."""
+    """Spent against budget: a bar per client, or per number of clients alike; a dot per client when they are many."""
     rows = worst_rows(line)
     if not rows:
         return ""
@@ -32,7 +32,8 @@ def spent_picture(line: Line, colour: str) -> str:
         f"{share(highest)} of it{f'; {over} exceeded it' if over else ''}."
     )
     with styled():
-        figure = _bars(rows, colour) if len(rows) <= MOST_BARS else _dots(rows, colour)
+        bars = rows if len(rows) <= MOST_BARS else together(rows)
+        figure = _bars(bars, colour) if len(bars) <= MOST_BARS else _dots(rows, colour)
         return inline(figure, f"spent-{line.label}-{line.run}", said)
 
 
@@ -45,12 +46,14 @@ def bytes_picture(lines: Sequence[Line], width: int = WIDE) -> str:
     said = [f"{line.label} sends {size(one.sent[0])}, receives {size(one.received[0])}" for line, _, one in shown]
     wide = width == WIDE
     most = max(max(one.sent[2], one.received[2]) for _, _, one in shown)
-    step = 46 if wide else 62
+    names = [wrapped(line.label, 26 if wide else 48) for line, *_ in shown]
+    tall = 16 * max(name.count("\n") + 1 for name in names)
+    step = max(46, tall) if wide else (tall + 10) / 0.36  # a phone has the name above the bars, which take the rest
     with styled():
-        label = 8 + 7.2 * max(len(cut(line.label, 26)) for line, *_ in shown) if wide else 2
+        label = 8 + 7.2 * max(len(part) for name in names for part in name.split("\n")) if wide else 2
         figure = new_figure(width, step * len(shown) + 34)
         axes = place_axes(figure, left=label, right=108, bottom=30, top=4)
-        for row, (line, colour, one) in enumerate(shown):
+        for row, (name, (_, colour, one)) in enumerate(zip(names, shown, strict=True)):
             middle = row if wide else row + 0.12
             for beside, (mean, least, largest), alpha in ((-0.17, one.sent, 1.0), (0.17, one.received, 0.45)):
                 axes.barh(middle + beside, mean, height=0.3, color=colour, alpha=alpha)
@@ -63,8 +66,8 @@ def bytes_picture(lines: Sequence[Line], width: int = WIDE) -> str:
                 )  # fmt: skip
             spot = (-10, 0) if wide else (0, 3)
             axes.annotate(
-                cut(line.label, 26 if wide else 40), (0, row if wide else row - 0.32), spot,
-                textcoords="offset points", ha="right" if wide else "left", va="center", annotation_clip=False,
+                name, (0, row if wide else row - 0.2), spot, textcoords="offset points",
+                ha="right" if wide else "left", va="center" if wide else "bottom", annotation_clip=False,
             )  # fmt: skip
         axes.set_xlim(0, most or 1)
         axes.set_ylim(len(shown) - 0.45, -0.55)

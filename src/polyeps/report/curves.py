@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from polyeps.report.numbers import plural
 from polyeps.report.tables import ClientSummary, Job, Line, deviation
 
 
@@ -33,6 +34,16 @@ def worst_rows(line: Line) -> list[ClientSummary]:
         if row.client not in worst or (worst[row.client].ratio or 0.0) < (row.ratio or 0.0):
             worst[row.client] = row
     return sorted(worst.values(), key=lambda row: row.own_epsilon)
+
+
+def together(rows: Sequence[ClientSummary]) -> list[ClientSummary]:
+    """One row for all clients with the same budgets that spent the same, with their number for a name."""
+    same: dict[object, list[ClientSummary]] = {}
+    for row in rows:
+        same.setdefault((row.epsilon, row.own_epsilon, row.spent), []).append(row)
+    return [
+        some[0] if len(some) == 1 else replace(some[0], client=plural(len(some), "client")) for some in same.values()
+    ]
 
 
 def accuracy_curve(line: Line) -> Curve:

@@ -15,12 +15,11 @@ from markupsafe import Markup
 
 from polyeps.errors import InputError
 from polyeps.journal import Journal
-from polyeps.report import words
+from polyeps.report import numbers, words
 from polyeps.report.client_plots import bytes_picture, spent_picture
 from polyeps.report.plots import accuracy_picture, active_picture
 from polyeps.report.svg import METHODS, NARROW, WIDE, coloured
 from polyeps.report.tables import (
-    LAST_ROUNDS,
     ClientSummary,
     Job,
     Line,
@@ -76,7 +75,7 @@ def make_page(journals: Sequence[Journal]) -> str:
         loader=PackageLoader("polyeps.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.globals |= {"words": words}
+    environment.globals |= {"numbers": numbers}
     shown = [_method(line, colour) for line, colour in coloured(lines)]
     return environment.get_template("page.html.j2").render(
         title=" and ".join(runs),
@@ -85,7 +84,8 @@ def make_page(journals: Sequence[Journal]) -> str:
         waiting=_waiting(lines),
         methods=shown,
         several=any(line.jobs and len(line.jobs) > 1 for line in lines),
-        last_rounds=LAST_ROUNDS,
+        judged=words.judged(lines),
+        evaluated=words.evaluated(lines),
         accuracy=_pair(accuracy_picture, lines),
         active=_pair(active_picture, lines) if any(left_early(job) for line in lines for job in line.counted) else None,
         traffic=_pair(bytes_picture, lines),
@@ -114,7 +114,7 @@ def _method(line: Line, colour: str) -> dict[str, Any]:
         "row": row,
         "colour": f"method-{METHODS.index(colour)}",
         "control": line.control,
-        "force": words.IN_FORCE.get(line.budgets, f"control: {line.budgets}"),
+        "force": words.in_force(line),
         # A budget stricter than one's own is a promise too, and methods that protect sums make no other.
         "promises": words.promises(line) if line.budgets in ("own", "strictest") else [],
         "control_promise": words.control_promise(line) if line.control else "",
@@ -147,7 +147,7 @@ def _run(journal: Journal, name: str, lines: Sequence[Line]) -> dict[str, Any]:
 def _alarms(lines: Sequence[Line]) -> dict[str, Any]:
     """Every client that spent more than it may, and those of finished jobs of whom nobody knows."""
     over = [
-        f"{row.client} spent ε {words.short(row.spent, 4)} of {words.short(_limit(line, row), 4)} "
+        f"{row.client} spent ε {numbers.short(row.spent, 4)} of {numbers.short(_limit(line, row), 4)} "
         f"({line.label}, seed {job.seed})"
         for line in lines
         for job in line.jobs
@@ -174,12 +174,12 @@ def _waiting(lines: Sequence[Line]) -> str:
     if not open_ones:
         return ""
     running = [
-        f"{line.label} with seed {job.seed} has done {len(job.rounds)} of {words.plural(job.planned, 'round')}"
+        f"{line.label} with seed {job.seed} has done {len(job.rounds)} of {numbers.plural(job.planned, 'round')}"
         for line, job in open_ones
         if job.status == "running"
     ]
     now = f" {'; '.join(running[:5])}." if running else ""
-    return f"{len(jobs) - len(open_ones)} of {words.plural(len(jobs), 'job')} finished.{now}"
+    return f"{len(jobs) - len(open_ones)} of {numbers.plural(len(jobs), 'job')} finished.{now}"
 
 
 def _tables(lines: Sequence[Line], shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

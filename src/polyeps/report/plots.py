@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, MaxNLocator
 
 from polyeps.report.curves import Curve, accuracy_curve, active_curve
-from polyeps.report.svg import MUTED, WIDE, coloured, cut, inline, new_figure, place_axes, styled
+from polyeps.report.numbers import percent, short
+from polyeps.report.svg import MUTED, WIDE, coloured, cut, inline, new_figure, place_axes, styled, wrapped
 from polyeps.report.tables import Line, summarise
-from polyeps.report.words import percent, short
 
 _ROW = 17  # pixels between lines of text
-_LONGEST = 40  # letters of a name
+_LETTER = 7.4  # pixels of one, about
+_LONGEST = 40  # letters of a name at the end of its line
+_FEW = 10  # evaluated rounds that are marked one by one
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,11 @@ def accuracy_picture(lines: Sequence[Line], width: int = WIDE) -> str:
             upper = [m + d for m, d in zip(mean, deviation, strict=True)]
             if any(deviation):
                 axes.fill_between(rounds, lower, upper, color=one.colour, alpha=0.16, linewidth=0)
-            marker = "o" if len(rounds) == 1 else None
-            axes.plot(rounds, mean, color=one.colour, linewidth=2, marker=marker, linestyle=_stroke(one.control))
+            marker = "o" if len(rounds) <= _FEW else None
+            axes.plot(
+                rounds, mean, color=one.colour, linewidth=2, marker=marker, markersize=5, clip_on=False,
+                linestyle=_stroke(one.control),
+            )  # fmt: skip
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
         _name(figure, axes, drawn, width)
         return inline(figure, f"accuracy-{width}", f"Test accuracy per round. At the end: {'; '.join(said)}.")
@@ -95,16 +101,16 @@ def _stroke(control: bool) -> Literal["-"] | tuple[float, Sequence[float]]:
 
 def _rounds_axes(drawn: Sequence[_Drawn], width: int, height: int, title: str) -> tuple[Figure, Axes]:
     """Axes over rounds with room for names: at the right of a wide picture, below a narrow one."""
-    names = [cut(one.label, _LONGEST) for one in drawn]
     if width == WIDE and _fits(drawn):
-        right, below = 28 + 7.4 * max(map(len, names)), 0.0
+        right, below = 28 + _LETTER * max(len(one.label) for one in drawn), 0.0
     else:
-        right, below = 12.0, _ROW * math.ceil(len(names) / _columns(width)) + 6.0
+        names, columns, row = _legend(drawn, width)
+        right, below = 12.0, row * math.ceil(len(names) / columns) + 6.0
     figure = new_figure(width, height + below)
     axes = place_axes(figure, left=46, right=right, bottom=44 + below, top=24)
     axes.set_xlabel("round", fontsize=12)
     axes.set_title(title, loc="left", fontsize=12, color=MUTED, pad=8, x=0)
-    axes.xaxis.set_major_locator(MaxNLocator(8 if width == WIDE else 5, integer=True))
+    axes.xaxis.set_major_locator(_ticks({round for one in drawn for round in one.curve.rounds}, width))
     axes.grid(axis="y")
     axes.spines["left"].set_visible(False)
     axes.margins(x=0.0 if max(len(one.curve.rounds) for one in drawn) > 1 else 0.5)
@@ -131,23 +137,38 @@ def _name(figure: Figure, axes: Axes, drawn: Sequence[_Drawn], width: int) -> No
             )  # fmt: skip
         return
     total = figure.get_size_inches()[1] * 72
-    columns = _columns(width)
-    for number, (_, one) in enumerate(reversed(ends)):
+    ordered = [one for _, one in reversed(ends)]
+    names, columns, height = _legend(ordered, width)
+    for number, (name, one) in enumerate(zip(names, ordered, strict=True)):
         row, column = divmod(number, columns)
-        spot = (_ROW * (math.ceil(len(ends) / columns) - row) - 8) / total
+        spot = (height * (math.ceil(len(ends) / columns) - row) - height / 2) / total
         left = (46 + column * (width - 46) / columns) / width
         line = Line2D([left, left + 28 / width], [spot] * 2, color=one.colour, linewidth=2)
         line.set_linestyle(_stroke(one.control))
         figure.add_artist(line)
-        figure.text(left + 36 / width, spot, cut(one.label, 26 if columns > 1 else _LONGEST), va="center", fontsize=12)
+        figure.text(left + 36 / width, spot, name, va="center", fontsize=12)
 
 
-def _columns(width: int) -> int:
-    return 4 if width == WIDE else 1
+def _legend(drawn: Sequence[_Drawn], width: int) -> tuple[list[str], int, int]:
+    """Names as a legend has them, in how many columns, and how tall each of its rows is."""
+    columns = 4 if width == WIDE else 1
+    names = [wrapped(one.label, int(((width - 46) / columns - 50) / _LETTER)) for one in drawn]
+    return names, columns, _ROW * max(name.count("\n") + 1 for name in names)
 
 
 def _fits(drawn: Sequence[_Drawn]) -> bool:
-    return len(drawn) <= 10
+    """Whether there is room for all names at the ends of their lines."""
+    return len(drawn) <= 10 and max(len(one.label) for one in drawn) <= _LONGEST
+
+
+def _ticks(rounds: Collection[int], width: int) -> Locator:
+    """Where rounds are written: at those that have points, if they are few and stand apart; else at round numbers."""
+    most = _FEW if width == WIDE else 6
+    marked = sorted(rounds)
+    room = (marked[-1] - marked[0]) / (2 * most)
+    if len(marked) <= most and all(after - before >= room for before, after in pairwise(marked)):
+        return FixedLocator(marked)
+    return MaxNLocator(8 if width == WIDE else 5, integer=True)
 
 
 def _apart(spots: Sequence[float], tall: float) -> list[float]:

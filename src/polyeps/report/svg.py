@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -60,6 +61,16 @@ def cut(name: str, most: int) -> str:
     """A name in at most so many letters, all of them printable."""
     printable = "".join(letter if letter.isprintable() else "�" for letter in name)
     return printable if len(printable) <= most else printable[: most - 1] + "…"
+
+
+def wrapped(name: str, most: int) -> str:
+    """A name in lines of at most so many letters; four of them hold the longest name an experiment may give.
+
+    >>> wrapped("cmp-fed, every client's directions", 26).splitlines()
+    ["cmp-fed, every client's", 'directions']
+    """
+    lines = textwrap.wrap(cut(name, 4 * most), most, max_lines=4, placeholder="…", break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def place_axes(figure: Figure, left: float, right: float, bottom: float, top: float) -> Axes:

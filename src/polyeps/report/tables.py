@@ -15,7 +15,7 @@ from typing import Any
 
 from polyeps.journal import Journal
 
-LAST_ROUNDS = 10  # the final accuracy is the mean over this many evaluated rounds
+LAST_ROUNDS = 10  # the final accuracy is the mean over those of them that were evaluated
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,14 @@ class Line:
 
     @property
     def budgets(self) -> str:
-        return str(self.facts.get("budgets", "own"))
+        """Whose budgets are in force; with budgets drawn by seed it is each client's own only if it always was."""
+        kinds = [str(job.facts.get("budgets", "own")) for job in self.jobs if job.facts]
+        return next((kind for kind in kinds if kind != "own"), "own")
+
+    @property
+    def alike(self) -> bool:
+        """Whether all its clients set the same budget."""
+        return len({row.own_epsilon for job in self.jobs for row in job.clients}) == 1
 
     @property
     def control(self) -> bool:
@@ -243,8 +250,13 @@ def _client(row: Mapping[str, Any], budgets: str) -> ClientSummary:
     )
 
 
+def final_rounds(job: Job) -> tuple[int, ...]:
+    """The evaluated rounds among the last of a job: with few evaluations, early ones must not count for the end."""
+    return tuple(round for round in sorted(job.accuracy) if round > max(job.accuracy) - LAST_ROUNDS)
+
+
 def _final(job: Job) -> float:
-    return statistics.fmean(job.accuracy[round] for round in sorted(job.accuracy)[-LAST_ROUNDS:])
+    return statistics.fmean(job.accuracy[round] for round in final_rounds(job))
 
 
 def _mean(values: Sequence[float]) -> float | None:

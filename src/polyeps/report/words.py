@@ -1,15 +1,18 @@
-"""Figures and findings as people read them."""
+"""What was found, in sentences."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from polyeps.certificate import Certificate
-from polyeps.report.tables import ClientSummary, Job, Line, summarise
+from polyeps.report.curves import accuracy_curve
+from polyeps.report.numbers import percent, plural, share, short, whole
+from polyeps.report.tables import LAST_ROUNDS, ClientSummary, Job, Line, final_rounds, summarise
 
-IN_FORCE = {
+_IN_FORCE = {
     "own": "each client's own budget",
     "strictest": "control: the strictest budget, for everybody",
     "most-liberal": "control: the most liberal budget, for everybody",
@@ -19,90 +22,32 @@ IN_FORCE = {
 }
 
 
-def short(value: float | None, digits: int = 3) -> str:
-    """A number in a few digits.
-
-    >>> short(0.0912345), short(1e-5), short(None), short(26010.0, 5), short(float("inf"))
-    ('0.0912', '1e-5', '–', '26010', '∞')
-    """
-    if value is None:
-        return "–"
-    if math.isinf(value):
-        return "∞"
-    return re.sub(r"e([+-])0*", lambda power: "e-" if power[1] == "-" else "e", f"{value:.{digits}g}")
+def in_force(line: Line) -> str:
+    """Whose budgets a method spends."""
+    if line.budgets == "own" and line.alike:
+        return "everybody's own budget, the same for all"
+    return _IN_FORCE.get(line.budgets, f"control: {line.budgets}")
 
 
-def aligned(value: float | None) -> str:
-    """A number for a column: always three digits, so that its neighbours line up.
-
-    >>> aligned(24.0), aligned(0.04), aligned(1200.0), aligned(1e-5), aligned(None)
-    ('24.0', '0.0400', '1.2e3', '1e-5', '–')
-    """
-    text = short(value)
-    return text if value is None or "e" in text or not math.isfinite(value) else f"{value:#.3g}".rstrip(".")
-
-
-def share(ratio: float | None) -> str:
-    r"""A part of a budget, rounded so that neither side of the limit can be taken for the other.
-
-    >>> share(0.99996), share(1.00001), share(1.0), share(0.5)
-    ('99.9\xa0%', '100.1\xa0%', '100.0\xa0%', '50.0\xa0%')
-    """
-    if ratio is None:
-        return "–"
-    if math.isinf(ratio):
-        return "∞"
-    scaled = round(ratio * 1000, 9)  # 0.29 * 1000 is a hair below 290
-    return f"{(math.ceil(scaled) if ratio > 1 else math.floor(scaled)) / 10:.1f}\u00a0%"
+def judged(lines: Sequence[Line]) -> str:
+    """Over which rounds a final accuracy is the mean."""
+    jobs = [job for line in lines for job in line.counted if job.accuracy]
+    counts = sorted({len(final_rounds(job)) for job in jobs})
+    if all(len(final_rounds(job)) == min(LAST_ROUNDS, max(job.accuracy)) for job in jobs):
+        return "the last round" if counts == [1] else f"the last {counts[-1] if counts else LAST_ROUNDS} rounds"
+    many = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    return f"the evaluated ones of the last {LAST_ROUNDS} rounds ({many} of them)"
 
 
-def percent(accuracy: float | None, deviation: float | None = None) -> str:
-    r"""An accuracy.
-
-    >>> percent(0.9123, 0.0031), percent(0.9123), percent(float("nan")), percent(None)
-    ('91.2 ± 0.3\xa0%', '91.2\xa0%', 'not a number', '–')
-    """
-    if accuracy is None:
-        return "–"
-    if not math.isfinite(accuracy):
-        return "not a number"
-    spread = "" if deviation is None else f" ± {100 * deviation:.1f}"
-    return f"{100 * accuracy:.1f}{spread}\u00a0%"
-
-
-def size(count: float | None) -> str:
-    """Bytes.
-
-    >>> size(532), size(1_040_000), size(76e6), size(None)
-    ('532 B', '1.04 MB', '76.0 MB', '–')
-    """
-    if count is None:
-        return "–"
-    if count < 999.5:
-        return f"{count:.0f} B"
-    for unit in ("kB", "MB", "GB"):
-        count /= 1000
-        if count < 999.5:
-            return f"{aligned(count)} {unit}"
-    return f"{aligned(count / 1000)} TB"
-
-
-def whole(count: float) -> str:
-    """A count, with a decimal only where an average needs one.
-
-    >>> whole(26010), whole(2.3333), whole(24.0)
-    ('26,010', '2.3', '24')
-    """
-    return f"{count:,.0f}" if float(count).is_integer() else f"{count:,.1f}"
-
-
-def plural(count: float, noun: str) -> str:
-    """A count and what is counted.
-
-    >>> plural(1, "round"), plural(40, "round")
-    ('1 round', '40 rounds')
-    """
-    return f"{whole(count)} {noun}" + ("" if count == 1 else "s")
+def evaluated(lines: Sequence[Line]) -> str:
+    """After which rounds models were tested: after the last one in any case."""
+    tested = [(0, *accuracy_curve(line).rounds) for line in lines]
+    steps = {after - before for rounds in tested for before, after in pairwise(rounds[:-1])}
+    if len(steps) > 1:
+        return "the rounds in which it was tested"
+    step = steps.pop() if steps else 0
+    also = ", and the last" if step and any(rounds[-1] % step for rounds in tested) else ""
+    return {0: "the last round", 1: "each round"}.get(step, f"every {step} rounds{also}")
 
 
 def opening(lines: Sequence[Line]) -> str:
@@ -144,7 +89,7 @@ def _kept(lines: Sequence[Line]) -> str:
             f"Where it is known, clients stayed within their own budgets, the closest at {share(max(known))} of it; "
             f"for {len(rows) - len(known)} of {len(rows)} it is not known yet."
         )
-    where = " (the controls below put other budgets in force)" if len(own) < len(lines) else ""
+    where = " (the controls below put other budgets in force, or none)" if len(own) < len(lines) else ""
     open_ones = any(row.epsilon is None for line in own for job in line.jobs for row in job.clients)
     every = "Every client that is promised something" if open_ones else "Every client"
     if len(rows) == 1:
@@ -187,15 +132,23 @@ def _never(job: Job) -> int:
 
 
 def promises(line: Line) -> list[tuple[str, str]]:
-    """What was promised to the strictest, the median and the most liberal client of a method, in words."""
+    """What was promised to the strictest, the median and the most liberal client of a method, in words.
+
+    Where all set the same budget, there is one promise; clients may still differ in what they spent of it.
+    """
     job = next(iter(line.counted), None)
     if job is None or not job.clients:
         return []
-    rows = job.clients
-    chosen = {"strictest client": rows[0], "median client": rows[(len(rows) - 1) // 2], "most liberal client": rows[-1]}
-    if len(rows) == 1:
-        chosen = {"client": rows[0]}
-    return [(f"The {who}, {row.client}, {_chosen(row)}", _promise(line, job, row)) for who, row in chosen.items()]
+    rows, middle = job.clients, (len(job.clients) - 1) // 2
+    if not line.alike:
+        chosen = {"strictest": rows[0], "median": rows[middle], "most liberal": rows[-1]}
+        titles = {f"The {who} client, {row.client}": row for who, row in chosen.items()}
+    elif len({(row.epsilon, row.spent) for row in rows}) > 1:
+        typical = sorted(rows, key=lambda row: row.spent or 0.0)[middle]
+        titles = {f"A typical client, {typical.client}": typical}
+    else:
+        titles = {f"The client, {rows[0].client}" if len(rows) == 1 else f"Each of {len(rows)} clients": rows[0]}
+    return [(f"{title}, {_chosen(row)}", _promise(line, job, row)) for title, row in titles.items()]
 
 
 def _chosen(row: ClientSummary) -> str:

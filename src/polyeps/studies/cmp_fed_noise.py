@@ -90,7 +90,7 @@ def table(setting: Setting) -> dict[str, Any]:
     }
 
 
-POISSON, RENYI = "Poisson cohorts", "Poisson cohorts, Rényi"
+THEOREM, POISSON, RENYI = "theorem 1 of the paper", "Poisson cohorts", "Poisson cohorts, Rényi"
 
 
 def accounts(setting: Setting) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ def accounts(setting: Setting) -> list[dict[str, Any]]:
         return Poisson(rate, Gaussian(sigma))
 
     asked = {
-        "theorem 1 of the paper": theorem_1(setting),
+        THEOREM: theorem_1(setting),
         POISSON: setting.calibrated(poisson.price, "pld"),
         RENYI: setting.calibrated(poisson.price, "rdp"),
         "Poisson cohorts, a client replaced": setting.calibrated(poisson.price, "pld", "replace-one"),
@@ -124,6 +124,7 @@ def _account(setting: Setting, name: str, sigma: float) -> dict[str, Any]:
         "true_fixed": fixed.certified,
         "true_if_draws_are_known": drawn.details["certified_if_draws_are_known"],
         "enough_for": [kind for kind, yes in enough.items() if yes],
+        "conditions_hold": name != THEOREM or theorem_1_applies(setting, sigma),  # the others have none
     }
 
 
@@ -135,6 +136,16 @@ def theorem_1(setting: Setting) -> float:
     """σ² = 14 q² T (ε + 2 ln(1/δ))/ε². Its conditions fail in the paper's own setting; what it asks for is enough."""
     wanted = setting.budget.epsilon + 2 * math.log(1 / setting.budget.delta)
     return setting.rate * math.sqrt(14 * setting.rounds * wanted) / setting.budget.epsilon
+
+
+def theorem_1_applies(setting: Setting, sigma: float) -> bool:
+    """Whether σ² ≥ 0.7 and α ≤ 1 + ⅔ σ² ln(1/(qα(1 + σ²))) for the Rényi order α = 1 + 2 ln(1/δ)/ε that it takes.
+
+    This is the kind reading: the paper multiplies by the smaller squared clip norm, which is far below 1.
+    """
+    order = 1 + 2 * math.log(1 / setting.budget.delta) / setting.budget.epsilon
+    allowed = 1 - 2 / 3 * sigma**2 * math.log(setting.rate * order * (1 + sigma**2))
+    return sigma**2 >= 0.7 and order <= allowed
 
 
 def dropouts(setting: Setting, sigma: float) -> list[dict[str, Any]]:
