@@ -68,7 +68,7 @@ def test_cmp_fed_with_hardly_any_noise_or_far_too_much(sigma: str) -> None:
         shown = run_json("certify", *CMP_FED, "--sigma", sigma, "--accountant", accountant)
         assert math.isfinite(shown["certified"])
         if accountant == "pld":
-            assert shown["certified"] <= shown["details"]["certified_if_draws_are_known"]
+            assert shown["certified"] <= shown["details"]["certified_if_draws_are_known"] * (1 + 1e-12)
 
 
 def test_a_budget_next_to_nothing_has_its_noise() -> None:
