@@ -32,7 +32,7 @@ LAYERS = [
     {"client", "server"},
     {"transport", "journal", "config"},
     {"populate"},
-    {"scales", "evaluation"},
+    {"promises", "scales", "evaluation"},
     {"build"},
     {"entries"},
     {"runs", "audit"},

@@ -1,5 +1,6 @@
 """Names become objects: budgets in force, calibrated noise, options checked, cohort sizes."""
 
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,27 @@ def test_budgets_in_force(name: str, in_force: tuple[float, ...]) -> None:
     }
     order = np.argsort(in_force)
     assert np.all(np.diff(job.scale[order]) <= 0)  # the stricter, the noisier
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"minimum", "maximum"}))
+def test_only_two_controls_put_another_budget_in_force(name: str) -> None:
+    wanted = experiment({"name": name, "epsilon": 0.1}, participation={"kind": "poisson", "share": 0.5})
+    with pytest.raises(InputError, match=rf"algorithm.epsilon is for .*minimum and maximum, and {name} .*leave it out"):
+        job_of(wanted)
+
+
+def test_what_those_controls_may_put_in_force() -> None:
+    for name, value in (("minimum", 0.5), ("minimum", 0.2), ("maximum", 100.0), ("maximum", 0.2)):
+        assert job_of(experiment({"name": name, "epsilon": value})).budgets == (Budget(value, 1e-3),) * 6
+    with pytest.raises(InputError, match=r"algorithm.epsilon = 0.51 is more than the strictest budget 0.5.*lower it"):
+        job_of(experiment({"name": "minimum", "epsilon": 0.51}))
+
+
+def test_the_strictest_budget_is_within_everybodys(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text("client,epsilon,delta\n0,1,1e-3\n1,2,1e-6\n")
+    budgets = {"epsilons": None, "file": tmp_path / "b.csv"}
+    for algorithm in ("minimum", {"name": "minimum", "epsilon": 1.0}):
+        assert job_of(experiment(algorithm, data={"clients": 2}, budgets=budgets)).budgets == (Budget(1.0, 1e-6),) * 2
 
 
 def test_no_budget_is_no_noise_and_no_ledger() -> None:
@@ -101,6 +123,11 @@ def test_hidden_budgets_are_not_told() -> None:
         ({"name": "pdp-fl", "rank": "all"}, ("algorithm (pdp-fl).rank",)),
         ({"name": "pdp-fl", "warm_up": 0}, ("algorithm (pdp-fl).warm_up", "greater than or equal to 1")),
         ({"name": "pdp-fl-plus", "delayed": False}, ("algorithm.delayed (of pdp-fl-plus)",)),  # settled by the name
+        ({"name": "pfa", "rank": True}, ("algorithm (pfa).rank: must be a number, not True",)),
+        ({"name": "cmp-fed", "rank": True}, ("algorithm (cmp-fed).rank: must be a number, not True",)),
+        ({"name": "fedhdp", "pull": True}, ("algorithm (fedhdp).pull: must be a number, not True",)),
+        ({"name": "cmp-fed", "clip_embedding": math.inf}, ("algorithm (cmp-fed).clip_embedding", "finite number")),
+        ({"name": "cmp-fed", "clip_subspace": math.nan}, ("algorithm (cmp-fed).clip_subspace", "finite number")),
         ({"name": "fedavg", "training": {"batch": 100}}, ("client '0' has 60 records", "training.batch = 100")),
     ],
 )
@@ -136,6 +163,39 @@ def test_a_plan_that_cannot_work_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["cmp-fed", "dp-randagg", "dp-fedavg"])
+@pytest.mark.parametrize(
+    ("options", "changes", "said"),
+    [
+        ({"clip_embedding": 0}, {}, "clip_embedding must be between"),
+        ({"clip_embedding": -1}, {}, "clip_embedding must be between"),
+        ({"clip_subspace": 1e300}, {}, "clip_subspace must be between"),
+        ({}, {"training": {"clip": 1e300}}, "training.clip must be between"),
+        ({"training": {"clip": 1e-40}}, {}, "training.clip must be between"),
+        ({"noise": "skellam"}, {"budgets": {"epsilons": (1e-4,) * 6}}, "would need"),
+        ({"noise": "discrete-gaussian"}, {"budgets": {"epsilons": (1e-4,) * 6}}, "would need"),
+        ({"dropouts": 0.6}, {}, "dropouts must be at most"),
+    ],
+)
+def test_noisy_sums_that_cannot_be_made_leave_nothing_behind(
+    name: str, options: dict[str, Any], changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    if options.keys() - inspect.signature(ALGORITHMS[name].build).parameters.keys() - {"training"}:
+        pytest.skip("has no such option")
+    drawn = {"kind": "poisson", "share": 0.5}
+    with pytest.raises(InputError, match=said):
+        run(experiment({"name": name, **options}, participation=drawn, **changes), tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("budget", [1e7, 1e12])
+def test_a_missing_delta_is_named_only_where_it_is_missing(budget: float) -> None:
+    with pytest.raises(InputError, match=r"more than this price can cost; lower the budget$"):
+        job_of(
+            experiment("cmp-fed", budgets={"epsilons": (budget,) * 6}, participation={"kind": "poisson", "share": 0.5})
+        )
+
+
 def test_an_algorithm_that_needs_hidden_budgets_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"client '0' does not disclose its epsilon.*pdp-fl"):
         run(experiment(["fedavg", "weiavg"], budgets={"disclosed": False}), tmp_path / "run")
@@ -164,7 +224,7 @@ def test_a_published_form_is_run_at_what_it_really_costs() -> None:
 
 def test_published_noise_that_certifies_nothing_is_refused() -> None:
     hopeless = experiment(
-        {"name": "fedavg", "form": "published"}, rounds=1, budgets={"epsilons": (0.5,) * 5 + (400.0,)}
+        {"name": "fedavg", "form": "published"}, rounds=1, budgets={"epsilons": (0.5,) * 5 + (1e200,)}
     )
-    with pytest.raises(InputError, match=r"client '5': the published noise for ε = 400 .* the sound form"):
+    with pytest.raises(InputError, match=r"client '5': the published noise for ε = 1e\+200 .* the sound form"):
         job_of(hopeless)

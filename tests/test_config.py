@@ -118,7 +118,7 @@ def test_what_json_holds_is_the_same_experiment(file: Path) -> None:
         ({"seeds": [1, 1]}, "seeds: must be different"),
         ({"seeds": [-1]}, "none negative"),
         ({"seeds": [2**63]}, "all below 2^63"),
-        ({"seeds": True}, "seeds: input should be a valid tuple, not True"),
+        ({"seeds": True}, "seeds: must be a number, not True"),
         ({"algorithm": []}, "algorithm: name at least one"),
         ({"algorithm": 3}, "algorithm: must be [[algorithm]] tables, or names of algorithms, not 3"),
         ({"algorithm": [{"rank": 1}]}, "algorithm.0.name: field required"),
@@ -147,6 +147,30 @@ def test_titles_that_cannot_be_file_names_are_refused(text: str) -> None:
         config.experiment({"algorithm": {"name": "pfa", "label": text}})
     with pytest.raises(InputError, match=r"^name: becomes part of file names"):
         config.experiment({"name": text})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"rounds": True}, "rounds: must be a number, not True"),
+        ({"seeds": [True, 2]}, "seeds: must be numbers"),
+        ({"training": {"clip": True}}, "training.clip: must be a number, not True"),
+        ({"budgets": {"epsilons": [True, 2.0]}}, "budgets.epsilons: must be numbers"),
+        ({"model": {"hidden": [False]}}, "model.hidden: must be numbers"),
+        ({"algorithm": {"name": "minimum", "epsilon": True}}, "algorithm.0.epsilon: must be a number, not True"),
+        ({"training": {"clip": float("inf")}}, "training.clip: input should be a finite number, not inf"),
+        ({"training": {"decay": float("nan")}}, "training.decay: input should be a finite number, not nan"),
+        ({"algorithm": {"name": "maximum", "epsilon": float("inf")}}, "algorithm.0.epsilon: input should be a finite"),
+    ],
+)
+def test_only_finite_numbers_are_numbers(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        config.experiment(values)
+    assert str(refusal.value).startswith(said)
+
+
+def test_truth_values_stay_what_they_are() -> None:
+    assert config.experiment({"budgets": {"disclosed": False}}).budgets.disclosed is False
 
 
 @pytest.mark.parametrize("text", ["pfa, ε = 1 (strict)", "η=0.5", "a.b-c_d+e"])

@@ -25,6 +25,7 @@ from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.ledger import Ledger
 from polyeps.populate import Population, seed_for
+from polyeps.promises import all_promised, in_force
 from polyeps.scales import claimed_scales, expected_rounds, real_costs, sound_scales
 from polyeps.server import Participation, Transport, check_secret_cohorts, cohort_size, serve
 from polyeps.training import Training, dp_sgd, proximal, sgd
@@ -56,7 +57,7 @@ class Job:
         declared = None
         if self.method.form == "published" and self.budgets is not None:
             # A published form weighs by what is claimed; its ledgers hold what that really costs.
-            claimed = _in_force(self.method, self.entry, people) or ()
+            claimed = in_force(self.method, self.entry, people) or ()
             declared = {client: budget.epsilon for client, budget in zip(people.ids, claimed, strict=True) if budget}
         return Cohort(
             ids=people.ids,
@@ -102,7 +103,7 @@ def prepare(
     """One method for a population: algorithm built, noise calibrated; no record was looked at."""
     entry = entry_of(method)
     settings = experiment.training_of(method)
-    budgets = _in_force(method, entry, population)
+    budgets = in_force(method, entry, population)
     participation = _participation(experiment, population)
     uses = expected_rounds(experiment, participation, len(population.ids))
     options = checked_options(method, entry)
@@ -130,7 +131,7 @@ def prepare(
         algorithm = entry.build(local, **options)
     if budgets is not None:
         if method.form == "published" or entry.budgets == "exceeded":
-            promised = _all_promised(budgets)
+            promised = all_promised(budgets)
             scale = claimed_scales(settings, promised, population, algorithm, uses)
             budgets = real_costs(scale, promised, algorithm, uses, population.ids)
         else:
@@ -230,39 +231,8 @@ def checked_options(method: config.Method, entry: Entry) -> dict[str, Any]:
         if key not in fields:
             known = [*fields, *config.Method.model_fields]
             raise InputError(config.unknown_key(f"algorithm.{key} (of {method.name})", key, known))
-    shape: type[pydantic.BaseModel] = pydantic.create_model("Options", **fields)
+    shape: type[config.Section] = pydantic.create_model("Options", __base__=config.Section, **fields)
     return {**config.checked(shape, method.options, f"algorithm ({method.name})").__dict__, **entry.options}
-
-
-def _in_force(method: config.Method, entry: Entry, people: Population) -> tuple[Budget | None, ...] | None:
-    """The budgets a method runs under: the clients' own, or those a control pretends."""
-    promised = [budget for budget in people.budgets if budget is not None]
-    everyone = len(people.budgets)
-    if method.epsilon is not None:
-        if entry.budgets not in ("strictest", "most-liberal"):
-            raise InputError(
-                f"algorithm.epsilon is for the controls minimum and maximum; {method.name} runs under "
-                + ("no budget" if entry.budgets == "none" else "the clients' own budgets")
-            )
-        return (Budget(method.epsilon, promised[0].delta),) * everyone
-    match entry.budgets:
-        case "none":
-            return None
-        case "strictest":
-            return (min(promised),) * everyone
-        case "most-liberal":
-            return (max(promised),) * everyone
-    if entry.local != "sums" and len(promised) < everyone:
-        open_one = people.ids[people.budgets.index(None)]
-        raise InputError(
-            f"client {open_one!r} chose to be promised nothing, but {method.name} protects everybody by a budget of "
-            "their own; give every level of the menu an epsilon, or choose fedhdp"
-        )
-    return people.budgets
-
-
-def _all_promised(budgets: Sequence[Budget | None]) -> tuple[Budget, ...]:
-    return tuple(budget for budget in budgets if budget is not None)
 
 
 def check_batches(settings: config.Training, population: Population) -> None:

@@ -7,9 +7,9 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from polyeps.errors import InputError
 
@@ -32,10 +32,34 @@ def _fit_for_a_file_name(text: str) -> str:
 Title = Annotated[str, AfterValidator(_fit_for_a_file_name)]
 
 
-class Section(BaseModel):
+class _Table(BaseModel):
+    """Numbers are finite, since a journal's JSON knows no others; and true is no number."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, field: ValidationInfo) -> Any:
+        kinds = _kinds(cls.model_fields[str(field.field_name)].annotation)
+        many = isinstance(value, list | tuple)
+        if (
+            any(isinstance(one, bool) for one in (value if many else [value]))
+            and bool not in kinds
+            and kinds & {int, float}
+        ):
+            raise ValueError("must be numbers" if many else "must be a number")
+        return value
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types a setting may have, however they are put together."""
+    return {annotation}.union(*(_kinds(part) for part in get_args(annotation) if get_origin(annotation) is not Literal))
+
+
+class Section(_Table):
     """A table of the file; what it does not know is refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid")
 
 
 class Data(Section):
@@ -109,10 +133,10 @@ class Participation(Section):
     with_public: bool = False  # at least one liberal client in every round, for every method alike
 
 
-class Method(BaseModel):
+class Method(_Table):
     """One algorithm of a comparison; keys this table does not know are the algorithm's own options."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow")
     name: str
     # published: batches, noise or probabilities as the paper has them; what they really cost is then put in force
     form: Literal["sound", "published"] = "sound"

@@ -47,8 +47,8 @@ class Method:
 def certify(method: Method, scale: float, delta: float, accountant: Accountant = "pld") -> Certificate:
     """Judge a method at a scale."""
     check_delta(delta)
-    if not (math.isfinite(scale) and scale > 0):
-        raise InputError(f"sigma must be a finite number above 0, not {scale}")
+    if not 1e-100 <= scale <= 1e100:  # beyond, squares have no digits
+        raise InputError(f"sigma must be a finite number above 0, between 1e-100 and 1e100, not {scale}")
     return Certificate(
         method=method.name,
         form=method.form,
@@ -160,8 +160,8 @@ def cmp_fed(
         # σ² = 14 q² T (ε + 2 ln(1/δ))/ε², solved for ε
         if delta == 0:
             return math.inf
-        a = 14 * rate**2 * rounds
-        return (a + math.sqrt(a * a + 8 * sigma**2 * a * math.log(1 / delta))) / (2 * sigma**2)
+        a = rate * math.sqrt(14 * rounds) / sigma
+        return a * (a / 2 + math.sqrt(a * a / 4 + 2 * math.log(1 / delta)))
 
     def details(sigma: float, delta: float) -> dict[str, Any]:
         folded = fold(sigma, sigma) * math.sqrt(honest / cohort)

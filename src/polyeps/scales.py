@@ -128,7 +128,7 @@ def _own_scales(
             client = ids[list(budgets).index(strictest)]
             raise InputError(
                 f"client {client!r} cannot afford the plan with ε = {strictest.epsilon:g}, δ = {strictest.delta:g}: "
-                f"{problem}; Gaussian noise needs a delta above 0"
+                f"{problem}" + ("" if strictest.delta else "; Gaussian noise needs a delta above 0")
             ) from None
     for row, client, budget in zip(rows, ids, budgets, strict=True):
         account = Account(Terms(budget, algorithm.unit, algorithm.adjacency))

@@ -140,6 +140,14 @@ def test_damaged_tables_are_rebuilt_not_believed(tmp_path: Path) -> None:
         assert json.loads(file.read_text())["checksum"] == content["checksum"]
 
 
+@pytest.mark.parametrize("wanted", [1e-8, 1e-13, 1e-200])
+def test_budgets_below_the_least_that_noise_can_cost(wanted: float) -> None:
+    """At a δ of 1e-4 enough noise costs nothing at all, and hardly more noise than that costs far too little."""
+    answer = calibrate([Budget(wanted, 1e-4)], lambda sigma: Poisson(1 / 60, Gaussian(sigma)), 180)
+    assert answer.certified[0] <= wanted
+    assert 500 < answer.scale[0] < 2000
+
+
 def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")

@@ -3,13 +3,14 @@ import math
 import numpy as np
 import oracles
 import pytest
-from dp_accounting import SelfComposedDpEvent
+from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 from scipy.stats import binom
 
 from polyeps.accounting import epsilon
-from polyeps.accounting.events import Gaussian, Poisson
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson
+from polyeps.accounting.gaussians import gaussian_epsilon
 from polyeps.accounting.open_cohorts import known_draws_epsilon
-from polyeps.accounting.pld import gaussian_epsilon
+from polyeps.core import Adjacency
 
 
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
@@ -35,3 +36,35 @@ def epsilon_of_secret_draws(sigma: float, rate: float, rounds: int, delta: float
 def test_rarely_drawn_may_cost_nothing_and_no_delta_everything() -> None:
     assert known_draws_epsilon(5.0, 1e-9, 10, 1e-5) < 1e-9
     assert known_draws_epsilon(5.0, 0.5, 10, 0.0) == math.inf
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+@pytest.mark.parametrize("sigma", [1e-150, 1e-9, 1e-5, 1e-4, 1e-3, 0.014, 0.02, 0.1, 1.0, 1e6])
+def test_secret_draws_never_cost_more_than_known_ones(sigma: float, adjacency: Adjacency) -> None:
+    for event, rate in ((Poisson(1 / 60, Gaussian(sigma)), 1 / 60), (FixedSize(6000, 100, Gaussian(sigma)), 1.0)):
+        if isinstance(event, FixedSize) and adjacency == "add-remove":
+            continue
+        found = epsilon(SelfComposedDpEvent(event, 180), 1e-4, adjacency=adjacency)
+        assert found <= known_draws_epsilon(sigma, rate, 180, 1e-4, adjacency)
+        assert (found < math.inf) == (sigma > 1e-100)
+
+
+def test_losses_beyond_what_e_to_the_epsilon_can_be_are_still_told_apart() -> None:
+    """About 12 000, where sampling is worth another 27; e^700 is near the largest double."""
+    found = epsilon_of_secret_draws(0.03 / math.sqrt(2), 1 / 60, 180, 1e-4)
+    assert found == pytest.approx(12313.7, abs=0.1)
+    assert known_draws_epsilon(0.03 / math.sqrt(2), 1 / 60, 180, 1e-4) == pytest.approx(12340.4, abs=0.1)
+
+
+def test_steps_of_several_kinds_cost_no_more_than_without_sampling() -> None:
+    steps = ComposedDpEvent([Poisson(0.5, Gaussian(1e-4)), Poisson(0.1, Gaussian(1e-3)), Gaussian(1e-2)])
+    plain = gaussian_epsilon(math.sqrt(1e8 + 1e6 + 1e4), 1e-5)
+    assert 0.9 * plain < epsilon(steps, 1e-5) <= plain
+
+
+def test_far_tails_are_known_where_a_grid_has_none() -> None:
+    sigma, rate, rounds, delta = 1.0, 0.01, 100, 1e-15
+    found = epsilon_of_secret_draws(sigma, rate, rounds, delta)
+    chances = binom.pmf(np.arange(rounds + 1), rounds, rate)
+    mean = sum(chances[k] * oracles.gaussian_delta(math.sqrt(k) / sigma, found) for k in range(1, rounds + 1))
+    assert mean == pytest.approx(delta, rel=1e-6)

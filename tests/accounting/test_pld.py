@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyeps.accounting import epsilon, pld
+from polyeps.accounting import Accountant, epsilon, pld
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, Truncated
 from polyeps.core import Adjacency
 from polyeps.errors import InputError, UnknownEvent
@@ -233,9 +233,16 @@ def test_impossible_deltas_are_refused(delta: float) -> None:
         epsilon(Gaussian(1.0), delta)
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("event", [Gaussian(1e-200), Poisson(0.1, Gaussian(1e-200)), PureDpEvent(1e308)])
+def test_what_no_double_holds_is_not_promised(event: dp.DpEvent, accountant: Accountant) -> None:
+    assert epsilon(repeated(event, 5), 1e-5, accountant=accountant) == math.inf
+
+
 def test_extremes_stay_sound() -> None:
     assert epsilon(repeated(Poisson(1e-4, Gaussian(0.6)), 10_000), 1e-8) < 5
     assert epsilon(Gaussian(1e-3), 1e-5) > 1e5
     assert epsilon(Gaussian(1e9), 1e-5) == 0.0
+    assert epsilon(Gaussian(1e-7), 1e-5) == pytest.approx(5e13, rel=1e-6)
     assert epsilon(repeated(Poisson(0.5, Gaussian(0.1)), 50), 1e-5) > 1000  # about 25 sampled steps of 50 each
-    assert epsilon(repeated(Poisson(0.01, Gaussian(1.0)), 100), 1e-15) == math.inf  # below what doubles resolve
+    assert epsilon(repeated(Truncated(1000, 0.01, 15, 1.0), 100), 1e-15) == math.inf  # below what the grid resolves

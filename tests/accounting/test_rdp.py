@@ -48,6 +48,16 @@ def test_sampled_gaussian_curve_agrees_with_integration(order: float) -> None:
     assert value == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.parametrize("sigma", [1e-150, 1e-5, 3.3e-5, 1e-3, 0.02])
+def test_tiny_noise_is_never_priced_below_what_it_costs(sigma: float) -> None:
+    rate, orders = 0.9, [1.55, 2.0, 3.37, 7.1]
+    found = rdp.step_curve(Poisson(rate, Gaussian(sigma)), "add-remove", orders)
+    for order, value in zip(orders, found, strict=True):
+        plain = order / 2 / sigma / sigma
+        assert value * (1 + 1e-12) >= plain + order / (order - 1) * math.log(rate)  # from the drawn part alone
+        assert value <= plain * (1 + 1e-12)
+
+
 def test_orders_reach_small_budgets() -> None:
     event = repeated(Poisson(8 / 1200, Gaussian(40.0)), 8000)
     assert epsilon(event, 1e-5) < epsilon(event, 1e-5, accountant="rdp") < 0.05

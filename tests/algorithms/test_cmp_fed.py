@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from summed import MODEL, alone_with, drawn, entered, federation, run
 
 from polyeps.algorithms.cmp_fed import cmp_fed
 from polyeps.algorithms.dp_randagg import dp_randagg
+from polyeps.algorithms.releases import NoiseKind
 from polyeps.certificate import SECRET_COHORT
 from polyeps.client import answer
 from polyeps.core import Algorithm, Ask, Payload, Replies, Task, Total
@@ -270,6 +271,12 @@ def test_a_cohort_of_one_has_all_the_noise() -> None:
         ({"dropouts": 1.0}, "dropouts"),
         ({"colluders": -0.1}, "colluders"),
         ({"colluders": 0.5, "dropouts": 0.5}, "leave nobody"),
+        ({"dropouts": 0.51}, r"dropouts must be at most \(1 - colluders\)/2, here 0.5, not 0.51"),
+        ({"colluders": 0.2, "dropouts": 0.41}, "here 0.4, not 0.41"),
+        ({"directions": "model", "split": 0.3}, "split is about left factors .* leave it out"),
+        ({"directions": "model", "clip_subspace": 0.01}, "clip_subspace is about left factors"),
+        ({"directions": "model", "warm_start": "raw"}, "warm_start is about left factors"),
+        ({"clip_embedding": 1e-30}, "clip_subspace, 0.01 of clip_embedding, must be between 1e-30"),
         ({"server_rate": 0.0}, "server_rate"),
         ({"rate_decay": 1.5}, "rate_decay"),
         ({"directions": "guessed"}, "directions must be one of paid, model"),
@@ -278,6 +285,16 @@ def test_a_cohort_of_one_has_all_the_noise() -> None:
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         built(1.0, **options)
+
+
+@pytest.mark.parametrize("clip", [-1.0, 0.0, 1e-31, 1e300, math.inf, math.nan])
+@pytest.mark.parametrize("noise", get_args(NoiseKind))
+def test_clip_norms_nothing_can_be_clipped_to_are_refused(clip: float, noise: NoiseKind) -> None:
+    for name in ("clip_embedding", "clip_subspace"):
+        with pytest.raises(InputError, match=f"^{name} must be between 1e-30 and "):
+            cmp_fed(federation(CLIENTS, drawn(CLIENTS), scale=1.0), noise=noise, **{name: clip})  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"training\.clip must be between"):
+        federation(CLIENTS, drawn(CLIENTS), scale=1.0, clip=clip)
 
 
 # The baseline

@@ -23,6 +23,7 @@ from polyeps.algorithms.releases import FINE, NoiseKind, Release, SecureSums
 from polyeps.core import Algorithm, Ask, Replies, State, Task, Total
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
+from polyeps.mechanisms.lattice_noise import LARGEST
 from polyeps.server import Participation, serve
 from polyeps.transport.envelopes import Step
 from polyeps.transport.memory import AsBytes, InMemory, Securely
@@ -71,7 +72,7 @@ class Unasked(Ask):
         raise AssertionError(task)
 
 
-@given(drawn=st.integers(0, 300), share=st.floats(0.1, 1.0))
+@given(drawn=st.integers(0, 300), share=st.floats(0.5, 1.0))
 @settings(max_examples=50, deadline=None)
 def test_the_modulus_tells_nothing_of_who_was_drawn(drawn: int, share: float) -> None:
     """Cohorts of neighbouring federations differ by one; so must not the bits of their sums."""
@@ -184,6 +185,35 @@ def test_discrete_gaussians_cost_about_what_skellam_noise_does() -> None:
     }
     cost = {noise: epsilon(Poisson(1 / 60, price), 1e-4, accountant="rdp") for noise, price in prices.items()}
     assert cost["gaussian"] < cost["discrete-gaussian"] <= cost["skellam"] < 1.05 * cost["discrete-gaussian"]
+
+
+@pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
+@pytest.mark.parametrize(("scale", "split"), [(1e5, 0.5), (1.0, 1 - 1e-9), (1.0, 1e-9)])
+def test_noise_too_large_to_be_drawn_is_refused_before_anybody_pays(noise: Any, scale: float, split: float) -> None:
+    with pytest.raises(
+        InputError, match=r"noise = .* would need .*larger budgets.epsilon.*fewer rounds.*split.*gaussian"
+    ):
+        built(scale, noise=noise, split=split)
+    built(scale, noise="gaussian", split=split)
+    with pytest.raises(InputError, match=r"fewer rounds, or take noise"):  # no split to move
+        dp_randagg(federation(CLIENTS, drawn(CLIENTS), scale=1e5), rank=0, noise=noise)
+
+
+@pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
+def test_what_is_not_refused_can_be_drawn(noise: Any) -> None:
+    """Close to the limit, where a cohort of one, or of nobody, draws the largest parts."""
+    limit = LARGEST / FINE * math.sqrt(0.75)
+    people = federation(CLIENTS, drawn(CLIENTS), scale=0.9999 * limit)
+    algorithm = dp_randagg(people, rank=0, noise=noise, dropouts=0.25)
+    assert algorithm.round(alone_with(algorithm), Unasked()).model.any()
+    assert run(algorithm, 1, 0.9999 * limit)[0].model.any()
+    with pytest.raises(InputError, match="each of 1 clients would need 100"):
+        dp_randagg(replace(people, scales={"all": 1.0001 * limit}), rank=0, noise=noise, dropouts=0.25)
+
+
+def test_noise_too_small_to_be_drawn_is_refused() -> None:
+    with pytest.raises(InputError, match=r"smaller budgets.epsilon or larger budgets.scale"):
+        built(1e-9)
 
 
 def test_nothing_is_promised_where_parts_of_discrete_noise_are_small() -> None:

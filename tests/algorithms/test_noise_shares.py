@@ -24,7 +24,8 @@ SIZE = 3
 AGENTS = 400
 SLACK = 1e-9  # of floats
 drawn = st.integers(1, AGENTS)
-shares = st.tuples(st.floats(0, 0.6), st.floats(0, 0.35))
+# Of colluders up to 0.35, and of dropouts as many as a secure sum could bear beside them.
+shares = st.tuples(st.floats(0, 1), st.floats(0, 0.35)).map(lambda pair: (pair[0] * (1 - pair[1]) / 2, pair[1]))
 scales = st.floats(0.05, 50)
 clips = st.floats(1e-3, 1e3)
 parts = st.floats(0.01, 1.0)

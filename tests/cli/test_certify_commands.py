@@ -62,6 +62,21 @@ def test_cmp_fed_says_what_it_hangs_on_and_what_holds_against_the_server() -> No
     assert shown["details"]["certified_if_draws_are_known"] < shown["details"]["certified_if_always_drawn"]
 
 
+@pytest.mark.parametrize("sigma", ["1e-7", "1e-5", "1e-4", "1e-3", "0.02", "1e99"])
+def test_cmp_fed_with_hardly_any_noise_or_far_too_much(sigma: str) -> None:
+    for accountant in ("pld", "rdp"):
+        shown = run_json("certify", *CMP_FED, "--sigma", sigma, "--accountant", accountant)
+        assert math.isfinite(shown["certified"])
+        if accountant == "pld":
+            assert shown["certified"] <= shown["details"]["certified_if_draws_are_known"] * (1 + 1e-12)
+
+
+def test_a_budget_next_to_nothing_has_its_noise() -> None:
+    shown = run_json("calibrate", *CMP_FED, "--epsilon", "1e-8")
+    assert 0 < shown["results"][0]["certified"] <= 1e-8
+    assert shown["results"][0]["sigma"] == pytest.approx(1261.5, rel=1e-3)
+
+
 def test_cmp_fed_table() -> None:
     options = [*CMP_FED, "--table", "--epsilon", "1"]
     shown = run_json("certify", *options)
@@ -104,6 +119,8 @@ def test_calibrate() -> None:
     [
         (["certify", *DP_SGD, "--sigma", "0"], "sigma"),
         (["certify", *DP_SGD, "--sigma", "nan"], "sigma"),
+        (["certify", *CMP_FED, "--sigma", "1e-200"], "sigma must be a finite number above 0, between 1e-100 and 1e100"),
+        (["calibrate", *CMP_FED, "--epsilon", "1e12"], "lower the budget"),
         (["certify", *DP_SGD, "--sigma", "1", "--delta", "1"], "delta"),
         (["certify", *DP_SGD, "--sigma", "1", "--delta", "nan"], "delta"),
         (["certify", *DP_SGD, "--sigma", "1", "--sampler", "magic"], "--sampler"),

@@ -2,6 +2,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 import typer
 from commands import run
 
@@ -13,6 +14,13 @@ def test_version_and_help() -> None:
     assert run("--version").stdout.strip() == polyeps.__version__
     assert "ledger" in run("--help").stdout
     assert "certify" in run(status=2).stdout
+
+
+@pytest.mark.parametrize(("typed", "meant"), [(["certify", "cmpfed"], "cmp-fed"), (["certfy"], "certify")])
+def test_what_may_be_meant_is_said_once(typed: list[str], meant: str) -> None:
+    spoken = run(*typed, status=2)
+    assert spoken.stderr.count(f"Did you mean '{meant}'?") == 1
+    assert spoken.stderr.startswith(f"polyeps: No such command '{typed[-1]}'.")
 
 
 def test_every_command_has_help_and_json() -> None:

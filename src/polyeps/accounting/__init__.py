@@ -4,8 +4,10 @@
 asks what a budget can still buy; `calibration` inverts any price for many budgets at once.
 """
 
+import math
 from typing import Literal
 
+import numpy as np
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import pld, rdp
@@ -22,7 +24,11 @@ def judge(history: History, delta: float, adjacency: Adjacency, accountant: Acco
     check_delta(delta)
     if accountant not in _JUDGES:
         raise InputError(f"there is no accountant {accountant!r}; choose one of {', '.join(_JUDGES)}")
-    return _JUDGES[accountant](history, delta, adjacency)
+    try:
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            return _JUDGES[accountant](history, delta, adjacency)
+    except ArithmeticError:  # on the way was what no double can hold: then nothing is known, and nothing promised
+        return math.inf
 
 
 def epsilon(

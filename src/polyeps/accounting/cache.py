@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 # Raised whenever a judge may give another figure for the same event: older tables are then not found.
-_JUDGES_VERSION = 1
+_JUDGES_VERSION = 2
 
 
 def default_directory() -> Path:

@@ -196,9 +196,12 @@ class _Search:
         return self.table[high]
 
     def _guess(self, aim: float) -> float:
-        """Where ε should equal `aim`, from a monotone curve through the entries, log against log."""
+        """Where ε should equal `aim`, from a monotone curve through the entries, log against log.
+
+        Beyond the least ε above 0 a curve says nothing: then, between the entries around it.
+        """
         entries = sorted((math.log(v), math.log(s)) for s, v in self.table.items() if 0 < v < math.inf)
-        if len(entries) < 2:
+        if len(entries) < 2 or math.log(aim) < entries[0][0]:
             return math.sqrt(math.prod(self._around(aim)))
         x, y = np.array(entries).T
         keep = np.append(True, np.diff(x) > 1e-12)

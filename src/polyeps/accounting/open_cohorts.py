@@ -2,14 +2,21 @@
 
 Whoever draws the cohorts knows them, so it is told apart whether a client took part or not. What can still be promised
 is that its answers might as well have been zeros (add-remove), or anything else (replace-one).
+
+Who does not know the draws learns no more: a sampled step is the same without being told whether it was a draw. So
+this is also a bound on what secret draws cost, and a better one where noise is so small that a grid is too coarse.
 """
 
+from __future__ import annotations
+
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import binom
 
-from polyeps.accounting.pld import gaussian_delta, gaussian_epsilon
+from polyeps.accounting.events import FixedSize, Gaussian, History, Poisson
+from polyeps.accounting.gaussians import Array, gaussian_delta, gaussian_epsilon
 from polyeps.core import Adjacency, check_delta
 
 
@@ -27,15 +34,50 @@ def known_draws_epsilon(
     check_delta(delta)
     if delta == 0:
         return math.inf
-    draws = np.arange(rounds + 1)
-    chances = binom.pmf(draws, rounds, rate)
-    reach = (1 if adjacency == "add-remove" else 2) / noise_multiplier
-    shifts = reach * np.sqrt(draws[1:])  # who was never drawn loses nothing
-    low, high = 0.0, gaussian_epsilon(reach * math.sqrt(rounds), delta)
-    if not math.isfinite(high):
-        return math.inf
-    while high - low > 1e-12 * high:  # keeps the sound end
-        middle = (low + high) / 2
-        mean = float(np.sum(chances[1:] * gaussian_delta(shifts, middle)))
-        low, high = (middle, high) if mean > delta else (low, middle)
-    return high
+    return _drawn_at(rate, _reach(adjacency) / noise_multiplier, rounds).epsilon(delta)
+
+
+@dataclass(frozen=True)
+class KnownDraws:
+    """Gaussian releases of which it is public how many there are: with these chances, these signals to noise."""
+
+    chances: Array
+    shifts: Array  # above 0: who was never drawn loses nothing
+
+    def delta(self, epsilon: float) -> float:
+        return float(np.sum(self.chances * gaussian_delta(self.shifts, epsilon)))
+
+    def epsilon(self, delta: float) -> float:
+        low, high = 0.0, gaussian_epsilon(float(self.shifts[-1]), delta)
+        if not math.isfinite(high):
+            return math.inf
+        while high - low > 1e-12 * high:  # keeps the sound end
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.delta(middle) > delta else (low, middle)
+        return high
+
+
+def with_draws_known(history: History, adjacency: Adjacency) -> KnownDraws | None:
+    """A history some of whose Gaussian releases were sampled, as if the samples were known; else nothing."""
+    reach, square, sampled = _reach(adjacency), 0.0, False
+    for step, uses in history.items():
+        inner = step.event if isinstance(step, Poisson | FixedSize) else step
+        if not isinstance(inner, Gaussian):
+            return None
+        sampled |= inner is not step
+        shift = reach / inner.noise_multiplier
+        square += uses * shift * shift
+        if len(history) == 1 and isinstance(step, Poisson):
+            return _drawn_at(step.sampling_probability, shift, uses)
+    # Of several kinds of steps, as if all samples had had this client: simpler, and still a bound.
+    return KnownDraws(np.ones(1), np.array([math.sqrt(square)])) if sampled else None
+
+
+def _drawn_at(rate: float, shift: float, rounds: int) -> KnownDraws:
+    draws = np.arange(1, rounds + 1)
+    return KnownDraws(binom.pmf(draws, rounds, rate), shift * np.sqrt(draws))
+
+
+def _reach(adjacency: Adjacency) -> int:
+    """How far one unit moves a sum, in clip norms."""
+    return 1 if adjacency == "add-remove" else 2

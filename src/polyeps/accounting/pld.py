@@ -12,14 +12,17 @@ from collections.abc import Sequence
 import numpy as np
 from dp_accounting.dp_event import DpEvent
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.special import gammaln, log_ndtr, ndtr
+from scipy.special import gammaln
 
 from polyeps.accounting.events import Gaussian, History, PureDpEvent, pure_sum
+from polyeps.accounting.gaussians import gaussian_epsilon
+from polyeps.accounting.open_cohorts import with_draws_known
 from polyeps.accounting.profiles import Array, Delta, Profile, is_private, profile, second_moment
 from polyeps.core import Adjacency
 
 VARIANCE_ADDED = 2e-4  # relative; raises ε by about half of it
 _MOST_POINTS = 1 << 22  # a coarser grid is still an upper bound; an endless one is no answer
+_FAR = 1e6  # of the sum of all releases, in deviations: beyond it, losses of a sampled one have not digits enough
 _WINDOW_MASS = 1e-16  # probability left outside the window, on either side
 # Deviations of a tail bound, as multiples of 1/spread: small ones for heavy tails, large ones for Gaussian tails.
 _TILTS = np.geomspace(0.5, 30, 8)
@@ -40,6 +43,16 @@ def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
             return pure_epsilon(step.epsilon, uses, delta)
         if isinstance(step, Gaussian):
             return gaussian_epsilon((1 if adjacency == "add-remove" else 2) / step.noise_multiplier, delta)
+    known = with_draws_known(steps, adjacency)  # which costs no less: who knows the draws knows more
+    if known is None:
+        return _on_a_grid(steps, delta, adjacency)
+    if known.delta(0.0) <= delta:
+        return 0.0
+    found = _on_a_grid(steps, delta, adjacency) if known.shifts.max() < _FAR else math.inf
+    return found if known.delta(found) > delta else known.epsilon(delta)
+
+
+def _on_a_grid(steps: History, delta: float, adjacency: Adjacency) -> float:
     pairs = [(profile(step, adjacency), uses) for step, uses in steps.items()]
     spread = math.sqrt(sum(uses * second_moment(step, adjacency) for step, uses in steps.items()))
     interval = spread * math.sqrt(6 * VARIANCE_ADDED / sum(steps.values()))
@@ -47,33 +60,6 @@ def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
     if answer < spread / 10:  # a large δ: ε is small beside the spread, so the grid must be finer
         answer = _both_ways(pairs, delta, interval / 10, spread)
     return min(answer, pure_sum(steps))
-
-
-def gaussian_delta(mu: Array, epsilon: float) -> Array:
-    """δ of Gaussian releases with total signal-to-noise μ, for each μ."""
-    above: Array = ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu))
-    return above
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """ε of Gaussian releases with total signal-to-noise μ, by inverting δ(ε) = Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ).
-
-    >>> round(gaussian_epsilon(1.0, 1e-5), 6)
-    4.377178
-    """
-
-    def excess(epsilon: float) -> float:
-        return float(gaussian_delta(np.asarray(mu), epsilon)) - delta
-
-    low, high = 0.0, mu * mu / 2 + 40 * mu
-    if excess(low) <= 0:
-        return 0.0
-    if excess(high) > 0:
-        return math.inf
-    while high - low > 1e-12 * high:  # bisection that keeps the sound end
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return high
 
 
 def pure_epsilon(step_epsilon: float, uses: int, delta: float) -> float:
@@ -126,7 +112,8 @@ def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, interv
     loss = (first + np.arange(size)) * interval
     kept = loss > -2 * interval  # negative ε is of no interest
     loss, mass = loss[kept], mass[kept]
-    return _invert(loss, mass, mass * np.exp(-loss), -math.expm1(log_finite) + 2 * _WINDOW_MASS + rounding, delta)
+    scaled = mass * np.exp(np.minimum(-loss, 700.0))  # the cap raises δ
+    return _invert(loss, mass, scaled, -math.expm1(log_finite) + 2 * _WINDOW_MASS + rounding, delta)
 
 
 def _convolve(tables: Sequence[tuple[int, Array, float, int]], size: int) -> Array:
@@ -156,7 +143,7 @@ def _positive_losses(delta: Delta, highest: float, interval: float) -> tuple[Arr
     grid = np.arange(max(2, math.ceil(highest / interval) + 1)) * interval
     drop = -np.diff(np.minimum.accumulate(np.clip(delta(grid), 0.0, 1.0)), append=0.0)  # ≥ 0
     infinite, drop[-1] = float(drop[-1]), 0.0
-    mass = (drop[:-1] * math.exp(interval) - drop[1:]) / math.expm1(interval)
+    mass = (drop[:-1] - drop[1:] * math.exp(-interval)) / -math.expm1(-interval)  # any interval: e^−x never overflows
     return np.maximum(mass, 0.0), infinite
 
 

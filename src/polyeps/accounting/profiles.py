@@ -26,6 +26,7 @@ Delta = Callable[[Array], Array]  # ε ≥ 0 ↦ δ
 
 # Losses beyond this many standard deviations of noise are counted as infinite: a probability of 1e-25.
 TAIL = 10.5
+_APART = 40.0  # deviations between two Gaussians beyond which hardly any outcome can be of both
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,11 @@ def sampled_gaussian(rate: float, mu: float) -> Profile:
         return symmetric(lambda epsilon: _gaussian(mu, epsilon), highest)
 
     def remove(epsilon: Array) -> Array:
-        return rate * _gaussian(mu, np.log1p(np.expm1(np.minimum(epsilon, 700.0)) / rate))
+        t = np.log1p(np.expm1(np.minimum(epsilon, 700.0)) / rate)
+        return rate * _gaussian(mu, np.where(epsilon > 700, epsilon - math.log(rate), t))  # where e^ε is no double
 
     def add(epsilon: Array) -> Array:
-        left = np.maximum(-np.expm1(epsilon + math.log1p(-rate)), 0.0)
+        left = -np.expm1(np.minimum(epsilon + math.log1p(-rate), 0.0))
         ratio = np.maximum(np.expm1(-epsilon) / rate, -1 + 1e-16)
         return left * _gaussian(mu, -np.log1p(ratio))
 
@@ -169,6 +171,10 @@ def second_moment(step: DpEvent, adjacency: Adjacency) -> float:
         case _:
             rate, sigma = step.sample_size / step.source_dataset_size, step.event.noise_multiplier
     mu = (1 if adjacency == "add-remove" else 2) / sigma
+    if mu > _APART:
+        return (1 - rate) * (_log1m(rate) if rate < 1 else 0.0) ** 2 + rate * (
+            (math.log(rate) + mu * mu / 2) ** 2 + mu * mu
+        )
     z = np.linspace(-TAIL, TAIL + mu, 2001)
     density = (1 - rate) * np.exp(-z * z / 2) + rate * np.exp(-((z - mu) ** 2) / 2)
     loss = np.logaddexp(_log1m(rate), math.log(rate) + mu * z - mu * mu / 2)

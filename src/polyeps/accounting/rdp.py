@@ -33,6 +33,7 @@ ORDERS: tuple[float, ...] = (
     *range(11, 65),
     *(round(64 * 2 ** (step / 4)) for step in range(1, 29)),
 )
+_TOO_SMALL = 1e-3  # of a noise multiplier, to integrate by steps of 1e-4 or less
 
 
 def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
@@ -96,14 +97,17 @@ def sampled_gaussian(step: Poisson, alpha: Array) -> Array:
     """Rényi divergence of (1−q)·N(0,σ²) + q·N(1,σ²) from N(0,σ²), the worse of the two orders.
 
     Whole orders are a binomial sum, which the library keeps; its series for the others is loose and need not
-    converge, so those are integrated: for this integrand the trapezoid rule is exact to rounding.
+    converge, so those are integrated: for this integrand the trapezoid rule is exact to rounding. Where noise is too
+    small for the steps of the rule, they have what they cost without sampling.
     """
     whole = alpha == np.round(alpha)
     result = np.empty(len(alpha))
     if whole.any():
         result[whole] = _library(step, "add-remove", alpha[whole].astype(int).tolist())
-    if not whole.all():
-        rate, sigma = step.sampling_probability, step.event.noise_multiplier
+    rate, sigma = step.sampling_probability, step.event.noise_multiplier
+    if sigma < _TOO_SMALL:
+        result[~whole] = alpha[~whole] / 2 / sigma / sigma
+    elif not whole.all():
         order = alpha[~whole][:, None]
         width = max(min(sigma, sigma**2) / 8, 1e-4)
         x = np.arange(-14 * sigma, float(order.max()) + 14 * sigma, width)

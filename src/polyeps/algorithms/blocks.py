@@ -17,6 +17,7 @@ from polyeps.aggregation import weighted_mean
 from polyeps.certificate import Form
 from polyeps.core import Action, Ask, Payload, Profile, Replies, State, Streams, Task, Work
 from polyeps.grouping import split_by_epsilon
+from polyeps.mechanisms.clipping import check_clip
 from polyeps.training import Training
 
 Floats = NDArray[np.float64]
@@ -50,6 +51,9 @@ class Federation:
     noise: Callable[[int], Streams]  # the server's own random numbers of a round, a row for each group
     # (learning_rate, pull) -> SGD, with one number for all or one for each row it will train
     training: Callable[[Floats | float, Floats | float], Training]
+
+    def __post_init__(self) -> None:
+        check_clip("training.clip", self.clip)
 
     @property
     def sizes(self) -> dict[str, int]:

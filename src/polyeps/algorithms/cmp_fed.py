@@ -33,6 +33,7 @@ from polyeps.algorithms.releases import Held, NoiseKind, Release, SecureSums, ch
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
 from polyeps.lowrank import Directions, WarmStart, Whole, low_rank
+from polyeps.mechanisms.clipping import check_clip
 
 # The default clip of U, of that of V. Of U only the directions are used, so nothing is lost when everybody's is cut to
 # one length; and V_t shows the way so badly at first that U is a small part of Δ, and would drown in noise made for Δ.
@@ -59,16 +60,22 @@ def cmp_fed(
     check_rates(server_rate, rate_decay)
     if not 0 < split < 1:
         raise InputError(f"split must lie between 0 and 1, not {split}")
+    if directions == "model":
+        _check_nothing_paid(
+            clip_subspace=(clip_subspace, None), split=(split, 0.5), warm_start=(warm_start, "orthonormal")
+        )
     plain = federation.training(federation.learning_rate, 0.0)
     factors = low_rank(plain.model.slices, rank, whole=whole, warm_start=warm_start, directions=directions)
-    clip = clip_embedding or federation.clip
+    clip, short = _clips(federation.clip, clip_embedding, clip_subspace)
     # Where everything is sent whole, or the model tells the directions, there is no first release.
     paid = bool(factors.matrices) and directions == "paid"
     agents = len(federation.groups)
-    first = Release("subspace", factors.subspace_size, clip_subspace or SHORT * clip, split, noise, agents)
+    first = Release("subspace", factors.subspace_size, short, split, noise, agents)
     second = Release("embed", factors.embedding_size, clip, 1 - split if paid else 1.0, noise, agents)
+    releases = (first, second) if paid else (second,)
     expected = federation.rate * agents
     sums = SecureSums(max(federation.scales.values()), expected, federation.noise, dropouts, colluders)
+    sums.check(*releases)
     held = Held()
 
     def subspace(work: Work) -> tuple[Payload, Payload]:
@@ -104,12 +111,30 @@ def cmp_fed(
     return Algorithm(
         {**actions, "embed": Action(embed, price=None)},
         round,
-        dues=partial(dues, federation.rate, (first, second) if paid else (second,)),
+        dues=partial(dues, federation.rate, releases),
         trust="secure-sum",
         unit="client",
         conditions=sums.conditions(federation.rate),
         least=sums.least_told,
     )
+
+
+def _clips(of_training: float, embedding: float | None, subspace: float | None) -> tuple[float, float]:
+    """The longest right and left factors."""
+    clip = of_training if embedding is None else embedding
+    check_clip("clip_embedding", clip)
+    short = SHORT * clip if subspace is None else subspace
+    check_clip("clip_subspace" if subspace is not None else f"clip_subspace, {SHORT:g} of clip_embedding,", short)
+    return clip, short
+
+
+def _check_nothing_paid(**options: tuple[Any, Any]) -> None:
+    """Refuse options, with their defaults, of a release that is not made."""
+    for name, (value, default) in options.items():
+        if value != default:
+            raise InputError(
+                f'{name} is about left factors that clients send, and directions = "model" has none; leave it out'
+            )
 
 
 def dues(rate: float, releases: Iterable[Release], scale: float) -> Any:

@@ -47,6 +47,7 @@ def dp_randagg(
     release = Release("train", kept, federation.clip, noise=noise, agents=agents)
     expected = federation.rate * agents
     sums = SecureSums(max(federation.scales.values()), expected, federation.noise, dropouts, colluders)
+    sums.check(release)
 
     def train(work: Work) -> tuple[Payload, Payload]:
         updates = trained_in_cohort(plain, work)

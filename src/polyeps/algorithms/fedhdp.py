@@ -32,7 +32,7 @@ from polyeps.algorithms.weighing import Groups, best_weights, learn_differences,
 from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
-from polyeps.mechanisms.clipping import clip_to_norm, norms_of
+from polyeps.mechanisms.clipping import LONGEST, SHORTEST, clip_to_norm, norms_of
 
 
 def fedhdp(
@@ -96,7 +96,7 @@ def fedhdp(
         if adaptive:
             share = found.bits / float(expected.sum()) + 0.5
             # What floats cannot clip to is not asked for: a clip that fell so low has stopped the training anyway.
-            clip = (clip * math.exp(-clip_rate * (share - quantile))).clamp(1e-30, 1e30)
+            clip = (clip * math.exp(-clip_rate * (share - quantile))).clamp(SHORTEST, LONGEST)
         return step(state, weights.to(means) @ means, clip=clip, **kept)
 
     return Algorithm(

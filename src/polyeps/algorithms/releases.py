@@ -31,7 +31,7 @@ from polyeps.engine.noise import normals_for
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
 from polyeps.mechanisms.integer import Grid, discrete_gaussian_event, padded, skellam_event
-from polyeps.mechanisms.lattice_noise import NoiseName
+from polyeps.mechanisms.lattice_noise import LARGEST, SMALLEST, NoiseName
 from polyeps.mechanisms.rounding import decode, encode
 from polyeps.mechanisms.words import words_of
 
@@ -42,6 +42,10 @@ NoiseKind = Literal["gaussian", "skellam", "discrete-gaussian"]
 FINE = 4096  # steps of the integers' grid in a clip norm: finer ones save no privacy worth having
 # Steps of an agent's discrete Gaussian noise from which sums over cohorts of any two sizes are alike but for 10⁻⁶⁰.
 _SMOOTH = 4.0
+_REMEDY = {
+    True: "give a larger budgets.epsilon or smaller budgets.scale, run fewer rounds",
+    False: "give a smaller budgets.epsilon or larger budgets.scale",
+}
 _SPREAD = 6  # deviations above its mean that a cohort's size is reckoned with
 
 
@@ -105,6 +109,19 @@ class Release:
         everybodys = self.deviation(scale) / math.sqrt(honest_share)
         return Grid.fitting(self.clip, self.clip / FINE, self.size, most, most, everybodys, noise=self._lattice).bits
 
+    def check_drawable(self, scale: float, honest_share: float, drawn: int) -> None:
+        """Refuse noise of which an agent of so many could not draw its part."""
+        if self.noise == "gaussian" or not scale:
+            return
+        part = self.deviation(scale) / math.sqrt(drawn * honest_share) / (self.clip / FINE)
+        if not SMALLEST <= part <= LARGEST:
+            raise InputError(
+                f'noise = "{self.noise}" can be drawn for deviations of {SMALLEST:g} to {LARGEST:g} steps of the grid, '
+                f"and each of {drawn} clients would need {part:g}; {_REMEDY[part > LARGEST]}"
+                + (", move split nearer to 0.5" if self.share < 1 else "")
+                + ', or take noise = "gaussian"'
+            )
+
     def decoded(self, total: Tensor, state: State, scale: float, honest: float, bits: int | None) -> Tensor:
         """The sum of the vectors, from the sum of what was sent."""
         if bits is None:
@@ -147,6 +164,12 @@ class SecureSums:
                 raise InputError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
         if not self.honest_share > 0:
             raise InputError("dropouts and colluders leave nobody to add noise; together they must be below 1")
+        most = (1 - self.colluders) / 2
+        if self.dropouts > most + 1e-9:
+            raise InputError(
+                f"dropouts must be at most (1 - colluders)/2, here {most:g}, not {self.dropouts:g}: a secure sum opens "
+                "nothing if fewer than (1 + colluders)/2 of those drawn answer, so noise for more dropouts is in vain"
+            )
 
     @property
     def honest_share(self) -> float:
@@ -169,6 +192,13 @@ class SecureSums:
     def most(self) -> int:
         """Clients whose sum must fit: a number that is public, and hardly ever passed. If it is, more sums wrap."""
         return math.ceil(self.expected + _SPREAD * math.sqrt(self.expected))
+
+    def check(self, *releases: Release) -> None:
+        """Refuse noise that clients could not draw, before anybody has paid: for cohorts of all likely sizes."""
+        fewest = max(1, math.floor(self.expected - _SPREAD * math.sqrt(self.expected)))
+        for release in releases:
+            for drawn in (fewest, self.most):
+                release.check_drawable(self.scale, self.honest_share, drawn)
 
     def least(self, drawn: int) -> int:
         """How many of those drawn must answer for a sum to be opened: enough for the noise, and for the secure sum.

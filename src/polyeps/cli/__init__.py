@@ -50,7 +50,9 @@ def run(arguments: list[str]) -> int:
         asked.show(sys.stdout)
         return 2
     except click.ClickException as problem:
-        return _say(problem.format_message(), 2)
+        # Of a command nobody knows typer says in the message what may be meant, and click after it once more.
+        hinted = "Did you mean" in problem.message
+        return _say(problem.message if hinted else problem.format_message(), 2)
     except click.Abort:
         return _say("stopped", 130)
     except LedgerTampered as problem:

@@ -9,6 +9,7 @@ from polyeps.errors import InputError
 
 # Scaling rounds four times, each by 2⁻²⁴: aiming here ends below C(1 − 2⁻²⁰).
 _AIM = 1 - 2**-19
+SHORTEST, LONGEST = 1e-30, 1e30  # clip norms: beyond, float32 has not the digits the guarantee rests on
 _AT_ONCE = 2**20  # numbers cast to float64 at a time
 
 
@@ -19,8 +20,7 @@ def clip_to_norm(rows: Tensor, clip: float) -> Tensor:
     clip · (1 − 2⁻²⁰). A row is one client's release, all matrices together: clipped matrix by matrix, L of them
     would have a sensitivity √L times as large.
     """
-    if not 1e-30 <= clip <= 1e30:  # beyond, float32 has not the digits the guarantee rests on
-        raise InputError(f"clip must be between 1e-30 and 1e30, not {clip}")
+    check_clip("clip", clip)
     if rows.dtype not in (torch.float32, torch.float64):
         raise InputError(f"rows must be float32 or float64, not {rows.dtype}: coarser rounding would pass the clip")
     if not rows.numel():
@@ -30,6 +30,12 @@ def clip_to_norm(rows: Tensor, clip: float) -> Tensor:
     # In two halves: of a row near float's largest number the factor itself may be below its smallest.
     halves = factors.sqrt().to(rows.dtype)[:, None]
     return torch.mul(rows, halves).mul_(halves).masked_fill_(~torch.isfinite(norms)[:, None], 0.0)
+
+
+def check_clip(name: str, clip: float) -> None:
+    """Refuse a norm that rows cannot be clipped to, by the name of the setting it comes from."""
+    if not SHORTEST <= clip <= LONGEST:  # NaN fails every comparison
+        raise InputError(f"{name} must be between {SHORTEST:g} and {LONGEST:g}, not {clip:g}")
 
 
 def norms_of(rows: Tensor) -> Tensor:
