@@ -120,6 +120,9 @@ def test_fixed_size_lies_between_an_explicit_pair_and_renyi(sigma: float, lower:
 def test_fixed_size_under_add_remove_is_refused() -> None:
     with pytest.raises(UnknownEvent, match="Poisson sampling or replace-one"):
         epsilon(FixedSize(100, 10, Gaussian(1.0)), 1e-5)
+    for noise in (1e-9, 1e9):  # however little or much there is to know
+        with pytest.raises(UnknownEvent, match="Poisson sampling or replace-one"):
+            epsilon(FixedSize(100, 10, Gaussian(noise)), 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,8 @@ def with_draws_known(history: History, adjacency: Adjacency) -> KnownDraws | Non
     reach, square, sampled = _reach(adjacency), 0.0, False
     for step, uses in history.items():
         inner = step.event if isinstance(step, Poisson | FixedSize) else step
-        if not isinstance(inner, Gaussian):
-            return None
+        if not isinstance(inner, Gaussian) or (isinstance(step, FixedSize) and adjacency == "add-remove"):
+            return None  # fixed-size samples mean nothing where somebody is added: the judge refuses them
         sampled |= inner is not step
         shift = reach / inner.noise_multiplier
         square += uses * shift * shift
