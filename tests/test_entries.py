@@ -48,7 +48,7 @@ def test_options_that_change_a_summary_exist(name: str, option: str, value: Any)
 def test_one_budget_for_all_is_everybodys_own(name: str, tmp_path: Path) -> None:
     assert told({"name": name}, budgets=EQUAL)["budgets"] == "own"
     assert told({"name": name})["budgets"] == ALGORITHMS[name].budgets
-    assert told({"name": name, "epsilon": 4.5}, budgets=EQUAL)["budgets"] == ALGORITHMS[name].budgets
+    assert told({"name": name, "epsilon": 3.5}, budgets=EQUAL)["budgets"] == ALGORITHMS[name].budgets
     lines = "".join(f"{client},4,{1e-3 if client else 1e-4}\n" for client in range(6))
     (tmp_path / "budgets.csv").write_text(f"client,epsilon,delta\n{lines}")
     unlike = {"epsilons": None, "file": tmp_path / "budgets.csv"}

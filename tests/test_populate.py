@@ -120,7 +120,7 @@ def test_synthetic_records_are_made_from_the_seed() -> None:
             ("exactly one of distribution, file, epsilons, epsilon and menu",),
         ),
         ({"budgets": {"epsilons": (1, 1, 1, 0, 1, 1)}}, ("client '3'", "epsilon must be a finite number above 0")),
-        ({"budgets": {"epsilons": (1, 1, 1, 1, 1, float("inf"))}}, ("client '5'", "finite")),
+        ({"budgets": {"epsilons": (1, 1, 1, 1, 1, float("inf"))}}, ("budgets.epsilons.5", "finite")),
     ],
 )
 def test_what_does_not_fit_is_named(
