@@ -34,14 +34,14 @@ def test_showing_needs_no_device(small: tuple[str, ...]) -> None:
     assert (nothing["cells"], nothing["left_out"], nothing["missing"]) == ([], 1, 6)
 
 
-@pytest.mark.parametrize("study", ["pfa", "cmp-fed"])
-def test_where_nothing_is_finished_what_was_written_stays(study: str, tmp_path: Path) -> None:
-    for file in ("cmp-fed-table-1.md", "pfa-figure-6.md"):
-        (tmp_path / file).write_text("of an earlier run")
-    part = ("--figure", "6") if study == "pfa" else ("--table", "1")
-    spoken = run("reproduce", study, *part, "--show", "--work", str(tmp_path / "work"), "--output", str(tmp_path))
-    assert "nothing is finished yet" in spoken.stderr
-    assert {file.read_text() for file in tmp_path.glob("*.md")} == {"of an earlier run"}
+def test_where_nothing_is_finished_what_was_written_stays(small: tuple[str, ...], tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    other = ("reproduce", "cmp-fed", "--table", "1", "--work", str(tmp_path / "work"), "--output", str(results))
+    for command, file in ((small, "test-figure-1-quick.md"), (other, "cmp-fed-table-1.md")):
+        (results / file).write_text("of an earlier run")
+        assert "nothing is finished yet" in run(*command, "--show").stderr
+        assert (results / file).read_text() == "of an earlier run"
 
 
 def test_a_shard_leaves_the_rest_to_others(small: tuple[str, ...], tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_every_study_is_listed() -> None:
     running = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
     told = " ".join(run("reproduce", "--help").stdout.split())
     for study in STUDIES:
-        assert f"| `{study}` |" in running.partition("## Reproducing")[2]
+        assert f"| `reproduce {study}` |" in running.partition("## Reproducing")[2]
         assert f"{study} (" in told
 
 
