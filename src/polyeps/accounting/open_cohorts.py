@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.stats import binom
@@ -18,6 +19,8 @@ from scipy.stats import binom
 from polyeps.accounting.events import FixedSize, Gaussian, History, Poisson
 from polyeps.accounting.gaussians import Array, gaussian_delta, gaussian_epsilon
 from polyeps.core import Adjacency, check_delta
+
+_UNLIKELY = 1e-20  # a chance far below any δ of use
 
 
 def known_draws_epsilon(
@@ -74,8 +77,17 @@ def with_draws_known(history: History, adjacency: Adjacency) -> KnownDraws | Non
 
 
 def _drawn_at(rate: float, shift: float, rounds: int) -> KnownDraws:
-    draws = np.arange(1, rounds + 1)
-    return KnownDraws(binom.pmf(draws, rounds, rate), shift * np.sqrt(draws))
+    draws, chances = _draws(rate, rounds)
+    return KnownDraws(chances, shift * np.sqrt(draws))
+
+
+@lru_cache(maxsize=64)  # a calibration asks for one over and over
+def _draws(rate: float, rounds: int) -> tuple[Array, Array]:
+    """How often a client is drawn, and how likely; what hardly ever happens counts as being drawn every time."""
+    likely = min(rounds - 1, int(binom.isf(_UNLIKELY, rounds, rate)))
+    often = np.arange(1, likely + 1)
+    rare = float(binom.sf(likely, rounds, rate))
+    return np.append(often, rounds), np.append(binom.pmf(often, rounds, rate), rare)
 
 
 def _reach(adjacency: Adjacency) -> int:
