@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 
 from polyeps.core import Payload, Replies, Total
 from polyeps.errors import InputError
@@ -64,6 +67,12 @@ def add(replies: Replies, least: int = 1, bits: int | None = None) -> Total:
         check_integers(replies.payload)
         payload = {name: total & (2**bits - 1) for name, total in payload.items()}
     return Total(replies.ids, payload, replies.received, sent(replies, bits))
+
+
+def unflattened(total: NDArray[np.uint64], shapes: Mapping[str, Sequence[int]]) -> Payload:
+    """A sum of flattened payloads as the tensors it was made of."""
+    pieces = torch.split(torch.from_numpy(total.astype(np.int64)), [math.prod(shape) for shape in shapes.values()])
+    return {name: piece.reshape(tuple(shape)) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
 def sent(replies: Replies, bits: int | None) -> int:

@@ -120,6 +120,11 @@ def lowest_threshold(clients: int, colluders: int = 0) -> int:
     return (clients + colluders) // 2 + 1
 
 
+def enough(clients: int, least: int) -> int:
+    """How many of some clients must stay, where the noise in their vectors needs at least so many."""
+    return max(least, lowest_threshold(clients), 2)
+
+
 def refused(step: Step, sender: str, why: str, remedy: str) -> MessageRefused:
     """The error for a message, which names who sent it and what for."""
     who = sender if sender == SERVER else f"client {sender!r}"

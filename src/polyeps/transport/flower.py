@@ -24,7 +24,7 @@ from polyeps.core import ENTER, Algorithm, Field, Payload, Profile, Replies, Tas
 from polyeps.errors import InputError
 from polyeps.server import Transport
 from polyeps.transport import codec
-from polyeps.transport.flower_sums import Asked, Seat, run_sum, unflattened
+from polyeps.transport.flower_sums import Asked, Seat, run_sum
 from polyeps.transport.masks import bytes_of
 
 # What a node opens for a message: itself as a cohort of one, what it is asked to run, and what it tells.
@@ -142,14 +142,14 @@ class OnFlower(Transport):
         received = codec.size(task.payload)
         if not ids:
             return Total((), {}, received)
-        names, sizes = _read_shapes(shapes[ids[0]])
-        length = sum(math.prod(size) for size in sizes)
+        sizes = {name: [int(side) for side in shape] for name, shape in shapes[ids[0]].items()}
+        length = sum(map(math.prod, sizes.values()))
         identities = {client: self._identities[client] for client in ids}
         found = run_sum(task, identities, least, bits, length, self._passed_on)
         sent = length * bytes_of(bits)
         if found is None:
             return Total(ids, {}, received, sent)
-        return Total(found.survivors, unflattened(found.total, names, sizes), received, sent)
+        return Total(found.survivors, codec.unflattened(found.total, sizes), received, sent)
 
     def _done(self, task: Task, **more: int) -> Iterator[tuple[str, Message]]:
         """Who did the task, with the reply."""
@@ -189,10 +189,6 @@ def _arrays(payload: Payload) -> ArrayRecord:
 
 def _shapes(payload: Payload) -> ConfigRecord:
     return ConfigRecord({name: list(tensor.shape) or [1] for name, tensor in payload.items()})
-
-
-def _read_shapes(record: ConfigRecord) -> tuple[list[str], list[list[int]]]:
-    return list(record), [[int(side) for side in shape] for shape in record.values()]
 
 
 def _tensors(record: ArrayRecord) -> Payload:

@@ -11,7 +11,7 @@ opened with fewer answers than its noise was made for, whatever the server said 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from polyeps.core import Algorithm, Payload, Task
 from polyeps.errors import InputError, MessageRefused, SumAborted
 from polyeps.head import replace_file
 from polyeps.transport import codec
-from polyeps.transport.envelopes import Step, Terms, lowest_threshold, pack, unpack
+from polyeps.transport.envelopes import Step, Terms, enough, pack, unpack
 from polyeps.transport.secagg import take_step
 from polyeps.transport.secagg_client import Agent, Kept
 from polyeps.transport.secagg_server import Server, Sum
@@ -109,7 +109,7 @@ def run_sum(
     task: Task, identities: Mapping[str, bytes], least: int, bits: int, length: int, exchange: Exchange
 ) -> Sum | None:
     """The server's part: all steps with those who have done the task; nothing where too few are left."""
-    threshold = max(least, lowest_threshold(len(identities)), 2)
+    threshold = enough(len(identities), least)
     if len(identities) < threshold:
         return None
     server = Server(Terms(sum_name(task), task.round, identities, bits, length, threshold))
@@ -125,10 +125,3 @@ def run_sum(
         return server.finish()
     except SumAborted:
         return None
-
-
-def unflattened(total: Words, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Payload:
-    """The sum as the tensors it was made of."""
-    sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
-    pieces = torch.split(torch.from_numpy(total.astype(np.int64)), sizes)
-    return {name: piece.reshape(list(shape)) for name, shape, piece in zip(names, shapes, pieces, strict=True)}

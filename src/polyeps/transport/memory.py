@@ -13,7 +13,7 @@ from polyeps.core import Algorithm, Field, Profile, Replies, Task, Total
 from polyeps.errors import InputError, SumAborted
 from polyeps.server import Transport
 from polyeps.transport import codec
-from polyeps.transport.envelopes import Step, lowest_threshold
+from polyeps.transport.envelopes import Step, enough
 from polyeps.transport.secagg import secure_sum
 
 
@@ -52,19 +52,17 @@ class Securely(InMemory):
         codec.check_integers(replies.payload)
         if bits is None:
             raise InputError(f"a secure sum of {task.action!r} needs to know modulo which power of two; give bits")
-        enough = max(least, lowest_threshold(len(replies.ids)), 2)
-        if len(replies.ids) < enough:
+        threshold = enough(len(replies.ids), least)
+        if len(replies.ids) < threshold:
             return replace(codec.add(replies, bits=bits), payload={})
         shapes = {name: tensor.shape[1:] for name, tensor in replies.payload.items()}
         rows = torch.cat([tensor.flatten(1) for tensor in replies.payload.values()], 1).to(torch.int64)
         vectors = rows.cpu().numpy().astype(np.uint64)
         try:
-            opened = secure_sum(vectors, bits, enough, task.run, task.round, self.dropouts, replies.ids)
+            opened = secure_sum(vectors, bits, threshold, task.run, task.round, self.dropouts, replies.ids)
         except SumAborted:
             return replace(codec.add(replies, bits=bits), payload={})
-        sizes = [shape.numel() for shape in shapes.values()]
-        pieces = torch.split(torch.from_numpy(opened.total.astype(np.int64)), sizes)
-        payload = {name: piece.reshape(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+        payload = codec.unflattened(opened.total, shapes)
         return Total(opened.survivors, payload, replies.received, codec.sent(replies, bits))
 
 
