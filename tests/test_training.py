@@ -19,6 +19,7 @@ from polyeps import training
 from polyeps.core import Records
 from polyeps.engine import captured, loop
 from polyeps.engine.captured import Graphs, train_on_device
+from polyeps.engine.deferred import Deferral
 from polyeps.engine.layout import Plan, lay_out, plan_exact, plan_padded, plan_sorted
 from polyeps.engine.loop import Settings, choose_plan, pace, train_on_cpu
 from polyeps.engine.memory import keep_freed_memory
@@ -192,14 +193,14 @@ def test_a_step_kept_from_other_rows_works_with_the_new_rows_numbers(fixed: bool
     layout, held = captured._prepare(starts, starts, placed, pace(first, None, starts.device), own)
     with torch.no_grad():
         for _ in range(4):
-            captured._step(SMALL, mine, layout, held)
+            captured._step(SMALL, Deferral(SMALL.network), mine, layout, held)
     second, mine, own, placed = of(slice(3, 7), 0.1, placed.shape)
     fresh = captured._prepare(starts + 0.1, starts, placed, pace(second, None, starts.device), own)[1]
     assert lay_out(3, list(placed.shape.cuts), np.array(placed.shape.widths), starts.device).groups == layout.groups
     captured._refill(held, fresh)
     with torch.no_grad():
         for _ in range(4):
-            captured._step(SMALL, mine, layout, held)
+            captured._step(SMALL, Deferral(SMALL.network), mine, layout, held)
         wanted = train_on_device(SMALL, starts + 0.1, starts, mine, own, second, Graphs())
     torch.testing.assert_close(held.models, wanted, rtol=1e-5, atol=1e-6)
 

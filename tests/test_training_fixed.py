@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import dp_accounting
 import numpy as np
@@ -126,7 +127,9 @@ def test_the_captured_step_run_eagerly_is_the_cpu_path() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["logistic", "cnn"])
-def test_on_a_device_as_on_the_cpu(name: str) -> None:
+def test_on_a_device_as_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Steps without clips round products to ten bits, enough to turn a kink of the CNN the other way.
+    monkeypatch.setattr("polyeps.engine.captured._coarse_products", nullcontext)
     model = MODELS[name]()
     records = cohort(model, classes=2)
     there = Records(records.features.cuda(), records.labels.cuda(), records.offsets.cuda())
@@ -140,7 +143,7 @@ def test_on_a_device_as_on_the_cpu(name: str) -> None:
     plain = sgd(model, sampler="fixed", batch=BATCH, steps=STEPS, learning_rate=0.05)
     device = plain.run(start(model), there, streams()).cpu()
     host = plain.run(start(model), records, streams())
-    assert float((device - host).norm() / host.norm()) < 0.01  # products are coarser where nothing is clipped
+    torch.testing.assert_close(device, host, rtol=1e-3, atol=1e-4)
 
 
 def test_the_price_is_of_fixed_size_batches_under_replace_one() -> None:

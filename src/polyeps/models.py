@@ -21,7 +21,7 @@ from torch.func import functional_call
 from polyeps.engine.losses import BinaryHinge, BinaryLogistic
 from polyeps.engine.losses import cross_entropy as cross_entropy
 from polyeps.engine.losses import hinge as hinge
-from polyeps.engine.network import Loss, Network, floats_per_row, lower
+from polyeps.engine.network import Loss, Network, floats_per_row, lower, one_vector_a_row
 from polyeps.engine.recurrent import LastState
 from polyeps.errors import InputError
 
@@ -72,6 +72,11 @@ class Model:
     def floats_per_row(self) -> int:
         """About how many floats one row of a batch needs during a step, to choose chunks by."""
         return floats_per_row(self.network, torch.zeros(1, *self.input_shape, dtype=self.input_type))
+
+    @cached_property
+    def one_vector_a_row(self) -> frozenset[int]:
+        """Which layers are linear maps of one vector a row."""
+        return one_vector_a_row(self.network, torch.zeros(1, *self.input_shape, dtype=self.input_type))
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
         """The vector (d,), or matrix (n, d), of named tensors."""

@@ -253,7 +253,7 @@ def _train(
     for rows in _chunks(model, records, settings, memory):
         mine = Records(features, records.labels, records.spans[rows])
         some = streams.select(range(rows.start, rows.stop))
-        before, fixed = starts[rows].contiguous(), pulled_to[rows]
+        before, fixed = starts[rows], pulled_to[rows]
         if device.type == "cpu":
             after = train_on_cpu(model, before, fixed, mine, some, settings.select(rows))
         else:

@@ -21,7 +21,7 @@ from polyeps.mechanisms.clipping import check_clip
 from polyeps.training import Training
 
 Floats = NDArray[np.float64]
-ROWS_TOGETHER = 32  # rows a device trains at once are a multiple of this: few sizes, and little wasted
+ROWS_TOGETHER = 16  # rows a device trains at once are a multiple of this: few sizes, and little wasted
 Split = Literal["mixture", "k-means", "top", "threshold"]
 
 

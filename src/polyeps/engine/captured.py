@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from polyeps.core import Records
+from polyeps.engine.deferred import Deferral
 from polyeps.engine.layout import Layout, Step, lay_out
-from polyeps.engine.loop import Pace, Settings, advance, pace, step_directly
+from polyeps.engine.loop import Learning, Pace, Settings, advance, deferral_of, pace, step_directly
 from polyeps.engine.noise import SeededStreams, Streams
 from polyeps.engine.philox import fill_normals
 from polyeps.engine.placing import Placed, Shape, place
@@ -50,6 +51,7 @@ class Captured(NamedTuple):
     buffers: Buffers
     layout: Layout
     shape: Shape
+    deferral: Deferral
 
 
 @dataclass(frozen=True)
@@ -77,31 +79,44 @@ def train_on_device(
         return starts.clone()
     optional = tuple(values is None for values in settings.__dict__.values())
     data = (records.features.data_ptr(), records.labels.data_ptr(), *records.features.shape)
-    key = (model, data, steps, len(starts), optional)
+    alike = starts.stride(0) == 0  # a layer that is deferred then has one start for all
+    key = (model, data, steps, len(starts), alike, optional)
     held = graphs.held.get(key)
     # At least as wide as last time, so that rounds soon agree on one shape.
     last = None if held is None else held.shape
     placed = place(streams, records.spans, settings, model.size, model.floats_per_row, last, device)
     sizes = placed.sizes.cpu().numpy() if settings.divisor is None else None
-    layout, buffers = _prepare(starts, anchor, placed, pace(settings, sizes, device), streams)
+    fixed = pace(settings, sizes, device)
+    if held is not None and held.shape != placed.shape:
+        held = None
+    if held is None:
+        deferral = deferral_of(model, starts, fixed, max(placed.shape.widths), placed.order is not None)
+    else:
+        deferral = held.deferral
+    deferral.begin(starts, fixed.rate, fixed.momentum)
+    models = deferral.kept(starts)
+    layout, buffers = _prepare(models, anchor, placed, fixed, streams)
 
     def step() -> None:
         with _coarse_products(settings.clip is None):
-            _step(model, records, layout, buffers)
+            _step(model, deferral, records, layout, buffers)
 
     if not starts.is_cuda:  # the same code without a graph: how it is tested where there is no device
         for _ in range(steps):
             step()
-        return buffers.models
-    if held is not None and held.shape == placed.shape:
+        return deferral.joined(buffers.models)
+    if held is not None:
         _refill(held.buffers, buffers)
     else:
         while len(graphs.held) >= KEPT:
             graphs.held.pop(next(iter(graphs.held)))
-        held = graphs.held[key] = Captured(_capture(step, buffers, starts), buffers, layout, placed.shape)
+        graph = _capture(step, buffers, models)
+        deferral.begin(starts, fixed.rate, fixed.momentum)
+        held = graphs.held[key] = Captured(graph, buffers, layout, placed.shape, deferral)
     for _ in range(steps):
         held.graph.replay()
-    return held.buffers.models.clone()
+    learned = deferral.joined(held.buffers.models)
+    return learned.clone() if learned is held.buffers.models else learned
 
 
 @contextmanager
@@ -118,9 +133,10 @@ def _coarse_products(allowed: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _step(model: Model, records: Records, layout: Layout, buffers: Buffers) -> None:
+def _step(model: Model, deferral: Deferral, records: Records, layout: Layout, buffers: Buffers) -> None:
     now = buffers.counter
     fixed = buffers.pace
+    learning = Learning(deferral.network, model.loss, buffers.models, buffers.velocity, buffers.anchor)
     step = Step(
         layout,
         None if buffers.order is None else buffers.order.index_select(0, now)[0],
@@ -129,7 +145,8 @@ def _step(model: Model, records: Records, layout: Layout, buffers: Buffers) -> N
     )
     rate, divisor = fixed.rate.index_select(0, now)[0], fixed.divisor.index_select(0, now)[0]
     if buffers.gradient is None:
-        step_directly(model, buffers.models, buffers.velocity, buffers.anchor, records, step, fixed, rate, divisor)
+        deferral.enter(now, len(buffers.records))
+        step_directly(learning, records, step, fixed, rate, divisor)
         now.add_(1)
         return
     if fixed.deviation is None:
@@ -137,18 +154,7 @@ def _step(model: Model, records: Records, layout: Layout, buffers: Buffers) -> N
     else:
         fill_normals(buffers.gradient, buffers.keys, now)
         buffers.gradient.mul_(fixed.deviation)
-    advance(
-        model,
-        buffers.models,
-        buffers.velocity,
-        buffers.anchor,
-        records,
-        step,
-        fixed,
-        rate,
-        divisor,
-        buffers.gradient,
-    )
+    advance(learning, records, step, fixed, rate, divisor, buffers.gradient)
     now.add_(1)
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polyeps.core import Records
+from polyeps.engine.deferred import Deferral, defer
 from polyeps.engine.layout import Plan, Step, padding_is_cheaper, plan_exact, plan_padded, plan_sorted, steps_of
 from polyeps.engine.memory import keep_freed_memory
-from polyeps.engine.network import add_gradients, add_rows, row_gradients
+from polyeps.engine.network import Loss, Network, add_gradients, add_rows, row_gradients
 from polyeps.engine.noise import Streams
 from polyeps.engine.per_client import Floats, Whole
 from polyeps.engine.sampling import Batches, fixed_batches, poisson_batches
@@ -102,24 +104,45 @@ def pace(settings: Settings, sizes: Whole | None, device: torch.device) -> Pace:
     )
 
 
+class Learning(NamedTuple):
+    """What steps change, and the network that says how."""
+
+    network: Network
+    loss: Loss
+    models: Tensor  # (n, d)
+    velocity: Tensor | None
+    anchor: Tensor  # (n, d)
+
+
 def train_on_cpu(
     model: Model, starts: Tensor, anchor: Tensor, records: Records, streams: Streams, settings: Settings
 ) -> Tensor:
     """The models (n, d) after local training from starts (n, d), the clients of `records` all at once."""
     keep_freed_memory()
     batches = draw_batches(streams, records.spans.numpy(), settings)
-    steps = steps_of(choose_plan(model, batches))
+    plan = choose_plan(model, batches)
     fixed = pace(settings, batches.sizes, starts.device)
-    models = starts.clone()
+    deferral = deferral_of(model, starts, fixed, int(plan.widths.max(initial=0)), plan.order is not None)
+    deferral.begin(starts, fixed.rate, fixed.momentum)
+    models = deferral.kept(starts)
     velocity = None if fixed.momentum is None else torch.zeros_like(models)
-    for number, (step, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
+    learning = Learning(deferral.network, model.loss, models, velocity, anchor)
+    for number, (step, drawn) in enumerate(zip(steps_of(plan), _noise(streams, settings, model.size), strict=True)):
         rate, divisor = fixed.rate[number], fixed.divisor[number]
         if fixed.plain and step.order is None:
-            step_directly(model, models, velocity, anchor, records, step, fixed, rate, divisor)
+            deferral.enter(torch.tensor([number]), number)
+            step_directly(learning, records, step, fixed, rate, divisor)
             continue
         gradient = torch.zeros_like(models) if drawn is None else drawn
-        advance(model, models, velocity, anchor, records, step, fixed, rate, divisor, gradient)
-    return models
+        advance(learning, records, step, fixed, rate, divisor, gradient)
+    return deferral.joined(models)
+
+
+def deferral_of(model: Model, starts: Tensor, fixed: Pace, width: int, ordered: bool) -> Deferral:
+    """Which layers a run defers: those of clients in their own order who only add up what rows contribute."""
+    if not fixed.plain or fixed.pull is not None or ordered:
+        return Deferral(model.network)
+    return defer(model.network, model.one_vector_a_row, starts, len(fixed.rate), width)
 
 
 def draw_batches(streams: Streams, spans: Whole, settings: Settings) -> Batches:
@@ -142,18 +165,10 @@ def choose_plan(model: Model, batches: Batches) -> Plan:
 
 
 def advance(
-    model: Model,
-    models: Tensor,
-    velocity: Tensor | None,
-    anchor: Tensor,
-    records: Records,
-    step: Step,
-    fixed: Pace,
-    rate: Tensor,
-    divisor: Tensor,
-    gradient: Tensor,
+    learning: Learning, records: Records, step: Step, fixed: Pace, rate: Tensor, divisor: Tensor, gradient: Tensor
 ) -> None:
     """One step of all clients, in place; gradient (n, d) brings the noise and is used up."""
+    network, loss, models, velocity, anchor = learning
     # index_select, not [...]: six times faster on the CPU for rows like these
     rows = records.features.index_select(0, step.records)
     labels = records.labels.index_select(0, step.records)
@@ -162,7 +177,7 @@ def advance(
     else:
         framed, framed_models = torch.zeros_like(models), models.index_select(0, step.order)
         clip = None if fixed.clip is None else fixed.clip.index_select(0, step.order)
-    add_gradients(model.network, model.loss, framed_models, rows, labels, step.layout, step.valid, clip, framed)
+    add_gradients(network, loss, framed_models, rows, labels, step.layout, step.valid, clip, framed)
     if step.order is not None:
         gradient.index_add_(0, step.order, framed)
     if velocity is None and fixed.decay is None:
@@ -180,35 +195,28 @@ def advance(
     models.addcmul_(gradient, rate, value=-1)
 
 
-def step_directly(
-    model: Model,
-    models: Tensor,
-    velocity: Tensor | None,
-    anchor: Tensor,
-    records: Records,
-    step: Step,
-    fixed: Pace,
-    rate: Tensor,
-    divisor: Tensor,
-) -> None:
+def step_directly(learning: Learning, records: Records, step: Step, fixed: Pace, rate: Tensor, divisor: Tensor) -> None:
     """One step of all clients, in place, without a gradient in between: its products are added where they end up.
 
     That is to the velocities, or where there are none to the models themselves. A model too large for the cache is
     then read and written once less often, by half.
     """
+    network, loss, models, velocity, anchor = learning
+    by = -rate / divisor if velocity is None else 1 / divisor
     found: list[Contribution | None] = []
     if step.layout.rows:
         rows = records.features.index_select(0, step.records)
         labels = records.labels.index_select(0, step.records)
-        found = row_gradients(model.network, model.loss, models, rows, labels, step.layout, step.valid)
+        # Scaled here, at the few outputs, everything that follows from them is.
+        weights = by[:, 0].index_select(0, step.layout.owner)
+        if step.valid is not None:
+            weights = weights * step.valid
+        found = row_gradients(network, loss, models, rows, labels, step.layout, weights)
     if fixed.pull is not None:
         models.lerp_(anchor, rate * fixed.pull)
-    if velocity is None or fixed.momentum is None:
-        into, by = models, -rate / divisor
-    else:
-        into, by = velocity.mul_(fixed.momentum), 1 / divisor
-    if found:
-        add_rows(model.network, found, by[:, 0].index_select(0, step.layout.owner), into)
+    if velocity is not None and fixed.momentum is not None:
+        velocity.mul_(fixed.momentum)
+    add_rows(network, found, None, models if velocity is None else velocity)
     if velocity is not None:
         models.addcmul_(velocity, rate, value=-1)
 

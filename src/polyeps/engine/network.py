@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from polyeps.engine.convolution import Convolution
 from polyeps.engine.layers import Embedding, Free, Layer, Linear, Mapped, Norm
 from polyeps.engine.layout import Group, Layout
+from polyeps.engine.pooling import relu_pool
 from polyeps.engine.recurrent import LastState, Lstm
 from polyeps.engine.sums import Contribution
 
@@ -43,7 +44,7 @@ class Network:
     ) -> list[Contribution | None]:
         """What each layer contributes, given the gradients of the outputs."""
         # Nothing below the first layer with parameters is worth a gradient.
-        first = next((i for i, layer in enumerate(self.layers) if layer.size), len(self.layers))
+        first = next((i for i, layer in enumerate(self.layers) if not isinstance(layer, Free)), len(self.layers))
         found: list[Contribution | None] = [None] * len(self.layers)
         columns = self.columns(models)
         onwards: Tensor | None = gradients
@@ -77,11 +78,11 @@ def add_gradients(
 
 
 def row_gradients(
-    network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor, layout: Layout, valid: Tensor | None
+    network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor, layout: Layout, weights: Tensor | None
 ) -> list[Contribution | None]:
-    """What each layer contributes to every row's gradient; models may change afterwards."""
+    """What each layer contributes to every row's gradient, times the row's weight; models may change afterwards."""
     outputs, saved = network.forward(models, rows, layout)
-    return network.contributions(models, saved, output_gradients(loss, outputs, labels, valid), layout)
+    return network.contributions(models, saved, output_gradients(loss, outputs, labels, weights), layout)
 
 
 def add_rows(network: Network, found: list[Contribution | None], factors: Tensor | None, into: Tensor) -> None:
@@ -91,16 +92,16 @@ def add_rows(network: Network, found: list[Contribution | None], factors: Tensor
             contribution.add_to(columns, factors)
 
 
-def output_gradients(loss: Loss, outputs: Tensor, labels: Tensor, valid: Tensor | None) -> Tensor:
-    """The gradient of every row's loss by its outputs; zero for rows that are padding."""
+def output_gradients(loss: Loss, outputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    """The gradient of every row's loss by its outputs, times the row's weight (T,): zero for padding."""
     closed_form = getattr(loss, "gradients", None)
     if closed_form is not None:
         gradients: Tensor = closed_form(outputs, labels)
-        return gradients if valid is None else gradients.mul_(valid[:, None])
+        return gradients if weights is None else gradients.mul_(weights[:, None])
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
         losses = loss(leaf, labels)
-        total = losses.sum() if valid is None else (losses * valid).sum()
+        total = losses.sum() if weights is None else (losses * weights).sum()
     (differentiated,) = torch.autograd.grad(total, leaf)
     return differentiated
 
@@ -126,11 +127,21 @@ def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
 
 def floats_per_row(network: Network, row: Tensor) -> int:
     """About how many floats a row needs in a step: kept activations, their gradients, its own gradient."""
-    layout = Layout(1, (Group(0, 1, 1, 0),), torch.zeros(1, dtype=torch.int64))
-    _, saved = network.forward(torch.zeros(1, network.size), row, layout)
-    kept = sum(_floats(of_layer) for of_layer in saved)
+    kept = sum(_floats(of_layer) for of_layer in _saved(network, row))
     formed = sum(layer.size for layer in network.layers if not isinstance(layer, Linear | Embedding))
     return 2 * kept + formed
+
+
+def one_vector_a_row(network: Network, row: Tensor) -> frozenset[int]:
+    """Which layers are linear maps of one vector a row, not of several."""
+    saved = _saved(network, row)
+    return frozenset(i for i, layer in enumerate(network.layers) if isinstance(layer, Linear) and saved[i].dim() == 2)
+
+
+def _saved(network: Network, row: Tensor) -> list[Any]:
+    """What each layer saves of a row (1, ...)."""
+    layout = Layout(1, (Group(0, 1, 1, 0),), torch.zeros(1, dtype=torch.int64))
+    return network.forward(torch.zeros(1, network.size), row, layout)[1]
 
 
 def _floats(saved: Any) -> int:
@@ -152,7 +163,7 @@ def lower(module: nn.Module) -> Network:
 
 def _layers(module: nn.Module) -> list[Layer]:
     if type(module) is nn.Sequential:
-        return [layer for child in module for layer in _layers(child)]
+        return _merged([(child, layer) for child in module for layer in _layers(child)])
     if not any(p.requires_grad for p in module.parameters()):
         return [Free(module)]
     if all(p.requires_grad for p in module.parameters()):
@@ -160,6 +171,20 @@ def _layers(module: nn.Module) -> list[Layer]:
         if rule is not None:
             return [rule]
     return [Mapped(module)]
+
+
+def _merged(layers: list[tuple[nn.Module, Layer]]) -> list[Layer]:
+    """Layers, given with their modules, where every ReLU and the pooling after it are one."""
+    merged: list[Layer] = []
+    before: nn.Module | None = None
+    for module, layer in layers:
+        pair = relu_pool(before, module) if before is not None else None
+        if pair is not None:
+            merged[-1] = pair
+        else:
+            merged.append(layer)
+        before = module
+    return merged
 
 
 def _rule(module: nn.Module) -> Layer | None:

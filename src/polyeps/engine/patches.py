@@ -10,14 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-try:
-    import triton  # type: ignore[import-not-found,unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
-except ImportError:  # CPU builds of torch come without it
-    triton = None
+from polyeps.engine.kernels import BLOCK, by_kernel, programs, tl, triton
 
 Pair = tuple[int, int]
-_BLOCK = 1024
 
 
 def patches_of(images: Tensor, kernel: Pair, stride: Pair) -> Tensor:
@@ -26,13 +21,14 @@ def patches_of(images: Tensor, kernel: Pair, stride: Pair) -> Tensor:
     (kh, kw), (sh, sw) = kernel, stride
     out = ((height - kh) // sh + 1, (width - kw) // sw + 1)
     s0, s1, s2, _ = images.stride()
-    if not _by_kernel(images):
+    if not by_kernel(images):
         windows = images.as_strided((count, *out, kh, kw * channels), (s0, s1 * sh, s2 * sw, s1, 1))
         return windows.reshape(count, *out, kh * kw * channels)
     patches = images.new_empty(count, *out, kh * kw * channels)
-    grid = (-(-patches.numel() // _BLOCK),)
     # A run of a patch within one row of the image is as long here as there.
-    _copy[grid](images, patches, patches.numel(), *out, kh, kw * channels, sh * s1, sw * s2, s1, s0, BLOCK=_BLOCK)
+    _copy[programs(patches)](
+        images, patches, patches.numel(), *out, kh, kw * channels, sh * s1, sw * s2, s1, s0, BLOCK=BLOCK
+    )
     return patches
 
 
@@ -41,10 +37,11 @@ def added_up(patches: Tensor, size: Pair, kernel: Pair, stride: Pair) -> Tensor:
     count, high, wide, depth = patches.shape
     (kh, kw), (sh, sw) = kernel, stride
     channels = depth // (kh * kw)
-    if _by_kernel(patches):
+    if by_kernel(patches):
         images = patches.new_empty(count, *size, channels)
-        grid = (-(-images.numel() // _BLOCK),)
-        _add[grid](patches, images, images.numel(), *size, channels, high, wide, kh, kw, sh, sw, BLOCK=_BLOCK)
+        _add[programs(images)](
+            patches, images, images.numel(), *size, channels, high, wide, kh, kw, sh, sw, BLOCK=BLOCK
+        )
         return images
     images = patches.new_zeros(count, *size, channels)
     taps = torch.unflatten(patches, 3, (kh, kw, channels))
@@ -52,10 +49,6 @@ def added_up(patches: Tensor, size: Pair, kernel: Pair, stride: Pair) -> Tensor:
         for j in range(kw):
             images[:, i : i + sh * (high - 1) + 1 : sh, j : j + sw * (wide - 1) + 1 : sw] += taps[:, :, :, i, j]
     return images
-
-
-def _by_kernel(values: Tensor) -> bool:
-    return values.is_cuda and triton is not None
 
 
 if triton is not None:

@@ -12,11 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-try:
-    import triton  # type: ignore[import-not-found,unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
-except ImportError:  # CPU builds of torch come without it
-    triton = None
+from polyeps.engine.kernels import by_kernel, tl, triton
 
 _WORD = 0xFFFFFFFF
 _BLOCK = 256
@@ -24,7 +20,7 @@ _BLOCK = 256
 
 def fill_normals(out: Tensor, keys: Tensor, step: Tensor) -> None:
     """Fill out (n, d) with step's normals of the streams with the given keys (n,); step is an int64 (1,)."""
-    if out.is_cuda and triton is not None:
+    if by_kernel(out):
         quads = -(-out.shape[1] // 4)
         grid = (out.shape[0], -(-quads // _BLOCK))
         _fill[grid](out, keys, step, out.shape[1], quads, BLOCK=_BLOCK)

@@ -43,7 +43,7 @@ class Outer:
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         scaled = self.gradients if factors is None else self.gradients * factors[:, None]  # (T, out)
-        _add_products(self.layout, gradient, scaled, self.inputs, self.bias)
+        add_products(self.layout, gradient, scaled, self.inputs, self.bias)
 
 
 class Positions:
@@ -69,7 +69,7 @@ class Positions:
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         if not self._each:  # no norms were asked for: the sum of products needs no row's own gradient
             scaled = self.gradients if factors is None else self.gradients * factors[:, None, None]
-            _add_products(self.layout, gradient, scaled, self.inputs, self.bias)
+            add_products(self.layout, gradient, scaled, self.inputs, self.bias)
             return
         sizes = [each.gradients.shape[1] for each in self._each]
         for each, columns in zip(self._each, torch.split(gradient, sizes, dim=1), strict=True):
@@ -143,7 +143,7 @@ class Parts:
             part.add_to(columns, factors)
 
 
-def _add_products(layout: Layout, gradient: Tensor, left: Tensor, right: Tensor, bias: bool) -> None:
+def add_products(layout: Layout, gradient: Tensor, left: Tensor, right: Tensor, bias: bool) -> None:
     """Add leftᵀ right, summed over a client's rows and positions, to its weights, and left to its biases."""
     out, size = left.shape[-1], left.shape[-1] * right.shape[-1]
     weights = torch.unflatten(gradient[:, :size], 1, (out, -1))
