@@ -10,6 +10,7 @@ from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 
 from polyeps.accounting import Accountant, judge
 from polyeps.accounting.events import DiscreteGaussianSumDpEvent, History, Poisson, SkellamDpEvent, TogetherDpEvent
+from polyeps.accounting.lattice import as_gaussians
 from polyeps.core import Adjacency, Budget
 
 _BY_RDP = SkellamDpEvent | DiscreteGaussianSumDpEvent | TogetherDpEvent | RepeatAndSelectDpEvent
@@ -20,7 +21,7 @@ _known: dict[_Situation, dict[tuple[int, ...], float]] = {}
 
 def best_accountant(history: History) -> Accountant:
     """PLD, unless a step has no privacy loss distribution in closed form."""
-    for step in history:
+    for step in as_gaussians(history):
         inner = step.event if isinstance(step, Poisson) else step
         if isinstance(inner, _BY_RDP):
             return "rdp"

@@ -16,6 +16,7 @@ from scipy.special import gammaln
 
 from polyeps.accounting.events import Gaussian, History, PureDpEvent, pure_sum
 from polyeps.accounting.gaussians import gaussian_epsilon
+from polyeps.accounting.lattice import as_gaussians
 from polyeps.accounting.open_cohorts import with_draws_known
 from polyeps.accounting.profiles import Array, Delta, Profile, is_private, profile, second_moment
 from polyeps.core import Adjacency
@@ -30,6 +31,8 @@ _TILTS = np.geomspace(0.5, 30, 8)
 
 def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
     """The smallest ε certified for this history at δ."""
+    if adjacency == "add-remove":
+        history = as_gaussians(history)
     if not all(is_private(step) for step in history):
         return math.inf
     steps = _merge_gaussians(history)

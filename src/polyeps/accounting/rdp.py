@@ -22,6 +22,7 @@ from polyeps.accounting.events import (
     history_of,
     pure_sum,
 )
+from polyeps.accounting.lattice import gap_of_sum
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import UnknownEvent
 
@@ -150,8 +151,7 @@ def discrete_gaussian_sum(step: DiscreteGaussianSumDpEvent, alpha: Array) -> Arr
     """Bound for a sum of discrete Gaussians: a Gaussian's, plus what the sum lacks to be one, per coordinate."""
     if step.deviation < 0.5:  # the bound's own condition
         return np.full(len(alpha), np.inf)
-    k = np.arange(1, step.agents)
-    gap = 10 * float(np.exp(-2 * math.pi**2 * step.deviation**2 * k / (k + 1)).sum())
+    gap = gap_of_sum(step.deviation, step.agents)
     u = step.l2_sensitivity / (math.sqrt(step.agents) * step.deviation)
     return np.minimum(alpha * u * u / 2 + gap * step.dimension, alpha / 2 * (u + math.sqrt(step.dimension) * gap) ** 2)
 

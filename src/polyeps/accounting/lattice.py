@@ -1,0 +1,71 @@
+"""Sums of discrete Gaussians as Gaussians rounded to integers: what is known of Gaussians exactly then holds for them.
+
+Rounding is post-processing. A Gaussian of variance s² − r², rounded at random by a discrete Gaussian of variance r²
+about it, is within e^(±10·exp(−2π²r²)) of the discrete Gaussian of variance s², at every integer; and a sum of discrete
+Gaussians is as near to one (docs/soundness.md has the proof).
+"""
+
+import math
+from collections import Counter
+
+import dp_accounting as dp
+import numpy as np
+from dp_accounting.dp_event import DpEvent
+
+from polyeps.accounting.events import (
+    DiscreteGaussianSumDpEvent,
+    Gaussian,
+    History,
+    Poisson,
+    TogetherDpEvent,
+    on_one_sample,
+)
+
+_ROUNDING = 3.0  # r, in steps of the grid: takes 9 of a variance, usually of millions
+# Of K, by which all the logarithms of a history's probabilities may be off together. That adds 2K to ε and multiplies δ
+# by e^K; taking a 10⁻¹²th off every deviation is far more.
+_NEGLIGIBLE = 1e-20
+_MARGIN = 1 - 1e-12
+
+
+def gap_of_sum(deviation: float, agents: int) -> float:
+    """How far a sum of discrete Gaussians is from being one, at most: in the logarithm of any probability."""
+    k = np.arange(1, agents)
+    return 10 * float(np.exp(-2 * math.pi**2 * deviation**2 * k / (k + 1)).sum())
+
+
+def as_gaussians(history: History) -> History:
+    """A history with Gaussians in the place of sums of discrete Gaussians, if all of them together are near enough."""
+    if sum(uses * _gap(step) for step, uses in history.items()) > _NEGLIGIBLE:
+        return history
+    smooth: Counter[DpEvent] = Counter()
+    for step, uses in history.items():
+        smooth[_smooth(step)] += uses
+    return smooth
+
+
+def _gap(step: DpEvent) -> float:
+    match step:
+        case DiscreteGaussianSumDpEvent():
+            if not step.l2_sensitivity or step.agents * step.deviation**2 <= 2 * _ROUNDING**2:
+                return math.inf
+            of_rounding = 10 * math.exp(-2 * (math.pi * _ROUNDING) ** 2)
+            return step.dimension * (gap_of_sum(step.deviation, step.agents) + of_rounding)
+        case TogetherDpEvent():
+            return sum(map(_gap, step.events))
+        case Poisson():
+            return _gap(step.event)
+        case _:
+            return 0.0
+
+
+def _smooth(step: DpEvent) -> DpEvent:
+    match step:
+        case DiscreteGaussianSumDpEvent():
+            deviation = math.sqrt(step.agents * step.deviation**2 - _ROUNDING**2)
+            return Gaussian(_MARGIN * deviation / step.l2_sensitivity)
+        case Poisson(event=DiscreteGaussianSumDpEvent() | TogetherDpEvent()):
+            inside = step.event.events if isinstance(step.event, TogetherDpEvent) else (step.event,)
+            return Poisson(step.sampling_probability, on_one_sample(dp.ComposedDpEvent([*map(_smooth, inside)])))
+        case _:
+            return step
