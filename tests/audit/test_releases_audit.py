@@ -53,7 +53,10 @@ class Drawn:
 
 
 def releases(noise: NoiseKind, split: float = 0.3) -> tuple[Release, Release]:
-    return Release("subspace", SIZE, 0.01, split, noise), Release("embed", SIZE, 1.0, 1 - split, noise)
+    return (
+        Release("subspace", SIZE, 0.01, split, noise, OTHERS + 1),
+        Release("embed", SIZE, 1.0, 1 - split, noise, OTHERS + 1),
+    )
 
 
 def claimed(noise: NoiseKind) -> float:
@@ -131,7 +134,10 @@ def shown(noise: NoiseKind, trials: int, broken: Broken = as_it_is, looked_at: t
     return bound(present, absent, DELTA, CONFIDENCE).epsilon
 
 
-@pytest.mark.parametrize(("noise", "trials", "least"), [("gaussian", 40_000, 1.6), ("skellam", 3_000, 0.1)])
+@pytest.mark.parametrize(
+    ("noise", "trials", "least"),
+    [("gaussian", 40_000, 1.6), ("skellam", 3_000, 0.1), ("discrete-gaussian", 3_000, 0.1)],
+)
 def test_what_clients_really_send_is_never_refuted(noise: NoiseKind, trials: int, least: float) -> None:
     assert least < shown(noise, trials) <= claimed(noise)
 

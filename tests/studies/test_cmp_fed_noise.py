@@ -67,11 +67,20 @@ def test_dropouts(found: dict[str, Any]) -> None:
     assert [row["true"] for row in found["dropouts"]] == pytest.approx([1.057, 1.123, 1.291, 1.529], rel=5e-4)
 
 
-def test_integers(found: dict[str, Any]) -> None:
+def test_skellam_noise(found: dict[str, Any]) -> None:
     """Elsewhere a bound for any noise was taken, which symmetric noise stays well below; never below a Gaussian's."""
-    for row, elsewhere in zip(found["integers"], [1.536, 1.238, 1.222], strict=True):
+    rows = [row for row in found["integers"] if row["noise"] == "skellam"]
+    for row, elsewhere in zip(rows, [1.536, 1.238, 1.222], strict=True):
         assert 1.0 < row["true"] < 0.85 * elsewhere
         assert 1.676 < row["sigma"] < 1.676 * row["true"]
+
+
+def test_discrete_gaussians_come_down_to_ideal_ones(found: dict[str, Any]) -> None:
+    rows = [row for row in found["integers"] if row["noise"] == "discrete-gaussian"]
+    assert [row["steps"] for row in rows] == [256, 1024, 4096]
+    for row, dearer in zip(rows, [1.13, 1.012, 1.001], strict=True):
+        assert 1.5134 < row["sigma"] < 1.5134 * dearer
+        assert 0.814 < row["true"] < 0.814 * dearer**2
 
 
 def test_meaningless_settings_are_refused() -> None:

@@ -41,7 +41,7 @@ DRAWN, ROTATION, BITS = "drawn", "rotation", "bits"  # in a task, where noise is
 NoiseKind = Literal["gaussian", "skellam", "discrete-gaussian"]
 FINE = 4096  # steps of the integers' grid in a clip norm: finer ones save no privacy worth having
 # Steps of an agent's discrete Gaussian noise from which sums over cohorts of any two sizes are alike but for 10⁻⁶⁰.
-_SMOOTH = 4.0
+SMOOTH = 4.0
 _REMEDY = {
     True: "give a larger budgets.epsilon or smaller budgets.scale, run fewer rounds",
     False: "give a smaller budgets.epsilon or larger budgets.scale",
@@ -79,7 +79,7 @@ class Release:
             return skellam_event(self.clip, step, dimension, deviation)
         # That of the largest cohort is the most: fewer agents have more noise each, and their sum is more Gaussian.
         smallest = deviation / math.sqrt(self.agents)
-        if smallest < _SMOOTH * step:
+        if smallest < SMOOTH * step:
             return dp_accounting.NonPrivateDpEvent()
         return discrete_gaussian_event(self.clip, step, dimension, smallest, self.agents)
 

@@ -104,9 +104,9 @@ def _compare(
         "Poisson cohorts of which some drop out or tell their noise",
     )
     print_table(
-        ["steps in a clip norm", "true ε at the σ of Rényi", f"σ for {goal}"],
+        ["noise", "steps in a clip norm", "true ε at the σ of Rényi", f"σ for {goal}"],
         [list(row.values()) for row in found["integers"]],
-        f"Skellam noise on {coordinates} coordinates a release, Poisson cohorts, Rényi",
+        f"Noise on integers, {coordinates} coordinates a release, Poisson cohorts; Skellam by Rényi, the other exactly",
     )
 
 

@@ -20,13 +20,16 @@ from dp_accounting.dp_event import DpEvent
 from polyeps.accounting import Accountant, epsilon
 from polyeps.accounting.calibration import calibrate
 from polyeps.accounting.events import Gaussian, Poisson
+from polyeps.algorithms.releases import SMOOTH
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import InputError
-from polyeps.mechanisms.integer import Grid
+from polyeps.mechanisms.integer import discrete_gaussian_event, padded, skellam_event
+from polyeps.mechanisms.lattice_noise import NoiseName
 from polyeps.methods import Method, certify, cmp_fed
 
 DROPPED = (0.05, 0.1, 0.2, 0.3)  # shares of a cohort
 STEPS = (256, 1024, 4096)  # of the integers' grid in a clip norm
+INTEGERS: dict[NoiseName, Accountant] = {"skellam": "rdp", "discrete-gaussian": "pld"}
 _TOLERANCE = 1e-4
 Price = Callable[[float], DpEvent]
 
@@ -164,23 +167,34 @@ def dropouts(setting: Setting, sigma: float) -> list[dict[str, Any]]:
 
 
 def integers(setting: Setting, sigma: float) -> list[dict[str, Any]]:
-    """Skellam noise by the grid's steps in a clip norm: what σ costs by Rényi's bounds, and the σ that spends ε."""
+    """Noise on integers, by the grid's steps in a clip norm: what σ costs, and the σ that spends ε.
 
-    def price(steps: int, at: float) -> DpEvent:
-        return Poisson(setting.rate, dp.ComposedDpEvent([skellam(steps, setting.coordinates, at)] * 2))
+    Skellam noise by Rényi's bounds, as there are no others; discrete Gaussians as exactly as Gaussians.
+    """
 
-    return [
-        {
-            "steps": steps,
-            "true": epsilon(
-                dp.SelfComposedDpEvent(price(steps, sigma), setting.rounds), setting.budget.delta, accountant="rdp"
-            ),
-            "sigma": setting.calibrated(partial(price, steps), "rdp"),
-        }
-        for steps in STEPS
-    ]
+    def price(noise: NoiseName, steps: int, at: float) -> DpEvent:
+        return Poisson(setting.rate, dp.ComposedDpEvent([on_integers(setting, noise, steps, at)] * 2))
+
+    rows = []
+    for noise, accountant in INTEGERS.items():
+        for steps in STEPS:
+            spent = dp.SelfComposedDpEvent(price(noise, steps, sigma), setting.rounds)
+            rows.append(
+                {
+                    "noise": noise,
+                    "steps": steps,
+                    "true": epsilon(spent, setting.budget.delta, accountant=accountant),
+                    "sigma": setting.calibrated(partial(price, noise, steps), accountant),
+                }
+            )
+    return rows
 
 
-def skellam(steps: int, coordinates: int, sigma: float) -> DpEvent:
-    """One release on a grid of so many steps in a clip norm."""
-    return Grid.fitting(1.0, 1 / steps, coordinates, 1, 1, sigma).event
+def on_integers(setting: Setting, noise: NoiseName, steps: int, sigma: float) -> DpEvent:
+    """One release on a grid of so many steps in a clip norm, the noise in equal parts of all of a cohort."""
+    dimension, part = padded(setting.coordinates), sigma / math.sqrt(setting.cohort)
+    if noise == "skellam":
+        return skellam_event(1.0, 1 / steps, dimension, sigma)
+    if part * steps < SMOOTH:
+        return dp.NonPrivateDpEvent()
+    return discrete_gaussian_event(1.0, 1 / steps, dimension, part, setting.cohort)

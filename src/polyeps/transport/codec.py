@@ -97,5 +97,5 @@ def check_integers(payload: Payload) -> None:
         if tensor.is_floating_point():
             raise InputError(
                 f"{name!r} holds floating point, of which there is no secure sum: a mask would leave digits in sight; "
-                'choose integer noise, such as noise = "skellam"'
+                'choose integer noise, such as noise = "discrete-gaussian"'
             )
