@@ -7,6 +7,7 @@ Gaussians is as near to one (docs/soundness.md has the proof).
 
 import math
 from collections import Counter
+from functools import lru_cache
 
 import dp_accounting as dp
 import numpy as np
@@ -36,15 +37,17 @@ def gap_of_sum(deviation: float, agents: int) -> float:
 
 def as_gaussians(history: History) -> History:
     """A history with Gaussians in the place of sums of discrete Gaussians, if all of them together are near enough."""
-    if sum(uses * _gap(step) for step, uses in history.items()) > _NEGLIGIBLE:
-        return history
+    if not 0 < sum(uses * _gap(step) for step, uses in history.items()) <= _NEGLIGIBLE:
+        return history  # too far, or there are none
     smooth: Counter[DpEvent] = Counter()
     for step, uses in history.items():
         smooth[_smooth(step)] += uses
     return smooth
 
 
+@lru_cache(maxsize=1 << 14)  # a cohort pays the same events round after round
 def _gap(step: DpEvent) -> float:
+    """How far a step's probabilities may be from those of Gaussians; 0 where nothing is on a lattice."""
     match step:
         case DiscreteGaussianSumDpEvent():
             if not step.l2_sensitivity or step.agents * step.deviation**2 <= 2 * _ROUNDING**2:
