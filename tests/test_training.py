@@ -315,6 +315,18 @@ def test_sgd_is_torchs(momentum: float, decay: float) -> None:
     assert way.price is None
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_steps_in_which_nobody_has_a_record_only_move_on(momentum: float) -> None:
+    """With the rate of the last client most batches are empty, and alone it is in no order but its own."""
+    records = cohort()
+    alone = rows_of(records, [4])
+    sizes = poisson_batches(streams([4]), alone.spans.numpy(), np.array([RATE[4]]), np.array([STEPS[4]])).sizes
+    assert (sizes == 0).any()
+    way = sgd(SMALL, rate=RATE[4], steps=STEPS[4], learning_rate=0.2, momentum=momentum)
+    theirs = torch_sgd(SMALL, records, [4], None, 0.0, lr=0.2, momentum=momentum)
+    torch.testing.assert_close(way.run(start(), alone, streams([4])), theirs, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.5, 0.01)])
 def test_dp_sgd_without_noise_and_clip_is_torchs_sgd(momentum: float, decay: float) -> None:
     records = cohort()

@@ -216,7 +216,8 @@ def step_directly(learning: Learning, records: Records, step: Step, fixed: Pace,
         models.lerp_(anchor, rate * fixed.pull)
     if velocity is not None and fixed.momentum is not None:
         velocity.mul_(fixed.momentum)
-    add_rows(network, found, None, models if velocity is None else velocity)
+    if found:
+        add_rows(network, found, None, models if velocity is None else velocity)
     if velocity is not None:
         models.addcmul_(velocity, rate, value=-1)
 
