@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from polyeps import training
 from polyeps.core import Records
-from polyeps.engine import captured, loop
+from polyeps.engine import captured, loop, placing
 from polyeps.engine.captured import Graphs, train_on_device
 from polyeps.engine.deferred import Deferral
 from polyeps.engine.layout import Plan, lay_out, plan_exact, plan_padded, plan_sorted
@@ -347,6 +347,23 @@ def test_the_proximal_step_pulls_to_the_anchor() -> None:
     mixed = per_client.run(start(), records, streams(), anchor=start() + 0.1)
     plain = sgd(SMALL, rate=RATE, steps=STEPS, learning_rate=0.2).run(start(), records, streams())
     torch.testing.assert_close(mixed, torch.cat([ours[:1], plain[1:]]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["ordered", "padded"])
+@pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_what_is_no_number_stays_with_its_client(
+    broken: float, device: bool, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even padding takes it elsewhere."""
+    records = cohort()
+    records.features[: COUNTS[0]] = broken
+    for module in (loop, placing):
+        monkeypatch.setattr(module, "padding_is_cheaper", lambda *_: padded)
+    if device:
+        monkeypatch.setattr(training, "train_on_cpu", partial(train_on_device, graphs=Graphs()))
+    updates = sgd(SMALL, rate=RATE, steps=STEPS, learning_rate=0.2).run(start(), records, streams())
+    assert updates.isfinite().all(1).tolist() == [False, True, True, True, True]
 
 
 def test_starts_may_differ_by_client() -> None:

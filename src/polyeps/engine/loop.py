@@ -127,7 +127,8 @@ def train_on_cpu(
     models = deferral.kept(starts)
     velocity = None if fixed.momentum is None else torch.zeros_like(models)
     learning = Learning(deferral.network, model.loss, models, velocity, anchor)
-    for number, (step, drawn) in enumerate(zip(steps_of(plan), _noise(streams, settings, model.size), strict=True)):
+    steps = steps_of(plan, records.spans[:, 0].numpy())
+    for number, (step, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
         rate, divisor = fixed.rate[number], fixed.divisor[number]
         if fixed.plain and step.order is None:
             deferral.enter(torch.tensor([number]), number)
