@@ -349,6 +349,30 @@ def test_the_proximal_step_pulls_to_the_anchor() -> None:
     torch.testing.assert_close(mixed, torch.cat([ours[:1], plain[1:]]), rtol=1e-5, atol=1e-6)
 
 
+class HalfSquares:
+    """A loss whose gradient by the outputs are the outputs, of whatever shape."""
+
+    def __call__(self, outputs: Tensor, _labels: Tensor) -> Tensor:
+        return outputs.flatten(1).square().sum(1) / 2
+
+    def gradients(self, outputs: Tensor, _labels: Tensor) -> Tensor:
+        return outputs
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (1, 3)], ids=str)
+def test_a_users_loss_may_hand_the_outputs_back(shape: tuple[int, ...]) -> None:
+    module = nn.Sequential(nn.Linear(6, 3), nn.Unflatten(1, shape), nn.Tanh())  # whose outputs its gradient needs
+    records = cohort()
+    given, derived = HalfSquares(), HalfSquares().__call__
+    updates = [
+        sgd(Model(module, loss, (6,)), rate=RATE, steps=STEPS, learning_rate=0.2).run(
+            torch.linspace(-1, 1, 21), records, streams()
+        )
+        for loss in (given, derived)
+    ]
+    torch.testing.assert_close(updates[0], updates[1], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("padded", [False, True], ids=["ordered", "padded"])
 @pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
