@@ -7,8 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from polyeps.core import Records
+from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.models import MODELS, Model, cross_entropy, from_module, hinge, linear_svm, logistic, mlp
+from polyeps.training import sgd
 
 SIZES = {
     "binary_logistic": 123,
@@ -146,3 +149,30 @@ def test_mixing_rows_by_another_name_is_found_out() -> None:
 def test_a_model_without_parameters_is_refused() -> None:
     with pytest.raises(InputError, match="no trainable parameters"):
         Model(nn.ReLU(), cross_entropy, (3,))
+
+
+@pytest.mark.parametrize("same", ["module", "parameter"])
+def test_what_occurs_twice_learns_once_and_is_left_as_it_was(same: str) -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    if same == "module":
+        second = first
+    else:
+        second.weight = first.weight
+    module = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(4, 3))
+    model = Model(module, cross_entropy, (4,))
+    features, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    before = [(id(p), p.detach().clone()) for p in module.parameters()]
+    vector = model.start(torch.Generator())
+    run = sgd(model, rate=1.0, steps=2, learning_rate=0.3).run
+    update = run(vector, Records(features, labels, torch.tensor([0, 2, 6])), SeededStreams(1, range(2), 0))
+    found = model.outputs(vector, features)
+    for (same_one, values), parameter in zip(before, module.parameters(), strict=True):
+        assert id(parameter) == same_one
+        assert torch.equal(parameter, values)
+    assert torch.equal(found, module(features))
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.3)
+    for _ in range(2):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(module(features[2:]), labels[2:]).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    torch.testing.assert_close(vector + update[1], model.start(torch.Generator()), rtol=1e-5, atol=1e-6)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from polyeps import training
 from polyeps.core import Records
-from polyeps.engine import captured, loop
+from polyeps.engine import captured, loop, placing
 from polyeps.engine.captured import Graphs, train_on_device
 from polyeps.engine.deferred import Deferral
 from polyeps.engine.layout import Plan, lay_out, plan_exact, plan_padded, plan_sorted
@@ -315,6 +315,18 @@ def test_sgd_is_torchs(momentum: float, decay: float) -> None:
     assert way.price is None
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_steps_in_which_nobody_has_a_record_only_move_on(momentum: float) -> None:
+    """With the rate of the last client most batches are empty, and alone it is in no order but its own."""
+    records = cohort()
+    alone = rows_of(records, [4])
+    sizes = poisson_batches(streams([4]), alone.spans.numpy(), np.array([RATE[4]]), np.array([STEPS[4]])).sizes
+    assert (sizes == 0).any()
+    way = sgd(SMALL, rate=RATE[4], steps=STEPS[4], learning_rate=0.2, momentum=momentum)
+    theirs = torch_sgd(SMALL, records, [4], None, 0.0, lr=0.2, momentum=momentum)
+    torch.testing.assert_close(way.run(start(), alone, streams([4])), theirs, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.5, 0.01)])
 def test_dp_sgd_without_noise_and_clip_is_torchs_sgd(momentum: float, decay: float) -> None:
     records = cohort()
@@ -335,6 +347,47 @@ def test_the_proximal_step_pulls_to_the_anchor() -> None:
     mixed = per_client.run(start(), records, streams(), anchor=start() + 0.1)
     plain = sgd(SMALL, rate=RATE, steps=STEPS, learning_rate=0.2).run(start(), records, streams())
     torch.testing.assert_close(mixed, torch.cat([ours[:1], plain[1:]]), rtol=1e-5, atol=1e-6)
+
+
+class HalfSquares:
+    """A loss whose gradient by the outputs are the outputs, of whatever shape."""
+
+    def __call__(self, outputs: Tensor, _labels: Tensor) -> Tensor:
+        return outputs.flatten(1).square().sum(1) / 2
+
+    def gradients(self, outputs: Tensor, _labels: Tensor) -> Tensor:
+        return outputs
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (1, 3)], ids=str)
+def test_a_users_loss_may_hand_the_outputs_back(shape: tuple[int, ...]) -> None:
+    module = nn.Sequential(nn.Linear(6, 3), nn.Unflatten(1, shape), nn.Tanh())  # whose outputs its gradient needs
+    records = cohort()
+    given, derived = HalfSquares(), HalfSquares().__call__
+    updates = [
+        sgd(Model(module, loss, (6,)), rate=RATE, steps=STEPS, learning_rate=0.2).run(
+            torch.linspace(-1, 1, 21), records, streams()
+        )
+        for loss in (given, derived)
+    ]
+    torch.testing.assert_close(updates[0], updates[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["ordered", "padded"])
+@pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_what_is_no_number_stays_with_its_client(
+    broken: float, device: bool, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even padding takes it elsewhere."""
+    records = cohort()
+    records.features[: COUNTS[0]] = broken
+    for module in (loop, placing):
+        monkeypatch.setattr(module, "padding_is_cheaper", lambda *_: padded)
+    if device:
+        monkeypatch.setattr(training, "train_on_cpu", partial(train_on_device, graphs=Graphs()))
+    updates = sgd(SMALL, rate=RATE, steps=STEPS, learning_rate=0.2).run(start(), records, streams())
+    assert updates.isfinite().all(1).tolist() == [False, True, True, True, True]
 
 
 def test_starts_may_differ_by_client() -> None:

@@ -16,8 +16,8 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from polyeps.engine.layers import call
 from polyeps.engine.losses import BinaryHinge, BinaryLogistic
 from polyeps.engine.losses import cross_entropy as cross_entropy
 from polyeps.engine.losses import hinge as hinge
@@ -106,7 +106,7 @@ class Model:
     def outputs(self, vector: Tensor, features: Tensor) -> Tensor:
         """One model's outputs for a batch of features, e.g. for evaluation."""
         with torch.no_grad():
-            return cast(Tensor, functional_call(self.module, self.unflatten(vector), (features,)))
+            return call(self.module, self.unflatten(vector), features)
 
     @staticmethod
     def classes(outputs: Tensor) -> Tensor:

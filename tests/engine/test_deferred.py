@@ -83,6 +83,7 @@ def deferrals(monkeypatch: pytest.MonkeyPatch) -> list[Deferral]:
 
     for module in ("loop", "captured"):
         monkeypatch.setattr(f"polyeps.engine.{module}.deferral_of", noted)
+    monkeypatch.setattr("polyeps.engine.deferred.FEWEST", 0)
     # plans without padding keep the clients' own order
     monkeypatch.setattr("polyeps.engine.loop.LARGE", 0)
     monkeypatch.setattr("polyeps.engine.placing.padding_is_cheaper", lambda *_: True)
@@ -134,6 +135,15 @@ def test_which_layers_are_deferred(deferrals: list[Deferral]) -> None:
     assert len(ours.one_vector_a_row) == 2
 
 
+def test_few_weights_are_written(deferrals: list[Deferral], monkeypatch: pytest.MonkeyPatch) -> None:
+    records, starts = cohort(WIDE), starts_of(WIDE, CLIENTS, True)
+    for fewest in (CLIENTS * 61 * 50, CLIENTS * 61 * 50 + 1):
+        monkeypatch.setattr("polyeps.engine.deferred.FEWEST", fewest)
+        with torch.no_grad():
+            on_host(WIDE, starts, records, SeededStreams(21, range(CLIENTS), 2), way(0.5))
+    assert [list(made.layers) for made in deferrals] == [[0], []]
+
+
 def test_a_run_begun_again_forgets_the_last_one(deferrals: list[Deferral]) -> None:
     records, starts = cohort(WIDE), starts_of(WIDE, CLIENTS, True)
     settled = way(0.5)
@@ -150,6 +160,7 @@ def test_a_run_begun_again_forgets_the_last_one(deferrals: list[Deferral]) -> No
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_a_device_replays_deferred_steps(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyeps.engine.captured._coarse_products", nullcontext)  # else only two digits agree
+    monkeypatch.setattr("polyeps.engine.deferred.FEWEST", 0)
     model = mlp(300, (200,), 3)
     records = cohort(model)
     there = Records(records.features.cuda(), records.labels.cuda(), records.offsets)

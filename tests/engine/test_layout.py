@@ -34,7 +34,8 @@ def padding(plan: Plan, batches: Batches) -> float:
 def test_every_record_lies_in_a_row_of_its_owner(plan: Plan) -> None:
     sizes = drawn().sizes
     seen = 0
-    for number, step in enumerate(steps_of(plan)):
+    spare = 10**6 + np.arange(CLIENTS)
+    for number, step in enumerate(steps_of(plan, spare)):
         owner = step.layout.owner.numpy()
         client = owner if step.order is None else step.order.numpy()[owner]
         valid = np.ones(len(owner), bool) if step.valid is None else step.valid.numpy() > 0
@@ -42,6 +43,7 @@ def test_every_record_lies_in_a_row_of_its_owner(plan: Plan) -> None:
         records = step.records.numpy()[valid]
         assert sorted(records) == list(range(seen, seen + sizes[number].sum()))
         assert np.array_equal(owners[records - seen], client[valid])
+        assert np.array_equal(step.records.numpy()[~valid], spare[client[~valid]])
         seen += sizes[number].sum()
         assert sum(g.clients * g.width for g in step.layout.groups) == step.layout.rows
         for group in step.layout.groups:

@@ -51,6 +51,8 @@ def test_rows_hold_the_very_records_the_host_would_draw(size: int, ordered: bool
         for number, size_of_batch in enumerate(sizes):
             mine = found.records[step].numpy()[valid & (client == number)]
             assert mine.tolist() == wanted.records[used : used + size_of_batch].tolist()
+            padding = found.records[step].numpy()[~valid & (client == number)]
+            assert (padding == int(SPANS[number, 0])).all()
             used += size_of_batch
     assert used == len(wanted.records) == int(found.valid.sum())
 

@@ -44,6 +44,19 @@ def test_as_one_layer_what_the_two_modules_do(device: str, shape: tuple[int, ...
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_rows_may_be_images_without_channels(device: str) -> None:
+    rows = images_of((5, 8, 6))
+    layer = relu_pool(nn.ReLU(), nn.MaxPool2d(2))
+    assert layer is not None
+    layout = Layout(1, (), torch.zeros(0))
+    found, saved = layer.forward(rows[:, :0], rows.to(device), layout)
+    assert torch.equal(found.cpu(), nn.functional.max_pool2d(rows.relu(), 2))
+    gradients, _ = layer.backward(rows[:, :0], saved, torch.ones_like(found), layout, True)
+    assert gradients is not None
+    assert gradients.shape == rows.shape
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
 def test_what_is_no_number_is_not_hidden(device: str, at: int) -> None:
     rows = torch.ones(1, 1, 2, 2)

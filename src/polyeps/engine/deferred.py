@@ -19,6 +19,9 @@ from polyeps.engine.layout import Group, Layout
 from polyeps.engine.network import Network
 from polyeps.engine.sums import Contribution, Outer, add_products
 
+# Weights of all clients together: fewer stay in the cache, where writing them costs less than more calls.
+FEWEST = 1 << 21
+
 
 @dataclass(eq=False, repr=False)
 class Deferral:
@@ -90,7 +93,7 @@ def defer(network: Network, rows_apart: frozenset[int], starts: Tensor, steps: i
             starts.new_zeros(clients, steps, width, layer.fan_out),
         )
         for i, layer in enumerate(network.layers)
-        if i in rows_apart and isinstance(layer, Linear)
+        if i in rows_apart and isinstance(layer, Linear) and clients * layer.size >= FEWEST
         # fewer numbers are kept than the weights are
         if 0 < steps * width * (layer.fan_in + layer.fan_out) <= layer.fan_in * layer.fan_out
     }

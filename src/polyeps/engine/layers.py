@@ -217,7 +217,23 @@ class Mapped:
         named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         parts = torch.split(weights, [p.numel() for p in named.values()])
         values = {name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=True)}
-        return cast(Tensor, functional_call(self.module, values, (row[None],)))[0]
+        return call(self.module, values, row[None])[0]
+
+
+def call(module: nn.Module, values: dict[str, Tensor], rows: Tensor) -> Tensor:
+    """The outputs of a module whose parameters, by their names in `named_parameters`, have these values.
+
+    Every place of a shared parameter is named once. Left to find them itself, torch names those of a module that
+    occurs twice twice, and in the end leaves it with the values.
+    """
+    found = {parameter: values[name] for name, parameter in module.named_parameters() if name in values}
+    places = {
+        f"{path}.{name}" if path else name: found[parameter]
+        for path, part in module.named_modules()
+        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False)
+        if parameter in found
+    }
+    return cast(Tensor, functional_call(module, places, (rows,), tie_weights=False))
 
 
 def times(layout: Layout, weights: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:

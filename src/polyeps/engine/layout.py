@@ -150,8 +150,11 @@ def _plan(batches: Batches, cuts: list[int], order: NDArray[np.int64] | None) ->
     return Plan(cuts, widths, order, step, slots, batches.records)
 
 
-def steps_of(plan: Plan) -> Iterator[Step]:
-    """The steps of a plan, each as narrow as its own batches allow."""
+def steps_of(plan: Plan, spare: NDArray[np.int64]) -> Iterator[Step]:
+    """The steps of a plan, each as narrow as its own batches allow; spare (n,) is a record of every client.
+
+    It is what padding holds: another client's record, were it no number, would break the client whose padding it is.
+    """
     clients = plan.cuts[-1]
     cpu = torch.device("cpu")
     ends = np.searchsorted(plan.step, np.arange(len(plan.widths)), side="right")
@@ -166,6 +169,7 @@ def steps_of(plan: Plan) -> Iterator[Step]:
             records[slots] = found
             yield Step(layout, order, torch.from_numpy(records), None)
             continue
-        records, valid = np.zeros(total, np.int64), np.zeros(total, np.float32)
+        own = spare if plan.order is None else spare[plan.order[step]]
+        records, valid = own[layout.owner.numpy()], np.zeros(total, np.float32)
         records[slots], valid[slots] = found, 1
         yield Step(layout, order, torch.from_numpy(records), torch.from_numpy(valid))

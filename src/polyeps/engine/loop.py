@@ -127,7 +127,8 @@ def train_on_cpu(
     models = deferral.kept(starts)
     velocity = None if fixed.momentum is None else torch.zeros_like(models)
     learning = Learning(deferral.network, model.loss, models, velocity, anchor)
-    for number, (step, drawn) in enumerate(zip(steps_of(plan), _noise(streams, settings, model.size), strict=True)):
+    steps = steps_of(plan, records.spans[:, 0].numpy())
+    for number, (step, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
         rate, divisor = fixed.rate[number], fixed.divisor[number]
         if fixed.plain and step.order is None:
             deferral.enter(torch.tensor([number]), number)
@@ -216,7 +217,8 @@ def step_directly(learning: Learning, records: Records, step: Step, fixed: Pace,
         models.lerp_(anchor, rate * fixed.pull)
     if velocity is not None and fixed.momentum is not None:
         velocity.mul_(fixed.momentum)
-    add_rows(network, found, None, models if velocity is None else velocity)
+    if found:
+        add_rows(network, found, None, models if velocity is None else velocity)
     if velocity is not None:
         models.addcmul_(velocity, rate, value=-1)
 

@@ -97,7 +97,8 @@ def output_gradients(loss: Loss, outputs: Tensor, labels: Tensor, weights: Tenso
     closed_form = getattr(loss, "gradients", None)
     if closed_form is not None:
         gradients: Tensor = closed_form(outputs, labels)
-        return gradients if weights is None else gradients.mul_(weights[:, None])
+        # Not in place: what a user's loss returns may be the outputs themselves, or of any shape.
+        return gradients if weights is None else gradients * weights.reshape(-1, *(1,) * (gradients.dim() - 1))
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
         losses = loss(leaf, labels)

@@ -34,9 +34,13 @@ class Shape(NamedTuple):
     def rows(self) -> int:
         return int(np.diff(self.cuts) @ np.array(self.widths))
 
+    def per_client(self) -> NDArray[np.int64]:
+        """The number of rows of each frame position."""
+        return np.repeat(np.array(self.widths, np.int64), np.diff(self.cuts))
+
     def starts(self) -> NDArray[np.int64]:
         """The first row of each frame position."""
-        per_client = np.repeat(np.array(self.widths, np.int64), np.diff(self.cuts))
+        per_client = self.per_client()
         starts: NDArray[np.int64] = np.cumsum(per_client) - per_client
         return starts
 
@@ -47,7 +51,7 @@ class Placed(NamedTuple):
     shape: Shape
     sizes: Tensor  # (S, n)
     order: Tensor | None  # (S, n) frame position -> client
-    records: Tensor  # (S, T): which record is in the row
+    records: Tensor  # (S, T): which record is in the row; in padding, any of the same client
     valid: Tensor  # (S, T) float32: 0 where the row is padding
 
 
@@ -94,7 +98,9 @@ def place(
     widths = tuple(b if a <= b else a + 1 for a, b in zip(widest, last.widths if last else widest, strict=True))
     shape = Shape(ordered, cuts, widths)
     slot = torch.from_numpy(shape.starts()).to(device)[position] + drawn.within
-    records = torch.zeros(steps, shape.rows, dtype=torch.int64, device=device)
+    first = spans[:, 0].to(device)
+    own = first.expand(steps, -1) if order is None else first[order]
+    records = own.repeat_interleave(torch.from_numpy(shape.per_client()).to(device), 1, output_size=shape.rows)
     valid = torch.zeros(steps, shape.rows, device=device)
     records[drawn.step, slot] = drawn.record
     valid[drawn.step, slot] = 1

@@ -24,7 +24,7 @@ class ReluPool(Free):
     """Both modules run one after the other, on images (T, channels, height, width)."""
 
     def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Any]:
-        if not by_kernel(rows):
+        if not _by_kernel(rows):
             return super().forward(weights, rows, layout)
         images = rows.permute(0, 2, 3, 1).contiguous()
         pooled, winners = largest_of_four(images)
@@ -33,7 +33,7 @@ class ReluPool(Free):
     def backward(
         self, weights: Tensor, saved: Any, gradients: Tensor, layout: Layout, inputs: bool
     ) -> tuple[Tensor | None, None]:
-        if not by_kernel(gradients):
+        if not _by_kernel(gradients):
             return super().backward(weights, saved, gradients, layout, inputs)
         winners, shape = saved
         if not inputs:
@@ -50,6 +50,11 @@ def relu_pool(first: nn.Module, second: nn.Module) -> ReluPool | None:
     if not by_two or not plain or second.ceil_mode or second.return_indices:
         return None
     return ReluPool(nn.Sequential(nn.ReLU(), second))  # a ReLU of its own: the given one may work in place
+
+
+def _by_kernel(rows: Tensor) -> bool:
+    """Whether a kernel pools rows: not those of one channel (T, height, width), which torch takes too."""
+    return by_kernel(rows) and rows.dim() == 4
 
 
 def largest_of_four(images: Tensor) -> tuple[Tensor, Tensor]:
