@@ -6,7 +6,7 @@ import pytest
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 from scipy.stats import binom
 
-from polyeps.accounting import epsilon
+from polyeps.accounting import epsilon, open_cohorts
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson
 from polyeps.accounting.gaussians import gaussian_epsilon
 from polyeps.accounting.open_cohorts import known_draws_epsilon
@@ -68,3 +68,17 @@ def test_far_tails_are_known_where_a_grid_has_none() -> None:
     chances = binom.pmf(np.arange(rounds + 1), rounds, rate)
     mean = sum(chances[k] * oracles.gaussian_delta(math.sqrt(k) / sigma, found) for k in range(1, rounds + 1))
     assert mean == pytest.approx(delta, rel=1e-6)
+
+
+@pytest.mark.parametrize(("rate", "rounds"), [(0.01, 20_000), (0.5, 3000)])
+def test_many_counts_as_few_cost_little_more(rate: float, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = known_draws_epsilon(30.0, rate, rounds, 1e-5)
+    monkeypatch.setattr(open_cohorts, "_MOST_COUNTS", 100)
+    open_cohorts._draws.cache_clear()
+    assert exact <= known_draws_epsilon(30.0, rate, rounds, 1e-5) < 1.01 * exact
+    open_cohorts._draws.cache_clear()
+
+
+def test_any_number_of_rounds_has_an_answer() -> None:
+    shift = math.sqrt(1e11 / 60) / 1e6  # the number of draws hardly varies
+    assert known_draws_epsilon(1e6, 1 / 60, 10**11, 1e-5) == pytest.approx(gaussian_epsilon(shift, 1e-5), rel=1e-3)

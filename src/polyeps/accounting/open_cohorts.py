@@ -21,6 +21,7 @@ from polyeps.accounting.gaussians import Array, gaussian_delta, gaussian_epsilon
 from polyeps.core import Adjacency, check_delta
 
 _UNLIKELY = 1e-20  # a chance far below any δ of use
+_MOST_COUNTS = 1 << 16
 
 
 def known_draws_epsilon(
@@ -85,9 +86,17 @@ def _drawn_at(rate: float, shift: float, rounds: int) -> KnownDraws:
 def _draws(rate: float, rounds: int) -> tuple[Array, Array]:
     """How often a client is drawn, and how likely; what hardly ever happens counts as being drawn every time."""
     likely = min(rounds - 1, int(binom.isf(_UNLIKELY, rounds, rate)))
-    often = np.arange(1, likely + 1)
+    least = int(binom.ppf(_UNLIKELY, rounds, rate)) if likely > _MOST_COUNTS else 0
     rare = float(binom.sf(likely, rounds, rate))
-    return np.append(often, rounds), np.append(binom.pmf(often, rounds, rate), rare)
+    if likely - least <= _MOST_COUNTS:
+        often = np.arange(least + 1, likely + 1)
+        chances = binom.pmf(often, rounds, rate)
+    else:  # several counts as one, the largest of them
+        often = np.linspace(least, likely, _MOST_COUNTS + 1).round()[1:]
+        chances = -np.diff(binom.sf(np.append(least, often), rounds, rate))
+    if least:
+        chances[0] += binom.cdf(least, rounds, rate)
+    return np.append(often, rounds), np.append(chances, rare)
 
 
 def _reach(adjacency: Adjacency) -> int:

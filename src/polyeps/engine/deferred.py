@@ -9,6 +9,7 @@ and velocities in every step; and where all clients start alike, W₀ is one mat
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class Deferral:
     layers: dict[int, Deferred] = field(default_factory=dict)  # by their place in the network
     worths: Tensor | None = None  # (S + 1, n, S): of a row of step s for the weights before step t; after all at last
 
-    @property
+    @cached_property
     def network(self) -> Network:
         """What takes the steps."""
         return Network(tuple(self.layers.get(i, layer) for i, layer in enumerate(self.whole.layers)))
