@@ -73,7 +73,7 @@ def test_far_tails_are_known_where_a_grid_has_none() -> None:
 @pytest.mark.parametrize(("rate", "rounds"), [(0.01, 20_000), (0.5, 3000)])
 def test_many_counts_as_few_cost_little_more(rate: float, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = known_draws_epsilon(30.0, rate, rounds, 1e-5)
-    monkeypatch.setattr(open_cohorts, "_MOST_COUNTS", 100)
+    monkeypatch.setattr(open_cohorts, "_MOST_COUNTS", 150)
     open_cohorts._draws.cache_clear()
     assert exact <= known_draws_epsilon(30.0, rate, rounds, 1e-5) < 1.01 * exact
     open_cohorts._draws.cache_clear()
@@ -82,3 +82,4 @@ def test_many_counts_as_few_cost_little_more(rate: float, rounds: int, monkeypat
 def test_any_number_of_rounds_has_an_answer() -> None:
     shift = math.sqrt(1e11 / 60) / 1e6  # the number of draws hardly varies
     assert known_draws_epsilon(1e6, 1 / 60, 10**11, 1e-5) == pytest.approx(gaussian_epsilon(shift, 1e-5), rel=1e-3)
+    assert known_draws_epsilon(1e6, 1.0, 10**11, 1e-5) == gaussian_epsilon(math.sqrt(1e11) / 1e6, 1e-5)

@@ -85,7 +85,10 @@ def _drawn_at(rate: float, shift: float, rounds: int) -> KnownDraws:
 @lru_cache(maxsize=64)  # a calibration asks for one over and over
 def _draws(rate: float, rounds: int) -> tuple[Array, Array]:
     """How often a client is drawn, and how likely; what hardly ever happens counts as being drawn every time."""
-    likely = min(rounds - 1, int(binom.isf(_UNLIKELY, rounds, rate)))
+    if rate == 1:
+        return np.array([rounds]), np.ones(1)
+    # By the rounds without a draw: scipy's own quantile of a small upper tail is that of 1.
+    likely = min(rounds - 1, rounds - int(binom.ppf(_UNLIKELY, rounds, 1 - rate)))
     least = int(binom.ppf(_UNLIKELY, rounds, rate)) if likely > _MOST_COUNTS else 0
     rare = float(binom.sf(likely, rounds, rate))
     if likely - least <= _MOST_COUNTS:
