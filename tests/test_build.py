@@ -87,7 +87,7 @@ def test_one_scale_for_all_when_it_is_given() -> None:
         ({"kind": "uniform", "share": 0.5}, None, 3),
         ({"kind": "uniform", "share": 0.5}, 3.0, 1),
         ({"kind": "uniform", "share": 0.5, "quorum": 2}, None, 2),
-        ({"kind": "uniform", "share": 0.5, "quorum": 6}, None, 3),  # no more than are asked
+        ({"kind": "uniform", "share": 0.5, "quorum": 6}, None, 6),  # the run ends with the first who leaves
     ],
 )
 def test_the_quorum_is_a_full_cohort_unless_leaving_early_is_the_rule(
@@ -95,6 +95,24 @@ def test_the_quorum_is_a_full_cohort_unless_leaving_early_is_the_rule(
 ) -> None:
     job = job_of(experiment(participation=participation, budgets={"scale": scale}))
     assert job.participation.quorum == quorum
+
+
+def test_a_quorum_nobody_could_meet_is_refused() -> None:
+    with pytest.raises(InputError, match="quorum is 7, more than the 6 clients"):
+        job_of(experiment(participation={"quorum": 7}))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ({"name": "uv-fed", "noise": "skellam"}, "algorithm.noise changes nothing about uv-fed"),
+        ({"name": "randagg", "mask_first": False}, "algorithm.mask_first changes nothing about randagg"),
+        ({"name": "cmp-fed", "label": "thin", "rank": 0}, r"algorithm \(thin\): rank must be at least 1"),
+    ],
+)
+def test_of_several_methods_the_wrong_one_is_named(algorithm: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        job_of(experiment(algorithm=algorithm, participation={"kind": "poisson", "share": 0.5}))
 
 
 def test_liberal_clients_are_wanted_in_every_round_only_when_asked_for() -> None:
@@ -110,7 +128,7 @@ def test_hidden_budgets_are_not_told() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [
-        ("fedavgg", ("algorithm.name = fedavgg", "did you mean 'fedavg'?")),
+        ("fedavgg", ("there is no algorithm 'fedavgg'", "did you mean 'fedavg'?")),
         ({"name": "pfa", "rnak": 2}, ("algorithm.rnak (of pfa)", "did you mean 'rank'?")),
         (
             {"name": "fedavg", "rank": 2},

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_type_hints
@@ -113,7 +114,7 @@ def prepare(
         uses = experiment.rounds  # everybody pays for every round
         federation = _federation(experiment, method, population, participation, budgets)
         groups = federation.groups
-        build = partial(_built_for, entry, federation, options)
+        build = partial(_built_for, method, entry, federation, options)
         algorithm = build(scale)
     elif entry.local == "gradient":
         course = Course(
@@ -125,10 +126,12 @@ def prepare(
             form=method.form,
         )
         local = sgd(population.model, rate=1.0, steps=1, learning_rate=1.0, decay=settings.decay)
-        algorithm = entry.build(local, course, **options)
+        with _naming(method):
+            algorithm = entry.build(local, course, **options)
     else:
         local = _training(settings, population, budgets is not None, method.form)
-        algorithm = entry.build(local, **options)
+        with _naming(method):
+            algorithm = entry.build(local, **options)
     if budgets is not None:
         if method.form == "published" or entry.budgets == "exceeded":
             promised = all_promised(budgets)
@@ -197,10 +200,22 @@ def _federation(
     )
 
 
-def _built_for(entry: Entry, federation: Federation, options: dict[str, Any], scale: NDArray[np.float64]) -> Algorithm:
+def _built_for(
+    method: config.Method, entry: Entry, federation: Federation, options: dict[str, Any], scale: NDArray[np.float64]
+) -> Algorithm:
     """The algorithm for a federation with this noise, by client."""
     of_group = dict(zip(federation.groups, scale.tolist(), strict=True))
-    return entry.build(replace(federation, scales={name: of_group[name] for name in federation.scales}), **options)
+    with _naming(method):
+        return entry.build(replace(federation, scales={name: of_group[name] for name in federation.scales}), **options)
+
+
+@contextmanager
+def _naming(method: config.Method) -> Iterator[None]:
+    """Say which of several methods something is wrong with."""
+    try:
+        yield
+    except InputError as problem:
+        raise InputError(f"algorithm ({method.title}): {problem}") from None
 
 
 def _participation(experiment: config.Experiment, population: Population) -> Participation:
@@ -209,15 +224,20 @@ def _participation(experiment: config.Experiment, population: Population) -> Par
     # With scales of their own all clients leave at about the same time, and a few stragglers would end the run
     # with a noisy mean; under a common scale leaving early is the rule, and the rest go on.
     quorum = experiment.participation.quorum or (1 if experiment.budgets.scale else wanted)
+    if quorum > len(population.ids):
+        raise InputError(
+            f"participation.quorum is {quorum}, more than the {len(population.ids)} clients there are, so no round "
+            "could begin; lower it"
+        )
     including: frozenset[str] = frozenset()
     if experiment.participation.with_public:
         including = frozenset(client for client, yes in zip(population.ids, population.liberal, strict=True) if yes)
-    return Participation(experiment.participation.kind, share, min(quorum, wanted), including)
+    return Participation(experiment.participation.kind, share, quorum, including)
 
 
 def entry_of(method: config.Method) -> Entry:
     if method.name not in ALGORITHMS:
-        raise InputError(config.unknown_key(f"algorithm.name = {method.name}", method.name, ALGORITHMS))
+        raise InputError(config.unknown_key(method.name, method.name, ALGORITHMS, "algorithm"))
     return ALGORITHMS[method.name]
 
 
@@ -231,6 +251,8 @@ def checked_options(method: config.Method, entry: Entry) -> dict[str, Any]:
         if key not in fields:
             known = [*fields, *config.Method.model_fields]
             raise InputError(config.unknown_key(f"algorithm.{key} (of {method.name})", key, known))
+        if key in entry.idle:
+            raise InputError(f"algorithm.{key} changes nothing about {method.name}, which adds no noise; leave it out")
     shape: type[config.Section] = pydantic.create_model("Options", __base__=config.Section, **fields)
     return {**config.checked(shape, method.options, f"algorithm ({method.name})").__dict__, **entry.options}
 

@@ -132,6 +132,13 @@ class Participation(Section):
     quorum: int | None = Field(default=None, ge=1)
     with_public: bool = False  # at least one liberal client in every round, for every method alike
 
+    @field_validator("share")
+    @classmethod
+    def _of_a_kind_that_draws(cls, value: float, info: ValidationInfo) -> float:
+        if value != 1 and info.data.get("kind") == "full":
+            raise ValueError('must be 1, or left out, with kind = "full", which asks everybody')
+        return value
+
 
 class Method(_Table):
     """One algorithm of a comparison; keys this table does not know are the algorithm's own options."""
@@ -281,12 +288,12 @@ def _sentence(kind: type[BaseModel], problem: ValidationError, inside: str = "")
     return f"{place}: {reason[0].lower()}{reason[1:]}{given}"
 
 
-def unknown_key(place: str, key: str, known: Iterable[str]) -> str:
+def unknown_key(place: str, key: str, known: Iterable[str], what: str = "setting") -> str:
     """The sentence for a key nobody knows."""
     names = list(known)
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(names))}" if names else "remove it"
-    return f"there is no setting {place!r}; {hint}"
+    return f"there is no {what} {place!r}; {hint}"
 
 
 def _known_keys(kind: type[BaseModel], place: tuple[Any, ...]) -> list[str]:

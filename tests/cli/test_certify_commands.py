@@ -145,3 +145,22 @@ def test_calibrate() -> None:
 )
 def test_bad_input_is_one_sentence(arguments: list[str], named: str) -> None:
     refused(*arguments, naming=(named,))
+
+
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        (["--sigma", "1.5", "--epsilon", "3"], "--epsilon"),
+        (["--sigma", "1.5", "--coordinates", "5"], "--coordinates"),
+        (["--table", "--sampler", "fixed"], "--sampler"),
+        (["--table", "--survivors", "50"], "--survivors"),
+        (["--table", "--accountant", "rdp"], "--accountant"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(options: list[str], idle: str) -> None:
+    assert f"{idle} changes nothing" in run("certify", *CMP_FED, *options, status=2).stderr
+
+
+def test_no_noise_reaches_an_epsilon_at_delta_zero() -> None:
+    spoken = run("calibrate", *CMP_FED, "--epsilon", "1", "--delta", "0", status=2)
+    assert "give a delta above 0" in spoken.stderr

@@ -28,15 +28,24 @@ def test_a_figure_is_run_shown_and_written(small: tuple[str, ...], tmp_path: Pat
     assert run_json(*small) == [json.loads((tmp_path / "results" / "test-figure-1-quick.json").read_text())]
 
 
-def test_showing_needs_no_device(small: tuple[str, ...]) -> None:
+def test_showing_needs_no_device(small: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
     (nothing,) = run_json(*small, "--show", "--device", "cuda", "--processes", "10")
     assert nothing["command"] == "polyeps reproduce pfa --figure 1 --quick --device cuda --processes 10 --work WORK"
     assert (nothing["cells"], nothing["left_out"], nothing["missing"]) == ([], 1, 6)
+    assert not (tmp_path / "results").exists()
+
+
+def test_what_is_refused_leaves_no_folders(small: tuple[str, ...], tmp_path: Path) -> None:
+    assert "no folder of finished trainings" in run(*small, "--show", status=2).stderr
+    assert "figure" in run(*small, "--figure", "99", status=2).stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_where_nothing_is_finished_what_was_written_stays(small: tuple[str, ...], tmp_path: Path) -> None:
     results = tmp_path / "results"
     results.mkdir()
+    (tmp_path / "work").mkdir()
     other = ("reproduce", "cmp-fed", "--table", "1", "--work", str(tmp_path / "work"), "--output", str(results))
     for command, file in ((small, "test-figure-1-quick.md"), (other, "cmp-fed-table-1.md")):
         (results / file).write_text("of an earlier run")

@@ -184,6 +184,10 @@ def test_impossible_wishes_name_the_client_and_the_remedy() -> None:
         "client 3 would have fewer than 3 records.*at most 3 clients or a size of at most 2",
         lambda: iid(labels, clients=4, size=3, generator=generator),
     )
+    refused(
+        "client 3 would have fewer than 3 records.*at most 3 clients$",
+        lambda: iid(labels, clients=40, size=3, generator=generator),
+    )
     refused("size must be at least 1", lambda: iid(labels, clients=4, size=0, generator=generator))
     refused("one shard, not 0", lambda: label_shards(labels, clients=2, shards_per_client=0, generator=generator))
     refused("1 to 5 labels.*not 6", lambda: few_labels(labels, clients=5, count=6, generator=generator))

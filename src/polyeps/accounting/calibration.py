@@ -72,7 +72,7 @@ def calibrate(
         subject = _subject(price, uses, delta, adjacency, accountant) | _asked(wanted, tolerance)
         table = cache.load(directory, subject, judge) if directory else {}
         before = len(table)
-        search = _Search(judge, table, tolerance)
+        search = _Search(judge, table, tolerance, "raise the budget" if delta else "give a delta above 0")
         search.serve(wanted, partial(_report, progress, served, len(budgets)))
         if directory and len(table) > before:
             cache.save(directory, subject, table)
@@ -142,8 +142,11 @@ def _asked(wanted: NDArray[np.float64], tolerance: float) -> dict[str, Any]:
 class _Search:
     """A growing table of scales and their ε, steered to where budgets are."""
 
-    def __init__(self, judge: Callable[[float], float], table: dict[float, float], tolerance: float) -> None:
+    def __init__(
+        self, judge: Callable[[float], float], table: dict[float, float], tolerance: float, remedy: str
+    ) -> None:
         self.judge, self.table, self.tolerance = judge, table, tolerance
+        self.remedy = remedy  # where no noise is enough
 
     def serve(self, wanted: NDArray[np.float64], progress: Callable[[int], None]) -> None:
         """Add entries until every wanted ε has one just below it.
@@ -175,7 +178,7 @@ class _Search:
         while self._value(at) > lowest * (1 - self.tolerance / 2):
             at *= 2
             if at > _LARGEST:
-                raise InputError(f"epsilon {lowest:g} cannot be reached however large the noise; raise the budget")
+                raise InputError(f"epsilon {lowest:g} cannot be reached however large the noise; {self.remedy}")
         at = 1.0
         while self._value(at) < highest:
             at /= 2 ** (1 if at > 0.25 else 0.25)

@@ -95,7 +95,7 @@ def _draws(rate: float, rounds: int) -> tuple[Array, Array]:
         often = np.arange(least + 1, likely + 1)
         chances = binom.pmf(often, rounds, rate)
     else:  # several counts as one, the largest of them
-        often = np.linspace(least, likely, _MOST_COUNTS + 1).round()[1:]
+        often = np.linspace(least, likely, _MOST_COUNTS + 1).astype(np.int64)[1:]
         chances = -np.diff(binom.sf(np.append(least, often), rounds, rate))
     if least:
         chances[0] += binom.cdf(least, rounds, rate)

@@ -33,6 +33,7 @@ class Entry:
     # gradient: they take one gradient over all of them; builders are given a `Course` as well. sums: whole clients are
     # protected by noise on sums, which may have any training inside; builders are given a `Federation` instead.
     local: Literal["training", "gradient", "sums"] = "training"
+    idle: tuple[str, ...] = ()  # options of the builder that change nothing without noise, and are refused
 
 
 ALGORITHMS: dict[str, Entry] = {
@@ -67,13 +68,25 @@ ALGORITHMS: dict[str, Entry] = {
         "strictest",
         local="sums",
     ),
-    "uv-fed": Entry(cmp_fed, "control: CMP-Fed without noise, clip or promise", "none", local="sums"),
+    "uv-fed": Entry(
+        cmp_fed,
+        "control: CMP-Fed without noise, clip or promise",
+        "none",
+        local="sums",
+        idle=("noise", "split", "clip_subspace", "clip_embedding", "colluders"),
+    ),
     "dp-randagg": Entry(
         dp_randagg,
         "random coordinates of updates, summed unseen with noise; whole clients protected",
         "strictest",
         local="sums",
     ),
-    "randagg": Entry(dp_randagg, "control: DP-RandAgg without noise, clip or promise", "none", local="sums"),
+    "randagg": Entry(
+        dp_randagg,
+        "control: DP-RandAgg without noise, clip or promise",
+        "none",
+        local="sums",
+        idle=("noise", "mask_first", "colluders"),
+    ),
     "fedsel-exact": Entry(exact, "control: gradients, or a coordinate of them, as they are", "none", local="gradient"),
 }

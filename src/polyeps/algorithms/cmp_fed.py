@@ -59,7 +59,7 @@ def cmp_fed(
     """Federated averaging of which the server learns two noisy sums of thin factors in a round."""
     check_rates(server_rate, rate_decay)
     if not 0 < split < 1:
-        raise InputError(f"split must lie between 0 and 1, not {split}")
+        raise InputError(f"split must be above 0 and below 1, not {split:g}")
     if directions == "model":
         _check_nothing_paid(
             clip_subspace=(clip_subspace, None), split=(split, 0.5), warm_start=(warm_start, "orthonormal")

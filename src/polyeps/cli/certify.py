@@ -58,8 +58,12 @@ def cmp_fed(
     survivors: o.Survivors = None,
     accountant: o.Accountant = "pld",
     table: Annotated[bool, typer.Option("--table", help="Compare all accounts of this setting instead.")] = False,
-    epsilon: Annotated[float, typer.Option(help="For the table: the ε that every account is asked for.")] = 1.0,
-    coordinates: Annotated[int, typer.Option(help="For the table: of each release, with integer noise.")] = 60_000,
+    epsilon: Annotated[
+        float | None, typer.Option(help="For the table: the ε that every account is asked for; 1 by default.")
+    ] = None,
+    coordinates: Annotated[
+        int | None, typer.Option(help="For the table: of each release, with integer noise; 60000 by default.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """CMP-Fed; sigma is the noise of each of a round's two releases.
@@ -70,12 +74,27 @@ def cmp_fed(
     if table == (sigma is not None):
         raise InputError("give either --sigma, for a certificate, or --table, to compare accounts")
     if sigma is None:
-        _compare(clients, cohort, rounds, epsilon, delta, coordinates, as_json)
+        others = {
+            "sampler": sampler != "poisson",
+            "survivors": survivors is not None,
+            "accountant": accountant != "pld",
+        }
+        _unused("--table", **others)
+        chosen = 1.0 if epsilon is None else epsilon
+        _compare(clients, cohort, rounds, chosen, delta, 60_000 if coordinates is None else coordinates, as_json)
         return
+    _unused("--sigma", epsilon=epsilon is not None, coordinates=coordinates is not None)
     from polyeps import methods
 
     method = methods.cmp_fed(clients=clients, cohort=cohort, rounds=rounds, sampler=sampler, survivors=survivors)
     print_certificate(methods.certify(method, sigma, delta, accountant), as_json)
+
+
+def _unused(asked: str, **given: bool) -> None:
+    """Refuse options, by whether they were given, that say nothing about what is asked for."""
+    for name, yes in given.items():
+        if yes:
+            raise InputError(f"--{name} changes nothing about what {asked} shows; leave it out")
 
 
 def _compare(

@@ -46,11 +46,15 @@ def reproduce(
     if not show:
         check_device(device)
     means = Means(device, processes, _shard(shard), QUICK_GRID if quick else GRID)
-    store = Store(work or default_directory() / "studies" / study)
     wanted = reproducing.choose(study, tuple(figure or ()), tuple(table or ()), quick)
     for sentence in wanted.skipped:
         remark(sentence)
-    presenting.make(output)
+    finished = work or default_directory() / "studies" / study
+    if show and not finished.is_dir():
+        raise InputError(f"{finished} is no folder of finished trainings; leave out --show to train, or change --work")
+    store = Store(finished)
+    if not show:
+        presenting.make(output)
     repeats = seeds or (1 if quick else reproducing.REPEATS.get(study, reproducing.USUAL))
     try:
         with _telling() as told:
@@ -65,6 +69,7 @@ def reproduce(
         if presenting.is_empty(summary):  # and what an earlier run wrote stays
             remark(f"{presenting.heading(summary)}: nothing is finished yet, so nothing is written")
             continue
+        presenting.make(output)
         files = presenting.write(summary, output, name)
         for draw in (pictures.draw, fedhdp_theory.draw):
             files += draw(summary, output / name)

@@ -80,18 +80,19 @@ def _rows_by_label(labels: Rows, generator: np.random.Generator) -> list[Rows]:
 
 def iid(labels: Rows, *, clients: int, generator: np.random.Generator, size: int | None = None) -> Partition:
     """One random permutation cut into equal parts, or into clients of `size` records and a rest."""
+    if size is not None and size < 1:
+        raise InputError(f"a client size must be at least 1, not {size}")
+    if size is not None and clients * size > len(labels):
+        short = len(labels) // size
+        raise InputError(
+            f"client {short} would have fewer than {size} records, as there are {len(labels)}: "
+            f"ask for at most {short} clients"
+            + (f" or a size of at most {len(labels) // clients}" if clients <= len(labels) else "")
+        )
     _check_clients(clients, len(labels))
     order = generator.permutation(len(labels))
     if size is None:
         return _assembled(np.array_split(order, clients), "ask for fewer clients")
-    if size < 1:
-        raise InputError(f"a client size must be at least 1, not {size}")
-    if clients * size > len(labels):
-        short = len(labels) // size
-        raise InputError(
-            f"client {short} would have fewer than {size} records, as there are {len(labels)}: "
-            f"ask for at most {short} clients or a size of at most {len(labels) // clients}"
-        )
     return _assembled(np.split(order[: clients * size], clients), "ask for fewer clients")
 
 

@@ -143,7 +143,7 @@ def _needed(runs: Sequence[Result], target: float) -> float | None:
 
 
 def _saved(own: float | None, theirs: float | None) -> str:
-    return f"{100 * (1 - own / theirs):.0f}" if own and theirs else "–"
+    return f"{round(100 * (1 - own / theirs))}" if own and theirs else "–"
 
 
 def _noise(result: Result) -> tuple[float, float, float]:
