@@ -58,3 +58,20 @@ def test_which_rounds_were_tested(tested: Sequence[int], rounds: int, final: str
     text = make_page([journal])
     assert f"Final accuracy: the mean over {final}." in text
     assert f"Test accuracy after {curve}." in text
+
+
+def test_promises_of_different_units_are_told_apart(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    write_job(journal, "records")
+    write_job(journal, "wholes", facts={"unit": "client"})
+    records, wholes = read([journal])
+    assert "Some methods protect whole clients" in words.opening([records, wholes])
+    assert "Some methods" not in words.opening([records])
+
+
+def test_of_a_method_that_has_not_begun_nothing_is_said(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    write_job(journal, "begun")
+    journal.add_job("later-0", "uv-fed", "later", 0, 3)
+    _, later = read([journal])
+    assert words.in_force(later) == "not begun yet"

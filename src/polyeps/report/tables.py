@@ -16,6 +16,7 @@ from typing import Any
 from polyeps.journal import Journal
 
 LAST_ROUNDS = 10  # the final accuracy is the mean over those of them that were evaluated
+NOT_BEGUN = "not begun"  # nobody knows yet whose budgets a method will spend
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ class Line:
     @property
     def budgets(self) -> str:
         """Whose budgets are in force; with budgets drawn by seed it is each client's own only if it always was."""
+        if not any(job.clients for job in self.jobs):
+            return NOT_BEGUN
         kinds = [str(job.facts.get("budgets", "own")) for job in self.jobs if job.facts]
         return next((kind for kind in kinds if kind != "own"), "own")
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from polyeps.certificate import Certificate
 from polyeps.report.curves import accuracy_curve
 from polyeps.report.numbers import percent, plural, share, short, whole
-from polyeps.report.tables import LAST_ROUNDS, ClientSummary, Job, Line, final_rounds, summarise
+from polyeps.report.tables import LAST_ROUNDS, NOT_BEGUN, ClientSummary, Job, Line, final_rounds, summarise
 
 _IN_FORCE = {
     "own": "each client's own budget",
@@ -19,6 +19,7 @@ _IN_FORCE = {
     "exceeded": "control: more than each client's own budget",
     "none": "control: no privacy",
     "published": "as published: what its noise really costs",
+    NOT_BEGUN: "not begun yet",
 }
 
 
@@ -70,8 +71,16 @@ def opening(lines: Sequence[Line]) -> str:
     ways = f", with {plural(len(lines), 'method')} and {plural(seeds, 'seed')}" + (" each" if len(lines) > 1 else "")
     return (
         f"{plural(many, 'client')} with {'a budget' if many == 1 else 'budgets'} {budgets} trained {model}{data} in "
-        f"{plural(max(job.planned for job in jobs), 'round')}{ways}. {_kept(lines)}{_best(lines)}"
+        f"{plural(max(job.planned for job in jobs), 'round')}{ways}. {_kept(lines)}{_best(lines)}{_apart(lines)}"
     )
+
+
+def _apart(lines: Sequence[Line]) -> str:
+    """A word of warning where promises are not about the same."""
+    units = {line.facts.get("unit") for line in lines if not line.control and line.facts}
+    if len(units) < 2:
+        return ""
+    return " Some methods protect whole clients and others single records: the same ε is a stronger promise there."
 
 
 def _kept(lines: Sequence[Line]) -> str:
@@ -87,7 +96,7 @@ def _kept(lines: Sequence[Line]) -> str:
     if len(known) < len(rows):
         return (
             f"Where it is known, clients stayed within their own budgets, the closest at {share(max(known))} of it; "
-            f"for {len(rows) - len(known)} of {len(rows)} it is not known yet."
+            "of some methods it is not known yet."
         )
     where = " (the controls below put other budgets in force, or none)" if len(own) < len(lines) else ""
     open_ones = any(row.epsilon is None for line in own for job in line.jobs for row in job.clients)
