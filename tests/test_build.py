@@ -97,6 +97,11 @@ def test_the_quorum_is_a_full_cohort_unless_leaving_early_is_the_rule(
     assert job.participation.quorum == quorum
 
 
+def test_a_share_of_everybody_is_refused() -> None:
+    with pytest.raises(InputError, match=r"participation.share = 0.5 changes nothing"):
+        job_of(experiment(participation={"share": 0.5}))
+
+
 def test_a_quorum_nobody_could_meet_is_refused() -> None:
     with pytest.raises(InputError, match="quorum is 7, more than the 6 clients"):
         job_of(experiment(participation={"quorum": 7}))

@@ -202,8 +202,3 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / "bad.toml").write_bytes(content)
         with pytest.raises(InputError, match=r"bad.toml is not TOML"):
             config.read(tmp_path / "bad.toml")
-
-
-def test_a_share_of_everybody_is_refused() -> None:
-    with pytest.raises(InputError, match=r"participation.share: must be 1, or left out, with kind"):
-        config.experiment({"participation": {"share": 0.5}})

@@ -288,4 +288,10 @@ def _training(settings: config.Training, population: Population, private: bool, 
 
 
 def _share(experiment: config.Experiment) -> float:
-    return 1.0 if experiment.participation.kind == "full" else experiment.participation.share
+    told = experiment.participation
+    if told.kind == "full" and told.share != 1:
+        raise InputError(
+            f'participation.share = {told.share:g} changes nothing with kind = "full", which asks everybody; leave it '
+            "out, or choose another kind"
+        )
+    return told.share

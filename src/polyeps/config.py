@@ -132,13 +132,6 @@ class Participation(Section):
     quorum: int | None = Field(default=None, ge=1)
     with_public: bool = False  # at least one liberal client in every round, for every method alike
 
-    @field_validator("share")
-    @classmethod
-    def _of_a_kind_that_draws(cls, value: float, info: ValidationInfo) -> float:
-        if value != 1 and info.data.get("kind") == "full":
-            raise ValueError('must be 1, or left out, with kind = "full", which asks everybody')
-        return value
-
 
 class Method(_Table):
     """One algorithm of a comparison; keys this table does not know are the algorithm's own options."""
