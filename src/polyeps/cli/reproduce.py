@@ -117,6 +117,8 @@ def _telling() -> Iterator[Told]:
 
         def told(what: str, done: int, total: int) -> None:
             nonlocal last
+            if not total:
+                return
             if what not in tasks:
                 tasks[what] = (bar.add_task(what, total=total), 0)
             bar.update(tasks[what][0], completed=done, total=total)  # type: ignore[arg-type]

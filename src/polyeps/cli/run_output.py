@@ -59,7 +59,7 @@ def watching() -> Iterator[Watch]:
             if job in rows:
                 bars.remove_task(rows.pop(job))
             if not console.is_terminal:
-                remark(f"{job} is done, {latest.get(job, 'not evaluated')}")
+                remark(f"{job} is done, {latest[job] + ' at last' if job in latest else 'not evaluated'}")
 
         yield Watch(calibrating, round_done, job_done)
 
