@@ -44,14 +44,15 @@ def calibrate(
     uses: int,
     *,
     adjacency: Adjacency = "add-remove",
-    accountant: Accountant = "pld",
+    accountant: Accountant | None = "pld",
     tolerance: float = 0.01,
     directory: Path | None = None,
     progress: Progress | None = None,
 ) -> Calibration:
     """The smallest scales found whose `uses`-fold price stays within each budget and spends all but `tolerance` of it.
 
-    Tables are kept in `directory`; without one nothing is read from or written to disk.
+    Tables are kept in `directory`; without one nothing is read from or written to disk. Without an accountant every
+    scale is judged by the one that a ledger would take for it: which that is may depend on the scale.
 
     >>> from polyeps.accounting.events import Gaussian
     >>> answer = calibrate([Budget(1.0, 1e-5), Budget(4.0, 1e-5)], Gaussian, uses=100)
@@ -67,7 +68,8 @@ def calibrate(
         wanted = np.array([budgets[row].epsilon for row in rows])
 
         def judge(at: float, delta: float = delta) -> float:
-            return known_epsilon(history_of(price(at), uses), delta, adjacency, accountant)
+            history = history_of(price(at), uses)
+            return known_epsilon(history, delta, adjacency, accountant or best_accountant(history))
 
         subject = _subject(price, uses, delta, adjacency, accountant) | _asked(wanted, tolerance)
         table = cache.load(directory, subject, judge) if directory else {}
@@ -78,7 +80,8 @@ def calibrate(
             cache.save(directory, subject, table)
         scale[rows], certified[rows] = search.answers(wanted)
         for used in np.unique(scale[rows]):  # so that a ledger need not compute again what a table on disk knew
-            remember(history_of(price(float(used)), uses), delta, adjacency, accountant, table[float(used)])
+            history = history_of(price(float(used)), uses)
+            remember(history, delta, adjacency, accountant or best_accountant(history), table[float(used)])
         served += len(rows)
     return Calibration(scale, certified)
 
@@ -108,7 +111,7 @@ def calibrate_each(
             alone,
             uses,
             adjacency=adjacency,
-            accountant=best_accountant(history_of(alone(_PROBES[0]))),
+            accountant=None,
             directory=directory,
             progress=partial(_report, progress, served, len(budgets)) if progress else None,
         )
@@ -122,13 +125,15 @@ def _report(progress: Progress | None, earlier: int, total: int, served: int, _:
         progress(earlier + served, total)
 
 
-def _subject(price: Price, uses: int, delta: float, adjacency: Adjacency, accountant: Accountant) -> dict[str, Any]:
+def _subject(
+    price: Price, uses: int, delta: float, adjacency: Adjacency, accountant: Accountant | None
+) -> dict[str, Any]:
     return {
         "price": [canonical(price(probe)) for probe in _PROBES],
         "uses": uses,
         "delta": delta,
         "adjacency": adjacency,
-        "accountant": accountant,
+        "accountant": accountant or "best",
     }
 
 

@@ -23,6 +23,8 @@ from polyeps.accounting.events import (
 )
 
 _ROUNDING = 3.0  # r, in steps of the grid: takes 9 of a variance, usually of millions
+_LEAST = 100 * _ROUNDING**2  # of a variance: of smaller ones rounding takes so much that Rényi's bounds may be lower
+_ONE_BY_ONE = 1 << 16  # agents: of more, the terms hardly differ
 # Of K, by which all the logarithms of a history's probabilities may be off together. That adds 2K to ε and multiplies δ
 # by e^K; taking a 10⁻¹²th off every deviation is far more.
 _NEGLIGIBLE = 1e-20
@@ -31,17 +33,21 @@ _MARGIN = 1 - 1e-12
 
 def gap_of_sum(deviation: float, agents: int) -> float:
     """How far a sum of discrete Gaussians is from being one, at most: in the logarithm of any probability."""
-    k = np.arange(1, agents)
-    return 10 * float(np.exp(-2 * math.pi**2 * deviation**2 * k / (k + 1)).sum())
+    k = np.arange(1, min(agents, _ONE_BY_ONE))
+    terms = np.exp(-2 * math.pi**2 * deviation**2 * k / (k + 1))  # they fall with k: the last stands for all after it
+    return 10 * float(terms.sum() + (terms[-1] * (agents - _ONE_BY_ONE) if agents > _ONE_BY_ONE else 0.0))
 
 
 def as_gaussians(history: History) -> History:
     """A history with Gaussians in the place of sums of discrete Gaussians, if all of them together are near enough."""
-    if not 0 < sum(uses * _gap(step) for step, uses in history.items()) <= _NEGLIGIBLE:
-        return history  # too far, or there are none
     smooth: Counter[DpEvent] = Counter()
-    for step, uses in history.items():
-        smooth[_smooth(step)] += uses
+    try:
+        if not 0 < sum(uses * _gap(step) for step, uses in history.items()) <= _NEGLIGIBLE:
+            return history  # too far, or there are none
+        for step, uses in history.items():
+            smooth[_smooth(step)] += uses
+    except ArithmeticError:  # numbers that no double can hold
+        return history
     return smooth
 
 
@@ -50,7 +56,7 @@ def _gap(step: DpEvent) -> float:
     """How far a step's probabilities may be from those of Gaussians; 0 where nothing is on a lattice."""
     match step:
         case DiscreteGaussianSumDpEvent():
-            if not step.l2_sensitivity or step.agents * step.deviation**2 <= 2 * _ROUNDING**2:
+            if not step.l2_sensitivity or step.agents * step.deviation**2 < _LEAST:
                 return math.inf
             of_rounding = 10 * math.exp(-2 * (math.pi * _ROUNDING) ** 2)
             return step.dimension * (gap_of_sum(step.deviation, step.agents) + of_rounding)

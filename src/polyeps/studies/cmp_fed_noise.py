@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import dp_accounting as dp
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import Accountant, epsilon
+from polyeps.accounting.afford import best_accountant
 from polyeps.accounting.calibration import calibrate
-from polyeps.accounting.events import Gaussian, Poisson
+from polyeps.accounting.events import Gaussian, Poisson, history_of
 from polyeps.algorithms.releases import SMOOTH
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import InputError
@@ -29,7 +30,6 @@ from polyeps.methods import Method, certify, cmp_fed
 
 DROPPED = (0.05, 0.1, 0.2, 0.3)  # shares of a cohort
 STEPS = (256, 1024, 4096)  # of the integers' grid in a clip norm
-INTEGERS: dict[NoiseName, Accountant] = {"skellam": "rdp", "discrete-gaussian": "pld"}
 _TOLERANCE = 1e-4
 Price = Callable[[float], DpEvent]
 
@@ -66,7 +66,7 @@ class Setting:
     def calibrated(
         self,
         price: Price,
-        accountant: Accountant,
+        accountant: Accountant | None,
         adjacency: Adjacency = "add-remove",
         uses: int | None = None,
     ) -> float:
@@ -169,22 +169,22 @@ def dropouts(setting: Setting, sigma: float) -> list[dict[str, Any]]:
 def integers(setting: Setting, sigma: float) -> list[dict[str, Any]]:
     """Noise on integers, by the grid's steps in a clip norm: what σ costs, and the σ that spends ε.
 
-    Skellam noise by Rényi's bounds, as there are no others; discrete Gaussians as exactly as Gaussians.
+    Skellam noise by Rényi's bounds, as there are no others; discrete Gaussians as exactly as Gaussians, if they can be.
     """
 
     def price(noise: NoiseName, steps: int, at: float) -> DpEvent:
         return Poisson(setting.rate, dp.ComposedDpEvent([on_integers(setting, noise, steps, at)] * 2))
 
     rows = []
-    for noise, accountant in INTEGERS.items():
+    for noise in get_args(NoiseName):
         for steps in STEPS:
             spent = dp.SelfComposedDpEvent(price(noise, steps, sigma), setting.rounds)
             rows.append(
                 {
                     "noise": noise,
                     "steps": steps,
-                    "true": epsilon(spent, setting.budget.delta, accountant=accountant),
-                    "sigma": setting.calibrated(partial(price, noise, steps), accountant),
+                    "true": epsilon(spent, setting.budget.delta, accountant=best_accountant(history_of(spent))),
+                    "sigma": setting.calibrated(partial(price, noise, steps), None),
                 }
             )
     return rows
