@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-import dp_accounting
 import torch
 from torch import Tensor
 
@@ -30,7 +29,7 @@ from polyeps.core import PROGRESS, Ask, Payload, State, Streams, Task, Work
 from polyeps.engine.noise import normals_for
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
-from polyeps.mechanisms.integer import Grid, discrete_gaussian_event, padded, skellam_event
+from polyeps.mechanisms.integer import Grid, event_of_parts, padded
 from polyeps.mechanisms.lattice_noise import LARGEST, SMALLEST, NoiseName
 from polyeps.mechanisms.rounding import decode, encode
 from polyeps.mechanisms.words import words_of
@@ -40,8 +39,6 @@ DRAWN, ROTATION, BITS = "drawn", "rotation", "bits"  # in a task, where noise is
 # gaussian: ideal, in floating point. Others: on integers, which a secure sum can hide, with the price of what is sent.
 NoiseKind = Literal["gaussian", "skellam", "discrete-gaussian"]
 FINE = 4096  # steps of the integers' grid in a clip norm: finer ones save no privacy worth having
-# Steps of an agent's discrete Gaussian noise from which sums over cohorts of any two sizes are alike but for 10⁻⁶⁰.
-SMOOTH = 4.0
 _REMEDY = {
     True: "give a larger budgets.epsilon or smaller budgets.scale, run fewer rounds",
     False: "give a smaller budgets.epsilon or larger budgets.scale",
@@ -74,14 +71,8 @@ class Release:
         """What it costs, before sampling; whatever noise is added beyond what is promised is not counted."""
         if self.noise == "gaussian":
             return Gaussian(scale / math.sqrt(self.share))
-        step, dimension, deviation = self.clip / FINE, padded(self.size), self.deviation(scale)
-        if self.noise == "skellam":
-            return skellam_event(self.clip, step, dimension, deviation)
-        # That of the largest cohort is the most: fewer agents have more noise each, and their sum is more Gaussian.
-        smallest = deviation / math.sqrt(self.agents)
-        if smallest < SMOOTH * step:
-            return dp_accounting.NonPrivateDpEvent()
-        return discrete_gaussian_event(self.clip, step, dimension, smallest, self.agents)
+        step, dimension = self.clip / FINE, padded(self.size)
+        return event_of_parts(self._lattice, self.clip, step, dimension, self.deviation(scale), self.agents)
 
     def from_clients(self, work: Work, values: Tensor) -> Payload:
         """What clients send of values (n, size): clipped, with their part of the noise."""

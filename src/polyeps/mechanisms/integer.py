@@ -11,12 +11,15 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent
 from scipy.special import ndtr
 
 from polyeps.accounting.events import DiscreteGaussianSumDpEvent, SkellamDpEvent
 from polyeps.errors import InputError
 from polyeps.mechanisms.lattice_noise import NoiseName, Table, table_for
 
+# Steps of an agent's discrete Gaussian noise from which sums over cohorts of any two sizes are alike but for 10⁻⁶⁰.
+SMOOTH = 4.0
 REACH = 4.0  # deviations of a sum's coordinate that fit: 6e-5 of the coordinates wrap around
 _MOST_BITS = 62
 _LARGEST_NORM = 2.0**30  # in steps of the grid, so that squared norms are exact in 64 bits
@@ -58,6 +61,22 @@ def discrete_gaussian_event(
     """The price of the same sum when each of `agents` adds discrete Gaussian noise of `agent_deviation`."""
     l2 = rounded_sensitivity(clip, granularity, dimension) / granularity
     return DiscreteGaussianSumDpEvent(l2, agent_deviation / granularity, agents, dimension)
+
+
+def event_of_parts(
+    noise: NoiseName, clip: float, granularity: float, dimension: int, deviation: float, agents: int
+) -> DpEvent:
+    """The price of the same sum when at most so many agents add equal parts of noise of total `deviation`.
+
+    For discrete Gaussians that of the most agents is the highest: fewer have more noise each, and their sum is more
+    Gaussian. Of parts below a few steps of the grid nothing is promised.
+    """
+    if noise == "skellam":
+        return skellam_event(clip, granularity, dimension, deviation)
+    part = deviation / math.sqrt(agents)
+    if part < SMOOTH * granularity:
+        return NonPrivateDpEvent()
+    return discrete_gaussian_event(clip, granularity, dimension, part, agents)
 
 
 def sum_deviation(

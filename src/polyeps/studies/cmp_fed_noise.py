@@ -21,10 +21,9 @@ from polyeps.accounting import Accountant, epsilon
 from polyeps.accounting.afford import best_accountant
 from polyeps.accounting.calibration import calibrate
 from polyeps.accounting.events import Gaussian, Poisson, history_of
-from polyeps.algorithms.releases import SMOOTH
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import InputError
-from polyeps.mechanisms.integer import discrete_gaussian_event, padded, skellam_event
+from polyeps.mechanisms.integer import event_of_parts, padded
 from polyeps.mechanisms.lattice_noise import NoiseName
 from polyeps.methods import Method, certify, cmp_fed
 
@@ -173,7 +172,8 @@ def integers(setting: Setting, sigma: float) -> list[dict[str, Any]]:
     """
 
     def price(noise: NoiseName, steps: int, at: float) -> DpEvent:
-        return Poisson(setting.rate, dp.ComposedDpEvent([on_integers(setting, noise, steps, at)] * 2))
+        release = event_of_parts(noise, 1.0, 1 / steps, padded(setting.coordinates), at, setting.cohort)
+        return Poisson(setting.rate, dp.ComposedDpEvent([release] * 2))
 
     rows = []
     for noise in get_args(NoiseName):
@@ -188,13 +188,3 @@ def integers(setting: Setting, sigma: float) -> list[dict[str, Any]]:
                 }
             )
     return rows
-
-
-def on_integers(setting: Setting, noise: NoiseName, steps: int, sigma: float) -> DpEvent:
-    """One release on a grid of so many steps in a clip norm, the noise in equal parts of all of a cohort."""
-    dimension, part = padded(setting.coordinates), sigma / math.sqrt(setting.cohort)
-    if noise == "skellam":
-        return skellam_event(1.0, 1 / steps, dimension, sigma)
-    if part * steps < SMOOTH:
-        return dp.NonPrivateDpEvent()
-    return discrete_gaussian_event(1.0, 1 / steps, dimension, part, setting.cohort)
