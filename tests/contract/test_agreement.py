@@ -102,5 +102,7 @@ def test_every_algorithm_and_its_options_are_described(name: str) -> None:
     (row,) = re.findall(rf"^\| `{name}` \|.*$", PAGES["running.md"], re.MULTILINE)
     entry = ALGORITHMS[name]
     options = set(build.checked_options(Method(name=name), entry)) - set(entry.options)
+    assert set(entry.idle) <= options
+    options -= set(entry.idle)  # which are refused
     if "as `pdp-fl`" not in row:
         assert set(re.findall(r"`([a-z_]+)`", row.split("|")[3])) == options
