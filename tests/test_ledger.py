@@ -373,19 +373,34 @@ def test_a_ledger_that_does_not_verify_cannot_be_charged(path: Path) -> None:
         Ledger(path)
 
 
-def test_killing_writers_loses_nothing_that_was_acknowledged(path: Path) -> None:
+def test_racing_and_dying_processes_brick_and_lose_nothing(tmp_path: Path) -> None:
+    """In a process of its own, because forking one that runs threads is asking for trouble."""
     worker = Path(__file__).with_name("crash.py")
     ran = subprocess.run(
-        [sys.executable, str(worker), str(path), "200", "1"], capture_output=True, text=True, timeout=300
+        [sys.executable, str(worker), str(tmp_path), "12", "40", "1"], capture_output=True, text=True, timeout=300
     )
     assert ran.returncode == 0, ran.stderr
     outcome = json.loads(ran.stdout)
-    assert outcome["killed"] == 200
-    ledger = Ledger(path)
+    creating, charging = outcome["deaths"]
+    assert creating > 10
+    assert charging > 5
+    assert outcome["race"]["bricked"] == []
+    assert outcome["race"]["winners"][:6] == [1] * 6
+    assert max(outcome["race"]["winners"]) == 1  # of those that were killed, none may have lived to tell
+    told = outcome["kill"]
+    ledger = Ledger(tmp_path / "ledger.db")
     ledger.verify()
-    written = [row.content["purpose"] for row in ledger.rows() if row.kind == "charge"]
-    assert len(outcome["acknowledged"]) > 50
-    assert set(outcome["acknowledged"]) <= set(written)
+    rows = ledger.rows()
+    written = [row.content["purpose"] for row in rows if row.kind == "charge"]
+    assert len(told["acknowledged"]) > 20
+    assert set(told["acknowledged"]) <= set(written)
+    assert set(told["reserved"]) <= ledger.runs.keys() == {row.content["run"] for row in rows if row.kind == "reserve"}
     assert len(written) == len(set(written)) == ledger.account("client").charges
-    assert ledger.spent("client") <= 2.0
+    account = ledger.account("client")
+    assert ledger.spent("client") <= account.spent(account.committed) <= 2.0
+    assert account.committed[Gaussian(60.0)] == len(written) + sum(
+        3 - sum(row.content.get("run") == name for row in rows if row.kind == "charge")
+        for name, run in ledger.runs.items()
+        if run.open
+    )
     ledger.charge(Gaussian(1e6))  # and it still works

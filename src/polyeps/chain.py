@@ -21,7 +21,7 @@ from polyeps.errors import LedgerError, LedgerTampered, PolyepsError
 from polyeps.head import START, Head, Kept, announced, head_path, read_head
 
 _ALL = "SELECT seq, time, kind, body, previous, hash FROM rows ORDER BY seq"
-_NEW = "SELECT seq, time, kind, body, previous, hash FROM rows WHERE seq > ? ORDER BY seq"
+_LAST = "SELECT seq, time, kind, body, previous, hash FROM rows WHERE seq >= ? ORDER BY seq"
 
 _T = TypeVar("_T")
 
@@ -87,7 +87,8 @@ class Chain:
                 return
             check_schema(self.path, connection)
             connection.executemany(INSERT, rows)
-            if connection.execute(_NEW, (self.head.seq,)).fetchall() != rows:
+            stored = [Row(*values) for values in connection.execute(_LAST, (self.head.seq,))]
+            if not stored or _end(stored[:1]) != self.head or stored[1:] != rows:
                 raise LedgerTampered(
                     f"{self.path}: row {rows[0].seq} cannot be read back as written; nothing was written"
                 )
@@ -251,6 +252,8 @@ class Chain:
             yield
         except sqlite3.Error as problem:
             raise explain(self.path, problem) from None
+        except UnicodeDecodeError:  # in SQLite's own message, which quotes the file
+            raise LedgerTampered(f"{self.path} is damaged and cannot be read") from None
         except OSError as problem:
             raise LedgerError(f"{self.path} cannot be used: {problem}") from None
 

@@ -146,18 +146,12 @@ def open_file(path: Path) -> sqlite3.Connection:
 def _check_kind(path: Path, connection: sqlite3.Connection) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (schema,) = connection.execute("PRAGMA user_version").fetchone()
-    (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
     if application != _APPLICATION:
         raise LedgerError(f"{path} is a database, but not a polyeps ledger; check the path")
     if schema not in _READABLE:
         age = "an older" if schema < _SCHEMA else "a newer"
         raise LedgerError(
             f"{path} was written by {age} polyeps (schema {schema}, this one reads {_SCHEMA}); use that version"
-        )
-    if journal != "delete":
-        raise LedgerTampered(
-            f"{path} was set to journal mode {journal!r}, which polyeps does not use; set it back with "
-            "PRAGMA journal_mode = DELETE and verify it"
         )
 
 
@@ -177,6 +171,12 @@ def check_table(path: Path, connection: sqlite3.Connection) -> None:
 
 def check_schema(path: Path, connection: sqlite3.Connection) -> None:
     """Refuse a file that defines anything else than it did when it was created: a trigger could make charges vanish."""
+    (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
+    if journal != "delete":
+        raise LedgerTampered(
+            f"{path} was set to journal mode {journal!r}, which polyeps does not use; set it back with "
+            "PRAGMA journal_mode = DELETE and verify it"
+        )
     found, created = connection.execute(_DEFINED).fetchall(), _as_created()
     if found == created:
         return
