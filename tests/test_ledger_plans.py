@@ -25,51 +25,55 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
 
 
-def hockey_stick(event: dp.DpEvent, ratio: float) -> float:
-    """Σ max(0, p − ratio·q) of the worst pair that an event stands for."""
+Second = tuple[dp.DpEvent, int]  # what is asked after the first answer, and how often
+BRANCHES: list[Second] = [(Gaussian(2.597), 1), (PureDpEvent(0.17156), 6)]  # each within ε = 1 after PureDpEvent(0.05)
+
+
+def hockey_stick(event: dp.DpEvent, uses: int, ratio: float) -> float:
+    """Σ max(0, p − ratio·q) of the worst pair that an event, used several times, stands for."""
     if isinstance(event, PureDpEvent):
         more = 1 / (1 + math.exp(-event.epsilon))
-        return max(0.0, more - ratio * (1 - more)) + max(0.0, 1 - more - ratio * more)
-    shift = 1 / event.noise_multiplier
+        likely = [(more**k * (1 - more) ** (uses - k), math.comb(uses, k)) for k in range(uses + 1)]
+        pairs = zip(likely, reversed(likely), strict=True)
+        return sum(count * max(0.0, p - ratio * q) for (p, count), (q, _) in pairs)
+    shift = math.sqrt(uses) / event.noise_multiplier
     where = math.log(ratio) / shift
     return float(norm.sf(where - shift / 2) - ratio * norm.sf(where + shift / 2))
 
 
-def worst(first: float, menu: list[dp.DpEvent]) -> float:
-    """The δ at ε = 1 of a pure first answer, after which the better of several events is chosen by that answer."""
+def worst(first: float, menu: list[Second]) -> float:
+    """The δ at ε = 1 of a pure first answer that decides which of several events follows."""
     more = 1 / (1 + math.exp(-first))
-    total = 0.0
-    for p, q in ((more, 1 - more), (1 - more, more)):
-        total += p * max([hockey_stick(event, math.e * q / p) for event in menu], default=max(0.0, 1 - math.e * q / p))
-    return total
-
-
-def accepted(path: Path, first: float, event: dp.DpEvent) -> bool:
-    ledger = Ledger.create(path, {"a": Terms(BUDGET)})
-    ledger.charge(PureDpEvent(first))
-    return ledger.can_afford(Charge(A, event)) == [True]
+    return sum(
+        p * max(hockey_stick(event, uses, math.e * q / p) for event, uses in [*menu, (PureDpEvent(0.0), 1)])
+        for p, q in ((more, 1 - more), (1 - more, more))
+    )
 
 
 def test_the_attack_works_against_exact_composition() -> None:
     """Either branch alone costs at most ε = 1, but choosing between them by the first answer costs more."""
-    branches = [Gaussian(2.597), PureDpEvent(0.9527)]
-    for second in branches:
-        assert epsilon(dp.ComposedDpEvent([PureDpEvent(0.05), second]), 1e-3) <= 1.0
-    assert worst(0.05, branches) > 1.25e-3
+    for second, uses in BRANCHES:
+        both = dp.ComposedDpEvent([PureDpEvent(0.05), dp.SelfComposedDpEvent(second, uses)])
+        assert epsilon(both, 1e-3) <= 1.0
+        assert worst(0.05, [(second, uses)]) <= 1e-3
+    assert worst(0.05, BRANCHES) > 1.25e-3
 
 
-@pytest.mark.parametrize("first", [0.02, 0.05, 0.2, 0.5])
-def test_no_choice_by_earlier_answers_passes_the_budget(tmp_path: Path, first: float) -> None:
-    seconds = [Gaussian(2.596 + 0.3 * k) for k in range(8)] + [PureDpEvent(0.9527 - 0.1 * k) for k in range(9)]
-    menu = [event for k, event in enumerate(seconds) if accepted(tmp_path / f"{k}.db", first, event)]
-    assert Gaussian(2.596) not in menu or PureDpEvent(0.9527) not in menu
-    assert worst(first, menu) <= 1e-3
-    ledger = Ledger.create(tmp_path / "attacked.db", {"a": Terms(BUDGET)})
+@pytest.mark.parametrize("first", [0.02, 0.05, 0.1, 0.5])
+def test_no_choice_by_earlier_answers_passes_the_budget(path: Path, first: float) -> None:
+    ledger = Ledger.create(path, {"a": Terms(BUDGET)})
     ledger.charge(PureDpEvent(first))
-    for event in seconds:
-        if event not in menu:
+    asked: list[Second] = [*BRANCHES, (Gaussian(2.596), 1), (PureDpEvent(0.9527), 1)]
+    asked += [(Gaussian(sigma), uses) for sigma in (2.8, 3.2, 3.8, 5.0) for uses in (1, 2, 4)]
+    asked += [(PureDpEvent(value), uses) for value in (0.8, 0.3, 0.15, 0.1, 0.05) for uses in (1, 3, 6, 12)]
+    menu = [(event, uses) for event, uses in asked if ledger.can_afford(Charge(A, event, uses)) == [True]]
+    assert menu
+    assert worst(first, menu) <= 1e-3
+    assert not set(BRANCHES) <= set(menu)
+    for event, uses in asked:
+        if (event, uses) not in menu:
             with pytest.raises(BudgetExceeded, match="nothing was charged"):
-                ledger.charge(event)
+                ledger.charge(event, uses=uses)
 
 
 def test_a_fixed_schedule_needs_a_plan(path: Path) -> None:
