@@ -92,10 +92,8 @@ def experiment(**training: object) -> Experiment:
 
 def test_an_experiment_says_whom_it_compares_and_discloses_no_more() -> None:
     """Numbers of records are disclosed where they are public, and only there; σ is then the same for all."""
-    public, hidden = (experiment(), experiment(rate=0.05))
-    jobs = []
-    for one in (public, hidden):
-        jobs.append(prepare(one, one.algorithm[0], populate(one, 1)))
+    public, hidden = experiment(), experiment(rate=0.05)
+    jobs = [prepare(one, one.algorithm[0], populate(one, 1)) for one in (public, hidden)]
     assert [job.algorithm.adjacency for job in jobs] == ["zero-out", "add-remove"]
     assert [next(iter(job.terms.values())).adjacency for job in jobs] == ["zero-out", "add-remove"]
     assert "examples" in jobs[0].tells
