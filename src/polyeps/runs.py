@@ -73,7 +73,9 @@ def run(
         for method in experiment.algorithm:
             job = prepare(experiment, method, population, watch.calibrating)
             told: Any = dict.fromkeys(job.tells, 1)
-            check_disclosure(job.algorithm, [Profile(client, **told) for client in population.ids])
+            groups = job.groups or (None,) * len(population.ids)
+            faces = zip(population.ids, groups, strict=True)
+            check_disclosure(job.algorithm, [Profile(client, **{**told, "group": group}) for client, group in faces])
     _make_folder(folder)
     about = {
         "name": experiment.name,
