@@ -4,6 +4,7 @@ import csv
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from killing import wanted
 
 from polyeps import runs
 from polyeps.algorithms import ALGORITHMS
-from polyeps.algorithms.releases import Held
-from polyeps.core import Work
+from polyeps.cohort import RoundMemory
 from polyeps.errors import InputError, JournalError
 from polyeps.journal import Journal
 from polyeps.ledger import Ledger
@@ -108,16 +108,16 @@ def test_stopped_between_the_two_releases_of_a_round(
     method = {"name": "cmp-fed", "noise": noise, "dropouts": 0.5}
     settings = experiment(method, rounds=4, participation={"kind": "poisson", "share": 0.8})
     runs.run(settings, tmp_path / "whole")
-    real, calls = Held.take, 0
+    real, calls = RoundMemory.take, 0
 
-    def take(self: Held, work: Work) -> torch.Tensor:
+    def take(self: RoundMemory, name: str, clients: Sequence[str]) -> torch.Tensor:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise StoppedError
-        return real(self, work)
+        return real(self, name, clients)
 
-    monkeypatch.setattr(Held, "take", take)
+    monkeypatch.setattr(RoundMemory, "take", take)
     with pytest.raises(StoppedError):
         runs.run(settings, tmp_path / "parts")
     runs.resume(tmp_path / "parts")

@@ -59,8 +59,9 @@ def _check_header(algorithm: Algorithm, task: Task) -> None:
         raise TaskRefused(
             f"the round of a task must be a whole number from 0 to {MOST_ROUNDS - 1}, not {ascii(task.round)[:80]}"
         )
-    if not all(isinstance(client, str) for client in task.to) or len(set(task.to)) < len(task.to):
-        raise TaskRefused("a task must name every client once; leave out whoever is named again")
+    named = isinstance(task.to, tuple) and all(isinstance(client, str) for client in task.to)
+    if not named or len(set(task.to)) < len(task.to):
+        raise TaskRefused("a task must name clients, each of them once; leave out names that are no text or come again")
     if algorithm.trust == "secure-sum" and task.action != ENTER and not task.summed:
         raise TaskRefused(f"{task.action!r} is only answered into secure sums, never in the clear; ask for a sum")
     if algorithm.trust != "secure-sum" and task.summed:
