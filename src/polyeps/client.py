@@ -81,13 +81,15 @@ def answer(cohort: Cohort, algorithm: Algorithm, task: Task) -> Replies:
 
 def _answer_anew(cohort: Cohort, algorithm: Algorithm, task: Task, places: NDArray[np.int64]) -> Replies:
     """Agree, charge, work and remember."""
-    cohort.begin(algorithm, task)
+    cohort.make_room(algorithm)
     if task.action == ENTER:
         return _enter(cohort, algorithm, task, places)
     action = algorithm.actions[task.action]
     places = _willing(cohort, action, task.payload, places)
     if action.recalls:
-        places = np.array([p for p in places if cohort.passed_on.has(action.recalls, cohort.ids[p])], dtype=np.int64)
+        places = np.array(
+            [p for p in places if cohort.passed_on.has(task, action.recalls, cohort.ids[p])], dtype=np.int64
+        )
     exhausted: tuple[str, ...] = ()
     if algorithm.dues is not None:
         places = _in_turn(cohort, algorithm, task, places)
@@ -123,6 +125,7 @@ def _work(cohort: Cohort, algorithm: Algorithm, task: Task, places: NDArray[np.i
             memory={**{name: kept[where] for name, kept in cohort.memory.items()}, **recalled},
         )
     )
+    cohort.passed_on.begin(task.run, task.round)
     for name, kept in memory.items():
         if name in algorithm.passed_on:
             cohort.passed_on.keep(name, ids, kept)
@@ -139,6 +142,8 @@ def _enter(cohort: Cohort, algorithm: Algorithm, task: Task, places: NDArray[np.
         places, exhausted = _pay(cohort, algorithm, dues, task, places)
     elif not cohort.open.issuperset(task.to):
         raise InputError("a round has a price, but these clients have no ledger to charge; open one")
+    if len(places):
+        cohort.passed_on.begin(task.run, task.round)
     progress = cohort.memory[PROGRESS]
     cohort.remember(PROGRESS, places, torch.tensor([task.round + 1, 0]).to(progress))
     ids = tuple(cohort.ids[place] for place in places)

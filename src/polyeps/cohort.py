@@ -44,12 +44,12 @@ class RoundMemory:
             self.of, self.rows = (run, round), {}
 
     def keep(self, name: str, clients: Sequence[str], kept: Tensor) -> None:
-        """Keep row i of a tensor for clients[i]."""
+        """Keep row i of a tensor for clients[i], in the round that was begun."""
         self.rows.setdefault(name, {}).update({client: (kept, row) for row, client in enumerate(clients)})
 
-    def has(self, names: Iterable[str], client: str) -> bool:
-        """Say whether a client still has all of these."""
-        return all(client in self.rows.get(name, ()) for name in names)
+    def has(self, task: Task, names: Iterable[str], client: str) -> bool:
+        """Say whether a client has all of these from an earlier action of the task's round."""
+        return self.of == (task.run, task.round) and all(client in self.rows.get(name, ()) for name in names)
 
     def take(self, name: str, clients: Sequence[str]) -> Tensor:
         """Return the rows of some clients, and forget them."""
@@ -120,12 +120,11 @@ class Cohort:
             self._events[key] = priced.price(float(self.scale[place]), int(self.rows[place]))
         return self._events[key]
 
-    def begin(self, algorithm: Algorithm, task: Task) -> None:
-        """Make room for what an algorithm keeps, and forget what was passed on in another round."""
+    def make_room(self, algorithm: Algorithm) -> None:
+        """Begin with zeros what an algorithm keeps and these clients do not have yet."""
         for name, shape in algorithm.keeps.items():
             if name not in self.memory:
                 self.memory[name] = torch.zeros(len(self.ids), *shape, device=self.data.features.device)
-        self.passed_on.begin(task.run, task.round)
 
     def remember(self, name: str, places: NDArray[np.int64], kept: Tensor) -> None:
         """Keep something for some clients."""
