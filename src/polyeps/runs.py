@@ -28,7 +28,7 @@ from polyeps.algorithms.personal import personal_models
 from polyeps.build import Job, prepare
 from polyeps.core import Profile, State
 from polyeps.entries import changes, client_rows, facts, remind
-from polyeps.errors import InputError, JournalError
+from polyeps.errors import InputError
 from polyeps.evaluation import by_group
 from polyeps.journal import Checkpoint, Journal
 from polyeps.ledger import Ledger
@@ -218,10 +218,7 @@ def _model_path(folder: Path, job: str) -> Path:
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Refuse to work in a folder in which another process does; the lock goes with the process that holds it."""
-    try:
-        held = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
-    except OSError as problem:
-        raise JournalError(f"{folder} cannot be written to ({problem.strerror}); choose another folder") from None
+    held = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

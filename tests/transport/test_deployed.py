@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import stat
 import threading
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from deployed import DeployedGrid, on_its_own
 from federations import LocalGrid, experiment, job_of, ledger_of
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from polyeps.build import Job
 from polyeps.client import Cohort, answer
@@ -344,17 +344,91 @@ def test_streams_of_a_deployed_client_never_repeat() -> None:
 # Replies of every kind
 
 
-class Spoilt(DeployedGrid):
-    """One node whose replies are changed on their way."""
+def arrays(**tensors: Any) -> dict[str, Any]:
+    return {"payload": ArrayRecord({name: Array(np.asarray(tensor)) for name, tensor in tensors.items()})}
 
-    spoil: Any = staticmethod(lambda content: content)
 
-    def send_and_receive(self, messages: Iterable[Message], **_: Any) -> Iterable[Message]:
-        replies = list(super().send_and_receive(messages))
-        for reply in replies:
-            if reply.metadata.src_node_id == 103 and not reply.has_error() and "reply" in reply.content:
-                reply.content = self.spoil(reply.content)
-        return replies
+UPDATE = np.zeros(650, np.float32)
+YES = {"reply": ConfigRecord({"answered": True, "ready": True})}
+SPOILT: dict[str, dict[str, Any]] = {
+    "wrong shape": YES | arrays(update=UPDATE[:-1]),
+    "another shape": YES | arrays(update=UPDATE[None]),
+    "a scalar": YES | arrays(update=np.float32(1)),
+    "nothing in it": YES | arrays(update=UPDATE[:0]),
+    "another name": YES | arrays(Update=UPDATE),
+    "one more name": YES | arrays(update=UPDATE, more=UPDATE),
+    "complex": YES | arrays(update=UPDATE.astype(np.complex64)),
+    "double": YES | arrays(update=UPDATE.astype(np.float64)),
+    "integers": YES | arrays(update=UPDATE.astype(np.int64)),
+    "text": YES | arrays(update=np.array(["a"] * 650)),
+    "NaN": YES | arrays(update=UPDATE + np.float32("nan")),
+    "infinite": YES | arrays(update=UPDATE - np.float32("inf")),
+    "huge": YES | arrays(update=UPDATE + np.float32(1e30)),
+    "no tensors": YES | arrays(),
+    "no payload": YES,
+    "a payload of another kind": YES | {"payload": ConfigRecord({"update": 3})},
+    "no fields": {"reply": ConfigRecord({})} | arrays(update=UPDATE),
+    "a field missing": {"reply": ConfigRecord({"answered": True})} | arrays(update=UPDATE),
+    "no reply": arrays(update=UPDATE),
+    "empty": {},
+    "pickled": YES
+    | {"payload": ArrayRecord({"update": Array(dtype="object", shape=(1,), stype="numpy.ndarray", data=b"\x80N.")})},
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_one_malformed_reply_ends_nothing(case: str, job: Job, tmp_path: Path) -> None:
+    grid = DeployedGrid(job, tmp_path)
+    honest, seen, states = grid.app, list[Round](), list[Any]()
+
+    def app(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        spoilt = context.node_id == 103 and "task" in message.content and not seen
+        return Message(RecordDict(SPOILT[case]), reply_to=message) if spoilt else reply
+
+    def observe(round: Round, state: Any) -> None:
+        seen.append(round)
+        states.append(state)
+
+    grid.app = app  # type: ignore[assignment]
+    state = serve(
+        job.algorithm, OnFlower(grid), job.state, rounds=2, participation=Participation(), seed=None, observe=observe
+    )
+    assert [set(round.traffic) for round in seen] == [set("01245"), set("012345")]  # asked again in the next round
+    assert [round.discarded for round in seen] == [("3",), ()]
+    assert [round.declined for round in seen] == [("3",), ()]
+    assert torch.isfinite(state.model).all()
+    assert states[0].model.any()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"id": 3, "ready": True},
+        {"id": "", "ready": True},
+        {"id": "x" * 999, "ready": True},
+        {"id": "x\n", "ready": True},
+        {"id": "x", "ready": "yes"},
+        {"id": "x", "ready": True, "epsilon": float("nan")},
+        {"id": "x", "ready": True, "epsilon": -1.0},
+        {"id": "x", "ready": True, "epsilon": "1"},
+        {"id": "x", "ready": True, "examples": 0},
+        {"id": "x", "ready": True, "examples": 1.5},
+        {"id": "x", "ready": True, "group": "g" * 999},
+    ],
+)
+def test_a_node_that_introduces_itself_badly_is_left_out(told: dict[str, Any], job: Job, tmp_path: Path) -> None:
+    grid = DeployedGrid(job, tmp_path)
+    honest = grid.app
+
+    def app(message: Message, context: Context) -> Message:
+        if context.node_id == 103:
+            return Message(RecordDict({"profile": ConfigRecord(told)}), reply_to=message)
+        return honest(message, context)
+
+    grid.app = app  # type: ignore[assignment]
+    assert [face.id for face in OnFlower(grid).profiles()] == ["0", "1", "2", "4", "5"]
 
 
 def test_an_empty_message_is_no_task(job: Job, tmp_path: Path) -> None:

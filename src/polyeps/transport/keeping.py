@@ -1,6 +1,6 @@
 """A deployed client's memory as files of its own: written before a reply is sent, read when the client opens.
 
-    FOLDER/lock           held while a task is answered
+    FOLDER                locked while a task is answered
     FOLDER/RUN.memory     of one run: memory, what is passed on within its round, and the replies of that round
 
 A file holds everything about a run, and is replaced as a whole: memory and reply are on the disk together or not at
@@ -43,7 +43,7 @@ class Keeping:
     def locked(self) -> Iterator[None]:
         """Wait until no other process of this client answers, and keep others waiting."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        held = os.open(self.folder / "lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, _OWNERS)
+        held = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.flock(held, fcntl.LOCK_EX)
             yield
