@@ -15,10 +15,10 @@ from federations import experiment, job_of, ledger_of
 
 from polyeps.build import Job
 from polyeps.client import Cohort, answer
-from polyeps.core import ENTER, Action, Algorithm, Payload, Records, Spec, Task, Work
+from polyeps.core import ENTER, Action, Algorithm, Payload, Records, Spec, Task, Work, check_name
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError, TaskRefused
-from polyeps.messages import check_name, vector
+from polyeps.messages import vector
 
 SIZE = 650  # of the small federations' model
 

@@ -12,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyeps.core import Algorithm, Records, Replies, Streams, Task
+from polyeps.core import Algorithm, Records, Replies, Streams, Task, check_name
 from polyeps.errors import InputError, TaskRefused
 from polyeps.ledger import Ledger
-from polyeps.messages import check_name
 
 
 @dataclass(frozen=True)

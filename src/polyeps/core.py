@@ -25,6 +25,7 @@ Unit = Literal["record", "client"]
 Trust = Literal["nobody", "secure-sum", "server"]
 # The fields of a profile a client may keep to itself.
 Field = Literal["examples", "epsilon", "group"]
+LONGEST_NAME = 255  # bytes of the name of a client or a run
 # Named tensors: all that crosses the wire, and all a client keeps between rounds.
 Payload = Mapping[str, "Tensor"]
 
@@ -50,6 +51,14 @@ def check_delta(delta: float) -> None:
     """Refuse a δ that is not a probability below one."""
     if not 0 <= delta < 1:  # NaN fails every comparison
         raise InputError(f"delta must be at least 0 and below 1, not {delta}")
+
+
+def check_name(what: str, name: Any) -> None:
+    """Refuse a name that cannot be written down everywhere: in messages, in files and on a screen."""
+    if not isinstance(name, str) or not name.isprintable():  # a lone surrogate is not printable
+        raise InputError(f"{what} must be printable text, not {ascii(name)[:80]}; choose another name")
+    if len(name.encode()) > LONGEST_NAME:
+        raise InputError(f"{what} has {len(name.encode())} bytes, and at most {LONGEST_NAME} are allowed; shorten it")
 
 
 @dataclass(frozen=True)

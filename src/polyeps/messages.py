@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyeps.core import ENTER, Algorithm, Payload, Spec, Specs, Task
+from polyeps.core import ENTER, Algorithm, Payload, Spec, Specs, Task, check_name
 from polyeps.errors import InputError, TaskRefused
 
-LONGEST_NAME = 255  # bytes of the name of a client or a run
 MOST_ROUNDS = 10**6  # clients count rounds in float32, exactly up to 2^24
 LARGEST = 1e9  # of a weight, an update or a direction: their squares and sums stay within float32
 
@@ -24,14 +23,6 @@ def vector(size: int, bound: float = LARGEST) -> Spec:
 def whole_number(lowest: int, highest: int) -> Spec:
     """Return the specification of one integer."""
     return Spec((), "int64", lowest, highest)
-
-
-def check_name(what: str, name: Any) -> None:
-    """Refuse a name that cannot be written down everywhere: in messages, in files and on a screen."""
-    if not isinstance(name, str) or not name.isprintable():  # a lone surrogate is not printable
-        raise InputError(f"{what} must be printable text, not {ascii(name)[:80]}; choose another name")
-    if len(name.encode()) > LONGEST_NAME:
-        raise InputError(f"{what} has {len(name.encode())} bytes, and at most {LONGEST_NAME} are allowed; shorten it")
 
 
 def check_task(algorithm: Algorithm, task: Task) -> None:

@@ -110,9 +110,10 @@ class _Counted:
         self._discard(replies.malformed)
 
     def _discard(self, clients: Iterable[str]) -> None:
-        for client in clients:
-            log.warning("round %d: the reply of client %r is malformed, and counts as none", self.round, client)
-            self.discarded.append(client)
+        if some := list(clients):
+            named = ", ".join(map(repr, some[:5])) + (", …" if len(some) > 5 else "")
+            log.warning("round %d: %d malformed replies count as none, of %s", self.round, len(some), named)
+            self.discarded += some
 
     def _refuse(self, task: Task, why: TaskRefused) -> None:
         log.warning("round %d: all clients refuse %r: %s", self.round, task.action, why)

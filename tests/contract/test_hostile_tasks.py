@@ -39,7 +39,7 @@ MORE: dict[str, dict[str, Any]] = {
     "dp-randagg": {"noise": "skellam", "dropouts": 0.34},
     "fedhdp": {"trust": "secure-sum"},
 }
-CASES = [(name, {}) for name in ALGORITHMS] + list(MORE.items())
+CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in ALGORITHMS] + list(MORE.items())
 
 
 class Recorder(InMemory):
@@ -76,6 +76,7 @@ def one_tensor(change: Callable[[torch.Tensor, np.random.Generator], Any]) -> Ch
             return replace(task, payload={"model": change(torch.zeros(3), dice)})
         name = tensors[dice.integers(len(tensors))]
         held = task.payload[name].to_dense().clone()
+        held = held.real.clone() if held.is_complex() else held
         return replace(task, payload={**task.payload, name: change(held, dice)})
 
     return changed
@@ -124,7 +125,7 @@ CHANGES: list[Change] = [
     lambda task, _: replace(task, payload=dict(list(task.payload.items())[1:])),
     lambda task, _: replace(task, payload={**task.payload, "extra": torch.zeros(3)}),
     lambda task, _: replace(task, payload={**task.payload, "honest": torch.tensor(1e18, dtype=torch.float64)}),
-    lambda task, _: replace(task, payload=None),
+    lambda task, _: replace(task, payload=None),  # type: ignore[arg-type]
     lambda task, _: replace(task, payload={}),
     renamed,
     one_tensor(shape),

@@ -318,6 +318,10 @@ def test_a_lost_round_is_not_paid_twice(job: Job, tmp_path: Path) -> None:
     assert {client: grid.ledger.spent(client) for client in grid.ledger.clients} == spent
 
 
+def _invited(rounds: list[tuple[str, ...]], round: Round, _: Any) -> None:
+    rounds.append(round.invited)
+
+
 @pytest.mark.parametrize("kind", ["poisson", "uniform", "epoch", "full"])
 def test_without_a_seed_cohorts_are_the_systems(kind: Any, job: Job, tmp_path: Path) -> None:
     seen: list[list[tuple[str, ...]]] = [[], []]
@@ -331,7 +335,7 @@ def test_without_a_seed_cohorts_are_the_systems(kind: Any, job: Job, tmp_path: P
             rounds=20,
             participation=Participation(kind, 0.5 if kind != "full" else 1.0),
             seed=None,
-            observe=lambda round, _, rounds=rounds: rounds.append(round.invited),
+            observe=partial(_invited, rounds),
         )
     assert len(seen[0]) == len(seen[1]) == 20
     assert (seen[0] == seen[1]) == (kind == "full")
@@ -390,7 +394,7 @@ def test_one_malformed_reply_ends_nothing(case: str, job: Job, tmp_path: Path) -
         seen.append(round)
         states.append(state)
 
-    grid.app = app  # type: ignore[assignment]
+    grid.app = app
     state = serve(
         job.algorithm, OnFlower(grid), job.state, rounds=2, participation=Participation(), seed=None, observe=observe
     )
@@ -427,7 +431,7 @@ def test_a_node_that_introduces_itself_badly_is_left_out(told: dict[str, Any], j
             return Message(RecordDict({"profile": ConfigRecord(told)}), reply_to=message)
         return honest(message, context)
 
-    grid.app = app  # type: ignore[assignment]
+    grid.app = app
     assert [face.id for face in OnFlower(grid).profiles()] == ["0", "1", "2", "4", "5"]
 
 

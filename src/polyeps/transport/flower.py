@@ -16,9 +16,8 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from polyeps.core import Profile, Replies, Task, Total
+from polyeps.core import Profile, Replies, Task, Total, check_name
 from polyeps.errors import InputError
-from polyeps.messages import check_name
 from polyeps.server import Transport
 from polyeps.transport import codec
 from polyeps.transport.flower_client import arrays, tensors
