@@ -93,7 +93,7 @@ def test_spent_never_passes_the_budget_and_replays_the_same(
     paid: list[dp.DpEvent] = []
 
     def cost(events: list[dp.DpEvent]) -> float:
-        return filter_epsilon(history_of(dp.ComposedDpEvent(events)), order, 1e-5, "add-remove") if events else 0.0
+        return filter_epsilon(history_of(dp.ComposedDpEvent(events)), order, 1e-5, "zero-out") if events else 0.0
 
     for event, uses in charges:
         try:

@@ -160,7 +160,7 @@ def test_ledgers_of_version_1_that_were_called_fixed_are_filtered(path: Path) ->
     """They took any event, whoever chose it, so exact composition proves nothing about them."""
 
     ledger = Ledger.create(path)
-    content = {"client": "a", "epsilon": 1.0, "delta": 1e-3, "unit": "record", "adjacency": "add-remove"}
+    content = {"client": "a", "epsilon": 1.0, "delta": 1e-3, "unit": "record", "adjacency": "zero-out"}
     ledger._chain.append(lambda: [("budget", {**content, "schedule": "fixed", "order": None})])
     assert ledger.account("a").terms == Terms(BUDGET)
     assert Ledger(path).account("a").terms.schedule == "adaptive"

@@ -117,6 +117,9 @@ class Training(Section):
     """How clients train locally."""
 
     batch: int = Field(default=8, ge=1)
+    # The rate at which every client samples its records, so that their number stays hidden; without it, every client's
+    # rate is batch over its number of records, which is then public.
+    rate: float | None = Field(default=None, gt=0, le=1)
     local_steps: int = Field(default=20, ge=1)
     learning_rate: float = Field(default=0.1, gt=0)
     clip: float = Field(default=1.0, gt=0)
@@ -177,7 +180,9 @@ class Experiment(Section):
     @field_validator("seeds", mode="before")
     @classmethod
     def _count_of_seeds(cls, value: Any) -> Any:
-        return tuple(range(1, value + 1)) if isinstance(value, int) and not isinstance(value, bool) else value
+        if type(value) is int and value > 10_000:
+            raise ValueError("is a number of seeds, at most 10000; to choose seeds, list them: seeds = [7, 8]")
+        return tuple(range(1, value + 1)) if type(value) is int else value
 
     @field_validator("seeds")
     @classmethod

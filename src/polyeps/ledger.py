@@ -13,7 +13,7 @@ from dp_accounting.dp_event import DpEvent
 from polyeps.accounting import afford
 from polyeps.accounts import Account, Charge, Terms, whole
 from polyeps.chain import Chain, Clock, Draft, Row, now
-from polyeps.core import Budget, Unit
+from polyeps.core import Budget, Unit, check_name
 from polyeps.errors import InputError, LedgerError
 from polyeps.head import Head, Kept, read_kept
 from polyeps.ledger_state import LedgerState, Run, charge_key, enrolment, plain_text
@@ -149,6 +149,7 @@ class Ledger:
         What is reserved counts against everybody else until it is charged with `run=`, or released. Asking again for
         the very same reservation changes nothing, so it may be repeated after a crash.
         """
+        check_name("the name of a run", run)
         run = plain_text(run, "a reservation needs the name of a run")
         asked = list(charges)
         if not asked:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 from polyeps.accounting.events import History, canonical, describe, understand
 from polyeps.accounts import Account, Charge, Terms
 from polyeps.chain import Draft, Row
-from polyeps.core import Budget, Unit
+from polyeps.core import Budget, Unit, check_name
 from polyeps.errors import BudgetExceeded, InputError, LedgerError
 
 _FEW = 8  # clients written into a charge itself; larger groups are written once and referred to
@@ -186,6 +186,7 @@ def _after(account: Account, key: Key, charge: Charge) -> Account:
 
 def enrolment(client: str, terms: Terms) -> Draft:
     """Return the row that sets a client's budget."""
+    check_name("a client's id", client)
     content = {
         "client": plain_text(client, "a client needs a name"),
         "epsilon": terms.budget.epsilon,

@@ -81,7 +81,7 @@ def test_a_head_kept_elsewhere(file: str, tmp_path: Path) -> None:
 
 
 def test_names_that_are_no_text_are_refused(file: str) -> None:
-    refused("ledger", "set-budget", "--file", file, "--epsilon", "2", "--client", "\udcff", naming=("UTF-8",))
+    refused("ledger", "set-budget", "--file", file, "--epsilon", "2", "--client", "\udcff", naming=("printable",))
     run("ledger", "set-budget", "--file", file, "--epsilon", "2")
     refused("ledger", "show", "--file", file, "--client", "\udcff", naming=("no budget",))
 
