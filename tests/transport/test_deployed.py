@@ -15,7 +15,9 @@ import torch
 from deployed import DeployedGrid, on_its_own
 from federations import LocalGrid, experiment, job_of, ledger_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from grouped import federation
 
+from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.build import Job
 from polyeps.client import Cohort, answer
 from polyeps.core import ENTER, Replies, Task, Work
@@ -406,6 +408,36 @@ def test_one_malformed_reply_ends_nothing(case: str, job: Job, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    "spoilt",
+    [
+        {},
+        YES,
+        YES | {"shapes": ConfigRecord({})},
+        YES | {"shapes": ConfigRecord({"subspace": [3]})},
+        YES | {"shapes": ConfigRecord({"subspace": "text"})},
+        YES | {"shapes": ConfigRecord({"subspace": [2**40, 2**40]})},
+        YES | {"shapes": ConfigRecord({"other": [64]})},
+        {"reply": ConfigRecord({})},
+    ],
+)
+def test_one_malformed_shape_spoils_no_sum(spoilt: dict[str, Any], tmp_path: Path) -> None:
+    job = job_of(experiment(METHOD, **CHANGES))
+    grid = DeployedGrid(job, tmp_path)
+    honest = grid.app
+
+    def app(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if context.node_id == 100 and "task" in message.content and message.content["task"]["action"] != ENTER:
+            return Message(RecordDict(spoilt), reply_to=message)
+        return reply
+
+    grid.app = app
+    algorithm = replace(job.algorithm, seeded=False)
+    state = serve(algorithm, OnFlower(grid), job.state, rounds=1, participation=Participation(), seed=None, run="test")
+    assert state.model.any()
+
+
+@pytest.mark.parametrize(
     "told",
     [
         {},
@@ -442,3 +474,9 @@ def test_an_empty_message_is_no_task(job: Job, tmp_path: Path) -> None:
         Context(1, 102, {}, RecordDict(), {}),
     )
     assert reply.error.reason == "declined"
+
+
+def test_a_server_with_noise_of_the_system_is_not_seeded() -> None:
+    seeded = federation(("strict", "open"), {"strict": 1.0, "open": 0.0})
+    assert fedhdp(seeded, personal=False).seeded
+    assert not fedhdp(replace(seeded, noise=lambda _: SystemStreams(2)), personal=False).seeded
