@@ -25,8 +25,9 @@ from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.ledger import Ledger
 from polyeps.server import Participation, Round, serve
+from polyeps.transport import codec
 from polyeps.transport.flower import OnFlower, client_app
-from polyeps.transport.keeping import Keeping
+from polyeps.transport.keeping import MOST_REPLIES, Keeping
 
 SECRET = "patient 4711 has 3 records"
 
@@ -147,6 +148,25 @@ def test_another_run_or_round_is_another_task(job: Job, tmp_path: Path) -> None:
     assert answer(opened(job, tmp_path), job.algorithm, training(job, round=2)).exhausted == ("2",)
     found = answer(opened(job, tmp_path), job.algorithm, training(job, round=1))  # even with an empty purse
     assert torch.equal(found.payload["update"], updates[1])
+
+
+def test_only_so_many_replies_of_a_round_are_kept(tmp_path: Path) -> None:
+    job = job_of(experiment("non-private"))
+
+    def ask(model: float) -> torch.Tensor:
+        cohort = on_its_own(job.cohort(None), "2", tmp_path)
+        return answer(cohort, job.algorithm, training(job, model)).payload["update"]
+
+    found = [ask(number / 10) for number in range(MOST_REPLIES + 1)]
+    (file,) = (tmp_path / "2").glob("*.memory")
+    held = [name for name in codec.decode(file.read_bytes()) if name.startswith("reply/")]
+    assert len(held) == MOST_REPLIES
+    assert torch.equal(ask(MOST_REPLIES / 10), found[-1])
+
+
+def test_a_keeper_is_one_clients_own(job: Job, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a keeper is one client's own, and this cohort has 6"):
+        replace(job.cohort(None), keeper=Keeping(tmp_path))
 
 
 def test_a_reply_that_could_not_be_kept_is_not_sent(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
