@@ -92,7 +92,9 @@ def fedsel(
 
     keeps = size if course.epochs > 1 else None
     given = sparse(1, size)
-    return reporting(course, draw, price, direction, gives=given, size=size, learning_rate=rate, residual=keeps)
+    return reporting(
+        course, draw, price, direction, gives=given, size=size, learning_rate=rate, residual=keeps, value=value
+    )
 
 
 def splitting(

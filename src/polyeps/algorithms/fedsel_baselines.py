@@ -44,7 +44,9 @@ def flat(training: Training, course: Course, *, value: ValueMechanism = "grid-pm
     def direction(_: State, replies: Replies) -> Tensor:
         return sparse_mean(replies, size) * (size / coordinates)
 
-    return reporting(course, draw, _price(coordinates), direction, gives=sparse(coordinates, size), size=size)
+    return reporting(
+        course, draw, _price(coordinates), direction, gives=sparse(coordinates, size), size=size, value=value
+    )
 
 
 def compressed(
@@ -66,7 +68,7 @@ def compressed(
         mean = sparse_mean(replies, kept) * kept
         return torch.mv(recovery.to(mean.device), mean)
 
-    return reporting(course, draw, _price(1), direction, gives=sparse(1, kept), size=size)
+    return reporting(course, draw, _price(1), direction, gives=sparse(1, kept), size=size, value=value)
 
 
 def exact(
