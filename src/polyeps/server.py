@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from polyeps.core import ENTER, Algorithm, Ask, Profile, Replies, Specs, State, Task, Total
+from polyeps.core import ENTER, Algorithm, Ask, Profile, Replies, Specs, State, Task, Total, check_name
 from polyeps.errors import InputError, TaskRefused
 from polyeps.messages import usable_rows
 from polyeps.participation import Participation as Participation
@@ -168,6 +168,7 @@ def serve(
     `active` says who was left at that point, when a run is resumed. Without a seed, cohorts are drawn from the system's
     entropy. A client that fails to answer is skipped and asked again later; one that cannot afford more has left.
     """
+    check_name("the name of a run", run)
     _check_entropy(algorithm, transport, participation, seed)
     roster = {profile.id: profile for profile in transport.profiles()}
     check_disclosure(algorithm, roster.values())

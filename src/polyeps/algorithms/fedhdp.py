@@ -106,8 +106,10 @@ def fedhdp(
     if trust == "secure-sum":
         takes |= secure.takes(len(federation.groups))
 
-    def gives(_: Payload) -> Specs:
-        return {"update": vector(plain.model.size, sys.float_info.max), "bit": Spec(())}
+    def gives(asked: Payload) -> Specs:
+        if trust == "secure-sum":  # what is summed has noise in it
+            return {"update": vector(plain.model.size, sys.float_info.max), "bit": Spec(())}
+        return {"update": vector(plain.model.size, float(asked["clip"])), "bit": Spec((), "float32", -0.5, 0.5)}
 
     return Algorithm(
         {"train": Action(train, price=None, takes=takes, gives=gives)},
