@@ -201,7 +201,8 @@ def serve(
         if algorithm.dues is not None:
             left = ask.enter(left)
         invited = participation.draw(tuple(roster), left, seed, number)
-        state = replace(state, round=number, roster=tuple(roster[client] for client in invited))
+        entered = tuple(roster[client] for client in left) if algorithm.dues is not None else ()
+        state = replace(state, round=number, roster=tuple(roster[client] for client in invited), entered=entered)
         state = replace(algorithm.round(state, ask), round=number + 1)
         left = [client for client in left if client not in ask.leaving]
         seconds = time.perf_counter() - began

@@ -32,7 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
 CHANGES: dict[str, Any] = {
     "budgets": {"epsilons": (8.0,) * 6},
     "model": {"name": "mlp", "hidden": [8]},
-    "training": {"batch": 6, "local_steps": 2, "learning_rate": 0.2, "clip": 1.0},
+    "training": {"batch": 6, "local_steps": 2, "learning_rate": 0.25, "clip": 1.0},
     "participation": {"kind": "full"},
 }
 
