@@ -172,9 +172,8 @@ class SecureSums:
             for drawn in self.counts.sizes:
                 steps = release.deviation(self.scale) / math.sqrt(self.counts.parts(drawn)) / (release.clip / FINE)
                 _check_drawable(release, steps, f"each of {drawn} clients")
-            surplus = self.counts.rule(self.counts.enrolled).surplus
-            steps = release.deviation(self.scale) * math.sqrt(surplus) / (release.clip / FINE)
-            _check_drawable(release, steps, "the server")
+            whole = self.released(release, self.counts.rule(self.counts.enrolled).surplus)
+            _check_drawable(release, math.sqrt(whole), "the server")
 
     def conditions(self) -> tuple[str, ...]:
         """Return sentences on what the guarantee hangs on."""
