@@ -262,7 +262,9 @@ def test_a_cohort_of_one_has_all_the_noise() -> None:
     assert watched.tasks[0].payload["drawn"] == 1
     numbers = torch.cat([total.payload[task.action] for task, total in zip(watched.tasks, watched.totals, strict=True)])
     deviations = torch.tensor([0.01 * math.sqrt(2), math.sqrt(2)]).repeat_interleave(
-        torch.tensor([len(total.payload[task.action]) for task, total in zip(watched.tasks, watched.totals, strict=True)])
+        torch.tensor(
+            [len(total.payload[task.action]) for task, total in zip(watched.tasks, watched.totals, strict=True)]
+        )
     )
     assert abs(float((numbers / deviations).std()) - 1) < 5 / math.sqrt(2 * len(numbers))
     assert found.model.any()

@@ -15,9 +15,11 @@ from summed import MODEL, drawn
 from polyeps.accounting.events import fold, split_clip_bit
 from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.client import answer
-from polyeps.core import ENTER, Task
+from polyeps.core import ENTER, State, SumTerms, Task
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
+from polyeps.server import Participation, serve
+from polyeps.transport.memory import InMemory, Securely
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 GROUPS = ("strict", "open", "strict", "careful", "strict", "careful", "strict", "strict")
@@ -229,7 +231,68 @@ def test_by_default_bits_cost_next_to_nothing_of_many_clients(monkeypatch: pytes
     assert abs(float(rows.std()) / 1.5 - 1) < 5 / math.sqrt(2 * rows.numel()) + 1e-3
 
 
+@TRUSTS
+@pytest.mark.parametrize("rate", [0.5, 1.0])
+def test_no_clip_bits_are_sent_where_nothing_adapts(monkeypatch: pytest.MonkeyPatch, trust: str, rate: float) -> None:
+    updates = lambda row, model: torch.full_like(model, 10.0 if row < 3 else 1e-3)  # noqa: E731
+    for scales in (SCALES, dict.fromkeys(SCALES, 0.0)):
+        found = run(monkeypatch, GROUPS, scales, updates, rate=rate, rounds=3, adaptive=False, trust=trust, ratio=1.0)
+        assert all(set(reply.payload) <= {"entered", "update", "train"} for reply in found.heard.replies)
+        for total in found.heard.totals:
+            assert {tensor.shape for tensor in total.payload.values()} <= {(MODEL.size,)}
+        assert {release.bits for release in found.releases} == {0.0}
+
+
+@pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_integer_noise_is_as_large(monkeypatch: pytest.MonkeyPatch, noise: str, adaptive: bool) -> None:
+    clip, deviation, rounds = 0.3, 2.5, 12
+    options: dict[str, Any] = {"clip_noise": deviation, "clip_rate": 0.0, "trust": "secure-sum", "adaptive": adaptive}
+    found = run(monkeypatch, GROUPS, SCALES, rate=0.5, rounds=rounds, clip=clip, noise=noise, **options)
+    for name, z in SCALES.items():
+        rows = torch.stack([release.sums[name] for release in found.releases])
+        wanted = (split_clip_bit(z, deviation) if adaptive else z) * clip if z else 0.0
+        surplus = math.sqrt(1 + 1 / len(GROUPS)) if noise == "discrete-gaussian" else 1.0
+        assert abs(float(rows.std()) - wanted * surplus) <= 5 * wanted / math.sqrt(2 * rows.numel())
+
+
+@pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
+def test_the_real_protocol_gives_the_same_bits(noise: Any) -> None:
+    groups, scales = ("a", "b") * 4, {"a": 0.5, "b": 1.0}
+    models = []
+    for carried in (InMemory, Securely):
+        built = fedhdp(federation(groups, scales, drawn(8)), personal=False, trust="secure-sum", noise=noise)
+        transport = carried(cohort(built, groups), built, ("group",))
+        start = State(torch.zeros(MODEL.size))
+        models.append(serve(built, transport, start, rounds=2, participation=Participation(), seed=3, run="x").model)
+    assert torch.equal(*models)
+    assert models[0].any()
+
+
 # What clients and builders refuse
+
+
+def test_clients_of_one_group_do_not_take_part_in_the_sum_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others' noise would be smaller, or none."""
+    found = run(monkeypatch, GROUPS, SCALES, drawn(8), trust="secure-sum", noise="skellam")
+    tasks = {int(task.to[0]): task for task in found.heard.tasks}
+    algorithm = fedhdp(federation(GROUPS, SCALES, drawn(8)), personal=False, trust="secure-sum", noise="skellam")
+    people = cohort(algorithm, GROUPS)
+    answer(people, algorithm, Task(ENTER, people.ids, {}))
+    strict, opened = tasks[0], tasks[1]
+    with pytest.raises(InputError, match="other terms than were agreed to"):
+        answer(people, algorithm, Task("train", ("0",), opened.payload))
+    with pytest.raises(InputError, match="clients of several groups"):
+        answer(people, algorithm, Task("train", ("1", "2"), strict.payload))
+    assert algorithm.sums is not None
+    assert algorithm.sums("train", strict.payload) == SumTerms(5, 5, 0, algorithm.sums("train", strict.payload).bits)
+    for name in ("drawn", "agreed", "clip"):
+        left = {key: value for key, value in strict.payload.items() if key != name}
+        assert answer(people, algorithm, Task("train", ("4",), left)).ids == ()
+    for clip in (math.nan, math.inf, 0.0, -1.0, 1e40):
+        asked = {**strict.payload, "clip": torch.tensor(clip, dtype=torch.float64)}
+        assert answer(people, algorithm, Task("train", ("4",), asked)).ids == ()
+    assert answer(people, algorithm, Task("train", ("4",), strict.payload)).ids == ("4",)
 
 
 def test_a_client_trains_once_for_what_it_paid_and_not_before() -> None:
@@ -254,6 +317,7 @@ def test_a_client_trains_once_for_what_it_paid_and_not_before() -> None:
         ({"ratio": 1.5}, "ratio must lie between"),
         ({"quantile": -0.1}, "quantile must lie between"),
         ({"dropouts": 1.0}, "dropouts must be at least 0 and below 1"),
+        ({"noise": "skellam"}, "is about shares that clients add"),
         ({"clip_noise": 0.5}, "clip_noise must be above half the strictest"),
         ({"pull": {"strict": 0.1}}, "pull names no λ for the group 'careful'"),
     ],

@@ -171,7 +171,7 @@ def test_fewer_clients_than_were_said_to_be_drawn_or_none(said: int, tmp_path: P
     """A server that claims a small cohort, and then sums all of them with a threshold made for the small one."""
     seat, asked = prepared(tmp_path, said, colluders=0.3, dropouts=0.34)
     for threshold in range(1, 7):
-        with pytest.raises(MessageRefused, match="were said to be drawn|must be 4 to 6"):
+        with pytest.raises(MessageRefused, match=r"were said to be drawn|must be 4 to 6"):
             seat.answer("0", {**asked, "threshold": threshold}, b"")
     few = sorted(seat.roster)[:said]
     with pytest.raises(MessageRefused):

@@ -130,9 +130,9 @@ class SecureSums:
         return Grid.fitting(grid.clip, grid.granularity, grid.size, most, most, everybodys, noise=grid.noise).bits
 
     def fingerprint(self, release: Release) -> Tensor:
-        """Return 16 bytes that stand for all that decides the noise of a release, (16,) uint8."""
+        """Return what stands for all that decides the noise of a release, (4,) int64."""
         spelled = repr((release, self.scale, self.counts, self.group, self.bits(release)))
-        return torch.tensor(list(hashlib.blake2b(spelled.encode(), digest_size=16).digest()), dtype=torch.uint8)
+        return torch.from_numpy(np.frombuffer(hashlib.blake2b(spelled.encode(), digest_size=32).digest(), "<i8").copy())
 
     def drawn(self, release: Release, asked: Payload) -> int:
         """Return how many were drawn, as a client was told; refuse what it has not agreed to."""
@@ -210,8 +210,8 @@ class SecureSums:
         bits = self.bits(release)
         told = {DRAWN: torch.tensor(len(drawn)), AGREED: self.fingerprint(release)}
         task = Task(release.action, drawn, {**asked, **told})
-        if not self.scale:  # nothing is promised: whoever answers is in the sum
-            return ask.total(task).payload.get(release.action) if drawn else None
+        if not self.scale:  # nothing is promised, and nothing to be kept alike
+            return ask.total(task, self.counts.least(len(drawn))).payload.get(release.action) if drawn else None
         whole = self.released(release, rule.surplus)
         if len(drawn) < rule.fewest:
             size = release.size if bits is None else padded(release.size)

@@ -129,7 +129,7 @@ class Seat:
 def sum_name(task: Task) -> str:
     """Of a sum within its round: an algorithm may ask for several."""
     agreed = task.payload.get(AGREED)
-    return f"{task.run}/{task.action}" + ("" if agreed is None else f"/{bytes(agreed.cpu().tolist()).hex()}")
+    return f"{task.run}/{task.action}" + ("" if agreed is None else f"/{agreed.cpu().numpy().tobytes().hex()}")
 
 
 def run_sum(
