@@ -136,6 +136,24 @@ def test_a_client_that_lost_its_update_fails() -> None:
         answer(people, another, Task("embed", ("0",), {"left": torch.ones(compression.subspace_size)}))
 
 
+@pytest.mark.parametrize("noise", get_args(NoiseKind))
+def test_a_server_cannot_talk_clients_out_of_their_noise(noise: NoiseKind) -> None:
+    algorithm = built(1.0, rank=2, noise=noise)
+    _, watched = run(algorithm, CLIENTS, 1.0)
+    honest = watched.tasks[0].payload
+    people = entered(algorithm, CLIENTS, 1.0)
+    for lie in (1e18, 6.5, 2.5, 0, -1, CLIENTS + 1, 10**18, math.nan, math.inf):
+        asked = {**honest, "drawn": torch.tensor(lie)}
+        assert answer(people, algorithm, Task("subspace", people.ids, asked)).ids == ()
+    for other in (built(0.5, rank=2, noise=noise), built(1.0, rank=2, noise=noise, dropouts=0.4)):
+        _, theirs = run(other, CLIENTS, 0.5)
+        assert answer(people, algorithm, Task("subspace", people.ids, theirs.tasks[0].payload)).ids == ()
+    for name in ("drawn", "agreed"):
+        left = {key: value for key, value in honest.items() if key != name}
+        assert answer(people, algorithm, Task("subspace", people.ids, left)).ids == ()
+    assert answer(people, algorithm, Task("subspace", people.ids, honest)).ids == people.ids
+
+
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 def test_one_norm_bounds_a_whole_release(size: float) -> None:
     algorithm = built(

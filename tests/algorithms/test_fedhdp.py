@@ -12,7 +12,7 @@ from grouped import SERVER_SEED, cohort, federation, run
 from reference.fedhdp import Plan, one_round
 from summed import MODEL, drawn
 
-from polyeps.accounting.events import fold, split_clip_bit
+from polyeps.accounting.events import RareFailureDpEvent, fold, history_of, split_clip_bit
 from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.client import answer
 from polyeps.core import ENTER, State, SumTerms, Task
@@ -270,6 +270,21 @@ def test_the_real_protocol_gives_the_same_bits(noise: Any) -> None:
 
 
 # What clients and builders refuse
+
+
+@TRUSTS
+def test_the_price_is_the_same_before_and_after_calibration(trust: Any) -> None:
+    groups = ("a",) * 300 + ("b",) * 20
+    before, after = (
+        fedhdp(federation(groups, scales, rate=0.3), personal=False, trust=trust).dues
+        for scales in ({"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 2.0})
+    )
+    assert before is not None
+    assert after is not None
+    assert before(1.5) == after(1.5)
+    failures = [step for step in history_of(after(1.5)) if isinstance(step, RareFailureDpEvent)]
+    assert len(failures) == (trust == "secure-sum")
+    assert all(0 < step.probability <= 1e-10 / 3 for step in failures)
 
 
 def test_clients_of_one_group_do_not_take_part_in_the_sum_of_another(monkeypatch: pytest.MonkeyPatch) -> None:

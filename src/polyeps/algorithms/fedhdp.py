@@ -132,7 +132,8 @@ def fedhdp(
         return step(state, weights.to(means) @ means, clip=clip, **kept)
 
     all_counts = [group.sums.counts for group in groups.values() if group.multiplier]
-    failure = max((counts.failure for counts in all_counts), default=0.0) if trust == "secure-sum" else 0.0
+    # The same before and after noise is calibrated, so of all groups.
+    failure = max(group.sums.counts.failure for group in groups.values()) if trust == "secure-sum" else 0.0
     return Algorithm(
         {"train": Action(train, price=None, allows=allows)},
         round,
