@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyeps.core import Adjacency, Records
+from polyeps.core import Adjacency, Arithmetic, Records
 from polyeps.engine.batching import Batching, Sampler
 from polyeps.engine.captured import Graphs, train_on_device
+from polyeps.engine.exact import train_exactly
 from polyeps.engine.loop import Settings, train_on_cpu
 from polyeps.engine.noise import Streams
 from polyeps.engine.per_client import (
@@ -66,6 +67,7 @@ class Training:
     # price(scale, row) -> DpEvent of one run, for one record of a client; None: no guarantee is given.
     price: Callable[..., Any] | None
     adjacency: Adjacency = "zero-out"  # of the price
+    arithmetic: Arithmetic = "ideal"
 
 
 def dp_sgd(
@@ -137,7 +139,8 @@ def dp_sgd(
         return dp_accounting.SelfComposedDpEvent(sampled, int(of_row("steps", steps, row)))
 
     adjacency: Adjacency = "replace-one" if batching.fixed else "add-remove" if hide_records else "zero-out"
-    return Training(model, _runner(model, memory, settings_for), price, adjacency)
+    arithmetic: Arithmetic = "ideal" if batching.fixed else "exact-when-deployed"
+    return Training(model, _runner(model, memory, settings_for), price, adjacency, arithmetic)
 
 
 def sgd(
@@ -259,7 +262,9 @@ def _train(
         mine = Records(features, records.labels, records.spans[rows])
         some = streams.select(range(rows.start, rows.stop))
         before, fixed = starts[rows], pulled_to[rows]
-        if device.type == "cpu":
+        if some.exact and settings.deviation is not None:
+            after = train_exactly(model, before, mine, some, settings.select(rows))
+        elif device.type == "cpu":
             after = train_on_cpu(model, before, fixed, mine, some, settings.select(rows))
         else:
             after = train_on_device(model, before, fixed, mine, some, settings.select(rows), graphs)

@@ -17,7 +17,9 @@ from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.client import answer
 from polyeps.core import ENTER, State, SumTerms, Task
 from polyeps.engine.noise import SeededStreams
-from polyeps.errors import InputError
+from polyeps.errors import InputError, TaskRefused
+from polyeps.mechanisms.grid_sums import GridSum
+from polyeps.mechanisms.words import words_of
 from polyeps.server import Participation, serve
 from polyeps.transport.memory import InMemory, Securely
 
@@ -28,12 +30,18 @@ TRUSTS = pytest.mark.parametrize("trust", ["server", "secure-sum"])
 RATIOS = pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0, "auto"])
 
 
-def normals(names: Any, number: int) -> tuple[dict[str, Any], float]:
-    """The server's noise of a round, by group, and that of the bits."""
-    held = torch.zeros(len(names), 1, MODEL.size + 1)
-    SeededStreams(SERVER_SEED, list(names), number).normals(held, range(len(names)))
-    rows = held[:, 0].double().numpy()
-    return dict(zip(names, rows[:, :-1], strict=True)), float(rows[0, -1])
+def noise_of(plan: Plan, number: int) -> tuple[dict[str, Any], float]:
+    """The server's noise of a round, by group, and that of the bits, in deviations."""
+    words = words_of(SeededStreams(SERVER_SEED, list(plan.multipliers), number), "train")
+    sums = {}
+    for place, name in enumerate(plan.multipliers):
+        grid = GridSum(1.0, MODEL.size, plan.noise_of_sums(name))
+        empty = torch.zeros(MODEL.size, dtype=torch.float64)
+        sums[name] = grid.release(empty, words, place).numpy() / (grid.scale or 1.0)
+    if not plan.bit_deviation:
+        return sums, 0.0
+    bits = GridSum(0.5, 1, 2 * plan.bit_deviation)
+    return sums, float(bits.release(torch.zeros(1, dtype=torch.float64), words)) / plan.bit_deviation
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.01, 0.5, 1.0])
@@ -50,10 +58,10 @@ def test_it_is_the_papers_loop(monkeypatch: pytest.MonkeyPatch, ratio: float, sc
 
     model, clip = np.zeros(MODEL.size), 9.0
     for number in range(rounds):
-        model, clip = one_round(plan, model, clip, found.cohorts[number], in_numpy, *normals(scales, number))
+        model, clip = one_round(plan, model, clip, found.cohorts[number], in_numpy, *noise_of(plan, number))
         state = found.states[number]
-        torch.testing.assert_close(state.model.double(), torch.from_numpy(model), rtol=1e-3, atol=1e-3)
-        assert float(state.kept["clip"]) == pytest.approx(clip, rel=1e-5)
+        torch.testing.assert_close(state.model.double(), torch.from_numpy(model), rtol=1e-2, atol=1e-2)
+        assert float(state.kept["clip"]) == pytest.approx(clip, rel=1e-3)
     assert len(set(found.cohorts)) > 3
     assert clip != 9.0
 
@@ -296,18 +304,20 @@ def test_clients_of_one_group_do_not_take_part_in_the_sum_of_another(monkeypatch
     answer(people, algorithm, Task(ENTER, people.ids, {}))
     strict, opened = tasks[0], tasks[1]
     with pytest.raises(InputError, match="other terms than were agreed to"):
-        answer(people, algorithm, Task("train", ("0",), opened.payload))
+        answer(people, algorithm, Task("train", ("0",), opened.payload, summed=True))
     with pytest.raises(InputError, match="clients of several groups"):
-        answer(people, algorithm, Task("train", ("1", "2"), strict.payload))
+        answer(people, algorithm, Task("train", ("1", "2"), strict.payload, summed=True))
     assert algorithm.sums is not None
     assert algorithm.sums("train", strict.payload) == SumTerms(5, 5, 0, algorithm.sums("train", strict.payload).bits)
     for name in ("drawn", "agreed", "clip"):
         left = {key: value for key, value in strict.payload.items() if key != name}
-        assert answer(people, algorithm, Task("train", ("4",), left)).ids == ()
+        with pytest.raises(TaskRefused):
+            answer(people, algorithm, Task("train", ("4",), left, summed=True))
     for clip in (math.nan, math.inf, 0.0, -1.0, 1e40):
         asked = {**strict.payload, "clip": torch.tensor(clip, dtype=torch.float64)}
-        assert answer(people, algorithm, Task("train", ("4",), asked)).ids == ()
-    assert answer(people, algorithm, Task("train", ("4",), strict.payload)).ids == ("4",)
+        with pytest.raises(TaskRefused):
+            answer(people, algorithm, Task("train", ("4",), asked, summed=True))
+    assert answer(people, algorithm, Task("train", ("4",), strict.payload, summed=True)).ids == ("4",)
 
 
 def test_a_client_trains_once_for_what_it_paid_and_not_before() -> None:

@@ -182,10 +182,14 @@ def test_what_was_not_agreed_to_is_refused(lie: dict[str, Any], noise: NoiseKind
     release, sums = setting(noise, ((0.1, 0.1), 0.5, 1.0, 1.0, 1.0))
     honest = asked(release, sums, 7)
     payload = {name: value for name, value in {**honest, **lie}.items() if value is not None}
-    allows = sums.allows(release)
-    assert bool(allows(honest, {}))
-    assert not bool(allows(payload, {}))
-    for attempt in (sums.terms, lambda *_: sums.from_clients(release, work(1.0, payload), torch.zeros(1, SIZE))):
+    sums.fits(release)(honest)
+    assert sums.agrees(release, honest)
+    assert not sums.agrees(release, payload)
+    for attempt in (
+        lambda made, told: sums.fits(made)(told),
+        sums.terms,
+        lambda *_: sums.from_clients(release, work(1.0, payload), torch.zeros(1, SIZE)),
+    ):
         with pytest.raises(InputError, match=r"agreed to|as one integer|cannot have been drawn"):
             attempt(release, payload)
 

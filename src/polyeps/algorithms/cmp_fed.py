@@ -26,15 +26,17 @@ from typing import Any
 import torch
 
 from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
-from polyeps.algorithms.releases import Held, NoiseKind, Release, SecureSums, check_rates, dues, start_of
+from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, dues, start_of, starting
 from polyeps.core import Action, Algorithm, Ask, Payload, State, SumTerms, Work
 from polyeps.errors import InputError
 from polyeps.lowrank import Directions, WarmStart, Whole, low_rank
 from polyeps.mechanisms.clipping import check_clip
+from polyeps.messages import vector
 
 # The default clip of U, of that of V. Of U only the directions are used, so nothing is lost when everybody's is cut to
 # one length; and V_t shows the way so badly at first that U is a small part of Δ, and would drown in noise made for Δ.
 SHORT = 0.01
+UPDATE = "update"  # what a client passes on from the first release of a round to the second
 
 
 def cmp_fed(
@@ -73,15 +75,13 @@ def cmp_fed(
     sums = SecureSums.of_all(federation, dropouts, colluders)
     sums.check(*releases)
     expected = sums.counts.expected
-    held = Held()
 
     def subspace(work: Work) -> tuple[Payload, Payload]:
         updates = trained_in_cohort(plain, work)
-        held.keep(work, updates)
-        return sums.from_clients(first, work, factors.subspace_of(updates, work.payload["right"])), {}
+        return sums.from_clients(first, work, factors.subspace_of(updates, work.payload["right"])), {UPDATE: updates}
 
     def embed(work: Work) -> tuple[Payload, Payload]:
-        updates = held.take(work) if paid else trained_in_cohort(plain, work)
+        updates = work.memory[UPDATE] if paid else trained_in_cohort(plain, work)
         return sums.from_clients(second, work, factors.embedding_of(updates, work.payload["left"])), {}
 
     def round(state: State, ask: Ask) -> State:
@@ -107,15 +107,33 @@ def cmp_fed(
     def terms(action: str, asked: Payload) -> SumTerms:
         return sums.terms(first if action == first.action else second, asked)
 
-    actions = {"subspace": Action(subspace, price=None, allows=sums.allows(first))} if paid else {}
+    begins, told = starting(plain.model.size, rate_decay), sums.takes()
+    actions = {}
+    if paid:
+        actions["subspace"] = Action(
+            subspace,
+            price=None,
+            takes={**begins, **told, "right": vector(factors.right_size)},
+            fits=sums.fits(first),
+            gives=lambda _: first.gives(sums.scale),
+        )
+    actions["embed"] = Action(
+        embed,
+        price=None,
+        takes={**({} if paid else begins), **told, "left": vector(factors.subspace_size)},
+        fits=sums.fits(second),
+        gives=lambda _: second.gives(sums.scale),
+        recalls=(UPDATE,) if paid else (),
+    )
     return Algorithm(
-        {**actions, "embed": Action(embed, price=None, allows=sums.allows(second))},
+        actions,
         round,
         dues=partial(dues, federation.rate, releases, failure=sums.counts.failure),
         trust="secure-sum",
         unit="client",
         conditions=sums.conditions(),
         sums=terms,
+        seeded=federation.seeded,
     )
 
 

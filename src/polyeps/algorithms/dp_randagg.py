@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
-from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, dues, start_of
+from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, dues, start_of, starting
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
 from polyeps.lowrank import Whole, low_rank
 from polyeps.mechanisms.clipping import clip_to_norm
+from polyeps.messages import whole_number
 
 
 def dp_randagg(
@@ -68,12 +69,17 @@ def dp_randagg(
             update = torch.zeros_like(state.model).index_put_((coordinates(seed).to(update.device),), update)
         return step(state, update)
 
+    takes = {**starting(size, rate_decay), **sums.takes()}
+    if kept < size:
+        takes["mask"] = whole_number(0, 2**53)
+    gives = release.gives(sums.scale)
     return Algorithm(
-        {"train": Action(train, price=None, allows=sums.allows(release))},
+        {"train": Action(train, price=None, takes=takes, fits=sums.fits(release), gives=lambda _: gives)},
         round,
         dues=partial(dues, federation.rate, (release,), failure=sums.counts.failure),
         trust="secure-sum",
         unit="client",
         conditions=sums.conditions(),
         sums=lambda _, asked: sums.terms(release, asked),
+        seeded=federation.seeded,
     )

@@ -18,6 +18,8 @@ or of integers as `noise` says. Where clip norms do not adapt, no clip bits are 
 from __future__ import annotations
 
 import math
+import sys
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -32,9 +34,10 @@ from polyeps.algorithms.personal import Personal
 from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, conditions, dues
 from polyeps.algorithms.weighing import Groups, best_weights, learn_differences, weights_by_ratio
 from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT
-from polyeps.core import Action, Algorithm, Ask, Payload, State, SumTerms, Work
+from polyeps.core import Action, Algorithm, Ask, Payload, Spec, Specs, State, SumTerms, Work
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import LONGEST, SHORTEST, clip_to_norm, norms_of
+from polyeps.messages import vector
 
 
 def fedhdp(
@@ -97,17 +100,15 @@ def fedhdp(
             reply["bit"] = (norms_of(updates) <= clip).to(updates) - 0.5
         return reply, kept
 
-    def allows(asked: Payload, _: Payload) -> Tensor:
-        clip = asked.get("clip")
-        clips = clip is not None and clip.numel() == 1 and SHORTEST <= float(clip) <= LONGEST
-        agreed = trust == "server" or any(group.sums.agrees(release, asked) for group in groups.values())
-        return torch.tensor(clips and agreed)
-
-    def terms(_: str, asked: Payload) -> SumTerms:
+    def group_of(asked: Payload) -> GroupRelease:
+        """The group whose sum such a task is for, by what its clients have agreed to."""
         for group in groups.values():
             if group.sums.agrees(release, asked):
-                return group.sums.terms(release, asked)
+                return group
         raise InputError("'train' is asked for under other terms than were agreed to; build both alike")
+
+    def terms(_: str, asked: Payload) -> SumTerms:
+        return group_of(asked).sums.terms(release, asked)
 
     def round(state: State, ask: Ask) -> State:
         clip = state.kept.get("clip", torch.tensor(federation.clip, dtype=torch.float64))
@@ -131,11 +132,28 @@ def fedhdp(
             clip = (clip * math.exp(-clip_rate * (share - quantile))).clamp(SHORTEST, LONGEST)
         return step(state, weights.to(means) @ means, clip=clip, **kept)
 
+    bounds = (SHORTEST, LONGEST) if adaptive else (federation.clip, federation.clip)
+    takes = {"model": vector(plain.model.size), "clip": Spec((), "float64", *bounds)}
+    if trust == "secure-sum":
+        # Of all groups: which one a task is for, its fingerprint says.
+        most = replace(next(iter(groups.values())).sums.counts, enrolled=len(federation.groups))
+        takes |= SecureSums(1.0, most, federation.noise).takes()
+
+    def gives(asked: Payload) -> Specs:
+        if trust == "secure-sum":
+            return release.gives(group_of(asked).sums.scale)
+        bit = {"bit": Spec(())} if adaptive else {}
+        return {"update": vector(plain.model.size, sys.float_info.max), **bit}
+
+    def fits(asked: Payload) -> None:
+        if trust == "secure-sum":
+            group_of(asked)
+
     all_counts = [group.sums.counts for group in groups.values() if group.multiplier]
     # The same before and after noise is calibrated, so of all groups.
     failure = max(group.sums.counts.failure for group in groups.values()) if trust == "secure-sum" else 0.0
     return Algorithm(
-        {"train": Action(train, price=None, allows=allows)},
+        {"train": Action(train, price=None, takes=takes, fits=fits, gives=gives)},
         round,
         dues=partial(dues, federation.rate, (release,), failure=failure),
         needs=("group",),
@@ -147,6 +165,8 @@ def fedhdp(
         ),
         sums=terms if trust == "secure-sum" else None,
         memory={} if own is None else own.memory(plain.model.size),
+        groups=tuple(names),
+        seeded=federation.seeded,
     )
 
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
@@ -26,10 +27,10 @@ import torch
 from torch import Tensor
 
 from polyeps.accounting.events import Gaussian, Poisson, RareFailureDpEvent, on_one_sample
-from polyeps.algorithms.blocks import RATE, Federation
+from polyeps.algorithms.blocks import LEARNING, RATE, Federation
 from polyeps.algorithms.counts import Counts
 from polyeps.certificate import SECRET_COHORT
-from polyeps.core import AGREED, PROGRESS, Ask, Payload, State, Streams, SumTerms, Task, Work
+from polyeps.core import AGREED, PROGRESS, Ask, Payload, Spec, Specs, State, Streams, SumTerms, Task, Work
 from polyeps.engine.noise import normals_for
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
@@ -37,6 +38,7 @@ from polyeps.mechanisms.integer import UNIT, Grid, event_of_parts, padded
 from polyeps.mechanisms.lattice_noise import LARGEST, SMALLEST, NoiseName
 from polyeps.mechanisms.rounding import decode, encode, topped_up
 from polyeps.mechanisms.words import words_of
+from polyeps.messages import vector, whole_number
 
 DRAWN = "drawn"  # in a task: how many clients were asked
 # gaussian: ideal, in floating point. Others: on integers, which a secure sum can hide, with the price of what is sent.
@@ -87,6 +89,12 @@ class Release:
         if self.noise == "gaussian":
             return Fraction(self.deviation(scale)) ** 2 / parts
         return Fraction(self.grid(scale, parts, 1).agent_variance)
+
+    def gives(self, scale: float) -> Specs:
+        """What a client, or the sum over clients, sends of it."""
+        if self.noise == "gaussian" or not scale:
+            return {self.action: vector(self.size, sys.float_info.max)}
+        return {self.action: Spec((padded(self.size),), "int64", 0, 2**62)}
 
     @property
     def _lattice(self) -> NoiseName:
@@ -160,9 +168,20 @@ class SecureSums:
             return False
         return True
 
-    def allows(self, release: Release) -> Callable[[Payload, Payload], Tensor]:
-        """Return the same as actions need it. Without noise there is nothing to agree on."""
-        return lambda asked, _: torch.tensor(not self.scale or self.agrees(release, asked))
+    def takes(self) -> Specs:
+        """Return what clients are told of a sum."""
+        unneeded = not self.scale
+        words = Spec((4,), "int64", -(2.0**63), 2.0**63, optional=unneeded)
+        return {DRAWN: replace(whole_number(1, self.counts.enrolled), optional=unneeded), AGREED: words}
+
+    def fits(self, release: Release) -> Callable[[Payload], None]:
+        """Return the check of what the server sent. Without noise there is nothing to agree on."""
+
+        def check(asked: Payload) -> None:
+            if self.scale:
+                self.drawn(release, asked)
+
+        return check
 
     def check(self, *releases: Release) -> None:
         """Refuse noise that could not be drawn, before anybody has paid: for cohorts of all likely sizes."""
@@ -290,36 +309,9 @@ def _range(numbers: list[int]) -> str:
     return str(low) if low == high else f"{low} to {high} (by privacy level)"
 
 
-class Held:
-    """Updates that clients keep from one release of a round to the next, and no longer.
-
-    In a client's memory they would be written down with every round: of thousands of clients who are simulated, tens of
-    gigabytes, though only a cohort has any. So they are held here, by whoever is drawn, until they are used or the
-    next round begins. A client that has lost its update fails, which counts as dropping out.
-    """
-
-    def __init__(self) -> None:
-        self._round = 0
-        self._places: dict[int, tuple[Tensor, int]] = {}
-
-    def keep(self, work: Work, updates: Tensor) -> None:
-        number = int(work.memory[PROGRESS][0, 0])
-        if number != self._round:
-            self._round, self._places = number, {}
-        self._places |= {int(row): (updates, place) for place, row in enumerate(work.rows)}
-
-    def take(self, work: Work) -> Tensor:
-        """The updates (n, d), which are then forgotten."""
-        try:
-            found = [self._places.pop(int(row)) for row in work.rows]
-        except KeyError:
-            raise InputError("a client no longer has the update it began the round with; leave it out") from None
-        together = found[0][0]
-        if len(found) == len(together) and all(
-            held is together and place == i for i, (held, place) in enumerate(found)
-        ):
-            return together
-        return torch.stack([held[place] for held, place in found])
+def starting(size: int, rate_decay: float) -> Specs:
+    """What `start_of` sends for a model of `size` parameters."""
+    return {"model": vector(size)} | ({RATE: LEARNING} if rate_decay != 1 else {})
 
 
 def start_of(state: State, rate_decay: float) -> Payload:
