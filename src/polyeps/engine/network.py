@@ -14,7 +14,10 @@ from polyeps.engine.layers import Embedding, Free, Layer, Linear, Mapped, Norm
 from polyeps.engine.layout import Group, Layout
 from polyeps.engine.pooling import relu_pool
 from polyeps.engine.recurrent import LastState, Lstm
-from polyeps.engine.sums import Contribution
+from polyeps.engine.sums import SMALLEST, Contribution
+
+AIM = 1 - 2**-16  # of the clip: norms and sums rounded in float32 then still stay below it
+SHORTEST = 2.0**-100  # clips below it leave float32 too few digits; rows then contribute nothing
 
 # The loss of each row, (T,), from outputs (T, ...) and labels (T,). A loss that has a method `gradients` of the
 # same arguments is not differentiated by autograd.
@@ -119,7 +122,7 @@ def output_gradients(loss: Loss, outputs: Tensor, labels: Tensor, weights: Tenso
 
 
 def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
-    """min(1, clip / norm) of each row, over all its parameters together; 0 where the norm is no finite number.
+    """min(1, clip / norm) of each row in float64, over all its parameters; 0 where the norm is no finite number.
 
     Such a row is dropped: a server that sends weights under which one record overflows must not see it, and
     one record must never decide more than its clip.
@@ -127,9 +130,9 @@ def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
     contributions = [contribution for contribution in found if contribution is not None]
     squares = sum(contribution.squared_norms() for contribution in contributions)
     assert isinstance(squares, Tensor)
-    broken = ~torch.isfinite(squares)
-    # A little less than the clip, so that norms rounded in float32 cannot let a row's gradient pass it.
-    factors = (clip * (1 - 2**-18) / squares.sqrt_().clamp_(min=1e-30)).clamp_(max=1.0)
+    clip = clip.double()
+    factors = (clip * AIM / squares.sqrt()).clamp_(max=1.0)  # NaN stays NaN
+    broken = ~((squares >= 0) & torch.isfinite(squares) & (factors >= SMALLEST) & (clip >= SHORTEST))
     if squares.is_cuda or bool(broken.any()):  # a captured graph cannot ask
         factors.masked_fill_(broken, 0.0)
         for contribution in contributions:
