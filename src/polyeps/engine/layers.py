@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from polyeps.engine.layout import Layout
 from polyeps.engine.mapped import Mapped as Mapped
 from polyeps.engine.mapped import call as call
+from polyeps.engine.steady import multiply
 from polyeps.engine.sums import Contribution, Each, Looked, Outer, Positions
 from polyeps.errors import InputError
 
@@ -200,10 +201,7 @@ def times(layout: Layout, weights: Tensor, bias: Tensor | None, rows: Tensor) ->
         mine = weights[group.first : group.last].transpose(1, 2)
         block = group.rows(rows).flatten(1, -2)  # (c, w * positions, in)
         into = group.rows(outputs).flatten(1, -2)
-        if bias is None:
-            torch.bmm(block, mine, out=into)
-        else:
-            torch.baddbmm(bias[group.first : group.last, None], block, mine, out=into)
+        multiply(block, mine, None if bias is None else bias[group.first : group.last, None], into)
     return outputs
 
 

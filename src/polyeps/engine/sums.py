@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from polyeps.engine.layout import Group, Layout
+from polyeps.engine.steady import aligned
 
 # Rows of a client from which on clipped sums are float64: float32 would round by more than the margin of the clip.
 WIDE = 32
@@ -73,7 +74,7 @@ class Positions:
         self._each: list[Each] = []  # of the weights and, if any, the biases
 
     def squared_norms(self) -> Tensor:
-        weights = torch.bmm(self.gradients.transpose(1, 2), self.inputs).flatten(1)  # (T, out * in)
+        weights = torch.bmm(aligned(self.gradients).transpose(1, 2), aligned(self.inputs)).flatten(1)  # (T, out * in)
         self._each = [Each(self.layout, weights)]
         if self.bias:
             self._each.append(Each(self.layout, self.gradients.sum(1)))
