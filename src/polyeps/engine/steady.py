@@ -24,11 +24,14 @@ def multiply(rows: Tensor, weights: Tensor, bias: Tensor | None, into: Tensor) -
         _multiply(rows, weights, bias, into)
         return
     wanted = max(width, _FEWEST_ROWS, -(-_FEWEST_PRODUCTS // (fan_in * fan_out)))
-    if fan_out == 1:
-        wanted = _rounded_up(wanted, _FEWEST_ROWS)
-    if fan_out >= _LINE and wanted == width:
+    if width == 1:  # records apart: always alone, so all that matters is where they lie
+        wanted = 1
+    by_columns = weights.stride(1) == 1 and fan_in % _LINE == 0  # as a linear layer's weights are stored
+    if wanted == width and ((by_columns and (fan_out > 1 or width == 1)) or (fan_out >= _LINE and width > 1)):
         _multiply(rows, weights, bias, into)
         return
+    if fan_out < _LINE and width > 1:
+        wanted = _rounded_up(wanted, _FEWEST_ROWS)
     if wanted > width or fan_in % _LINE:
         padded = rows.new_zeros(count, wanted, _rounded_up(fan_in, _LINE))[:, :, :fan_in]
         padded[:, :width] = rows

@@ -23,6 +23,7 @@ WIDE = 32
 # Scales below this times float32's smallest numbers leave too few digits to keep a norm by.
 SMALLEST = 2.0**-120
 _BLOCK = 1024  # squares added in float32
+_SHORT = 64  # rows for which float64 costs nothing
 _TINY, _SHIFT = 2.0**-100, 2.0**100
 
 
@@ -205,7 +206,7 @@ def squares_of(rows: Tensor) -> Tensor:
     power of two first. A device cannot ask which rows those are: there, what their squares may lack is added.
     """
     size = rows.shape[1]
-    if rows.is_cuda and size <= 4 * _BLOCK:
+    if size <= (4 * _BLOCK if rows.is_cuda else _SHORT):
         return _square_of_norm(rows.double())
     squares = _by_block(rows)
     if rows.is_cuda:
