@@ -1,7 +1,7 @@
 """A search for weights and rows under which one record moves a clipped sum by more than its clip.
 
-Every candidate is a client of its own, so that a whole population is judged in two calls of the engine: with all rows,
-and with one of them masked. The best are kept, changed and tried again.
+Every candidate is a client of its own, so that a whole population is judged in three calls of the engine: with all
+rows, with one of them masked and with it removed. The best are kept, changed and tried again.
 """
 
 from __future__ import annotations
@@ -31,20 +31,24 @@ class Population:
 def contributions(network: Network, loss: Loss, tried: Population) -> Tensor:
     """What the first row of every candidate adds to its clipped sum, in clips (n,)."""
     clients = len(tried.models)
-    layout = lay_out(clients, [0, clients], np.array([ROWS]), torch.device("cpu"))
-    sums = []
-    for first in (1.0, 0.0):
-        valid = torch.ones(clients, ROWS)
-        valid[:, 0] = first
-        into = torch.zeros_like(tried.models)
-        with torch.no_grad():
-            add_gradients(
-                network, loss, tried.models, tried.rows, tried.labels, layout, valid.flatten(), tried.clips, into
-            )
-        sums.append(into.double())
-    moved = torch.linalg.vector_norm(sums[0] - sums[1], dim=1) / tried.clips.double()
+    places = torch.arange(clients * ROWS).view(clients, ROWS)
+    masked = (places != places[:, :1]).float()
+    whole = _sums(network, loss, tried, places, None)
+    others = (_sums(network, loss, tried, places, masked.flatten()), _sums(network, loss, tried, places[:, 1:], None))
+    moved = torch.stack([torch.linalg.vector_norm(whole - without, dim=1) for without in others]).amax(0)
     assert not moved.isnan().any(), "a row that is no number reached the sum"
-    return moved
+    return moved / tried.clips.double()
+
+
+def _sums(network: Network, loss: Loss, tried: Population, places: Tensor, valid: Tensor | None) -> Tensor:
+    """The clipped sums (n, d) over the rows at places (n, w)."""
+    clients, width = places.shape
+    layout = lay_out(clients, [0, clients], np.array([width]), torch.device("cpu"))
+    into = torch.zeros_like(tried.models)
+    rows, labels = tried.rows[places.flatten()], tried.labels[places.flatten()]
+    with torch.no_grad():
+        add_gradients(network, loss, tried.models, rows, labels, layout, valid, tried.clips, into)
+    return into.double()
 
 
 def worst_contribution(

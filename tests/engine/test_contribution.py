@@ -1,4 +1,4 @@
-"""No weights make one record move a clipped sum by more than its clip: not random, not searched for, not built for it."""
+"""No weights make one record move a clipped sum by more than its clip: random, searched for or built for it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from polyeps.engine.layers import Mapped
 from polyeps.engine.layout import lay_out
 from polyeps.engine.network import Network, add_gradients, lower, record_gradients
 from polyeps.engine.recurrent import LastState
+from polyeps.engine.steady import multiply
 from polyeps.models import MODELS, cross_entropy
 
 MOST = 1 + 1e-6
@@ -112,7 +113,7 @@ def test_gradients_of_one_token_that_nearly_cancel_are_clipped(apart: float, sca
     module, tried = cancelling(100, apart, scale)
     moved = contributions(lower(module), cross_entropy, tried)
     assert moved.max() <= MOST
-    if apart >= 1e-4 and apart * scale >= 1e4:  # what is left of them is far above the clip: they are clipped, not dropped
+    if apart >= 1e-4 and apart * scale >= 1e4:  # what is left is far above the clip
         assert moved.median() > 0.99
 
 
@@ -122,6 +123,7 @@ def test_positions_that_nearly_cancel_are_clipped(kind: str, scale: float) -> No
     """The gradients of two positions differ by a ten-thousandth; their sum is what counts."""
     clients = 100
     generator = torch.Generator().manual_seed(4)
+    shape: tuple[int, ...]
     if kind == "convolution":
         module, shape = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Flatten(), nn.Linear(2, 3, bias=False)), (1, 1, 2)
     else:
@@ -184,7 +186,7 @@ def test_a_row_that_is_no_number_changes_nothing(name: str, bad: float) -> None:
     moved = contributions(lower(module), cross_entropy, start)
     assert moved.max() <= MOST
     if bad != 3e38:
-        assert moved.max() == 0
+        assert moved.max() <= 1e-7  # sums of two rows and of three round apart
 
 
 @pytest.mark.parametrize("name", ["logistic", "cnn", "lstm", "mlp"])
@@ -199,9 +201,27 @@ def test_a_record_alone_is_the_same_in_any_company(name: str) -> None:
         rows = torch.rand(9, *model.input_shape, generator=generator)
     labels = torch.randint(0, 2, (9,), generator=generator)
     together = record_gradients(model.network, model.loss, vector, rows, labels)
-    for count in (1, 2, 5):
-        alone = record_gradients(model.network, model.loss, vector, rows[:count], labels[:count])
-        assert torch.equal(alone, together[:count])
+    for first, last in ((0, 1), (0, 2), (0, 5), (1, 9), (2, 9), (3, 8)):
+        mine = slice(first, last)
+        alone = record_gradients(model.network, model.loss, vector, rows[mine].clone(), labels[mine].clone())
+        assert torch.equal(alone, together[mine])
+
+
+@pytest.mark.parametrize("shape", [(784, 10), (50, 10), (123, 1), (9, 4), (25, 32), (40, 2), (208, 14), (3, 3)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_round_a_row_alike_in_any_company(shape: tuple[int, int], turned: bool) -> None:
+    fan_in, fan_out = shape
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(3, fan_out, fan_in, generator=generator).transpose(1, 2)
+    weights = weights.contiguous() if turned else weights
+    row, bias = torch.randn(3, 1, fan_in, generator=generator), torch.randn(3, 1, fan_out, generator=generator)
+    found = set()
+    for width in (*range(2, 20), 33, 64):
+        into = torch.empty(3, width, fan_out)
+        multiply(row.expand(3, width, fan_in).contiguous(), weights, bias, into)
+        found |= {into[:, place].numpy().tobytes() for place in range(width)}
+    torch.testing.assert_close(into[:, :1], torch.baddbmm(bias, row, weights), rtol=1e-4, atol=1e-4)
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("rows", [8, 32, 33, 128, 512])

@@ -73,9 +73,7 @@ def checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tup
     if not isinstance(together, Tensor) or together.shape != labels.shape[:1]:
         raise InputError(per_row(together, len(labels)))
     if not together.requires_grad:
-        raise InputError(
-            "the loss does not depend on the outputs in a way that autograd can follow; nothing is learned"
-        )
+        raise InputError("autograd cannot follow the loss to the outputs; compute it from them by operations of torch")
     (gradients,) = torch.autograd.grad(together.sum(), leaf)
     looped = Apart(loss, looped=True)
     alone = [looped._autograd(output, label) for output, label in zip(outputs, labels, strict=True)]
@@ -95,9 +93,7 @@ def checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tup
         apart = looped
         found = looped.gradients(outputs, labels)
     if found.shape != gradients.shape or not _close(found, gradients):
-        raise InputError(
-            f"the method `gradients` of {_name(loss)} does not return what autograd does; correct or drop it"
-        )
+        raise InputError(f"`gradients` of {_name(loss)} does not return what autograd does; correct it or remove it")
     return apart, labels
 
 
