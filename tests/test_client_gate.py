@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import experiment, job_of, ledger_of
+from federations import experiment, honest_tasks, job_of, ledger_of
 
 from polyeps.build import Job
 from polyeps.client import Cohort, answer
@@ -220,8 +220,9 @@ def test_a_clip_that_does_not_adapt_is_the_one_agreed_to(clip: float, tmp_path: 
 @pytest.mark.parametrize("rate", [0.0, -0.5, 1.5, math.nan, 1e9])
 def test_learning_rates_only_fall(rate: float, tmp_path: Path) -> None:
     job = job_of(experiment({"name": "dp-randagg", "rank": 0, "rate_decay": 0.9}))
+    task = next(task for task in honest_tasks(job, tmp_path / "b.db") if task.action == "train")
     cohort = entered(job, tmp_path)
-    asked = {"model": MODEL, "honest": number(5.4), "rate": number(rate)}
+    asked = {**task.payload, "rate": number(rate)}
     with pytest.raises(TaskRefused, match="'rate' must lie between"):
         answer(cohort, job.algorithm, Task("train", cohort.ids, asked, "run", 0, summed=True))
     asked["rate"] = number(0.9)
@@ -230,17 +231,11 @@ def test_learning_rates_only_fall(rate: float, tmp_path: Path) -> None:
 
 def test_a_round_nobody_paid_for_does_not_lose_what_is_passed_on(tmp_path: Path) -> None:
     job = job_of(experiment({"name": "cmp-fed", "rank": 2}, model={"name": "mlp", "hidden": [8]}))
+    asked = {task.action: task for task in reversed(honest_tasks(job, tmp_path / "b.db"))}
     cohort = entered(job, tmp_path)
-    takes = {name: action.takes for name, action in job.algorithm.actions.items()}
 
     def ask(action: str, round: int) -> tuple[str, ...]:
-        payload = {
-            name: torch.full(
-                [side or 0 for side in spec.shape], max(0.0, spec.lowest), dtype=getattr(torch, spec.dtype)
-            )
-            for name, spec in takes[action].items()
-        }
-        return answer(cohort, job.algorithm, Task(action, cohort.ids, payload, "run", round, summed=True)).ids
+        return answer(cohort, job.algorithm, replace(asked[action], run="run", round=round, summed=True)).ids
 
     assert ask("subspace", 0) == cohort.ids
     assert ask("subspace", 1) == ask("embed", 1) == ()
