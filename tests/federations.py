@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from polyeps import build, config
 from polyeps.algorithms import ALGORITHMS
 from polyeps.client import Cohort
-from polyeps.core import Budget, Records, State
+from polyeps.core import Algorithm, Ask, Budget, Payload, Profile, Records, Replies, State, Task, Total
 from polyeps.ledger import Ledger
 from polyeps.populate import populate
 from polyeps.server import Participation, Round, Transport, serve
@@ -201,3 +201,34 @@ class LocalGrid(Grid):  # type: ignore[misc]
 
 def with_zero_features(records: Records) -> Records:
     return replace(records, features=torch.zeros_like(records.features))
+
+
+class Noting(Ask):
+    """Keeps what clients are asked for sums, which are zeros."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm, self.payloads = algorithm, dict[str, Payload]()
+
+    def __call__(self, task: Task) -> Replies:
+        raise AssertionError(task)
+
+    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+        assert least <= len(task.to)
+        assert bits is None or bits > 0
+        self.payloads[task.action] = task.payload
+        gives = self.algorithm.actions[task.action].gives
+        assert gives is not None
+        specs = gives(task.payload)
+        zeros = {
+            name: torch.zeros([side or 0 for side in one.shape], dtype=getattr(torch, one.dtype))
+            for name, one in specs.items()
+        }
+        return Total(task.to, zeros)
+
+
+def asked_for_sums(job: build.Job) -> dict[str, Payload]:
+    """What an honest server sends in a round of secure sums over all clients, by action."""
+    noting = Noting(job.algorithm)
+    everybody = tuple(Profile(client) for client in job.population.ids)
+    job.algorithm.round(replace(job.state, enrolled=everybody, roster=everybody, entered=everybody), noting)
+    return noting.payloads
