@@ -18,7 +18,6 @@ or of integers as `noise` says. Where clip norms do not adapt, no clip bits are 
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -142,8 +141,8 @@ def fedhdp(
     def gives(asked: Payload) -> Specs:
         if trust == "secure-sum":
             return release.gives(group_of(asked).sums.scale)
-        bit = {"bit": Spec(())} if adaptive else {}
-        return {"update": vector(plain.model.size, sys.float_info.max), **bit}
+        bit = {"bit": Spec((), "float32", -0.5, 0.5)} if adaptive else {}
+        return {"update": vector(plain.model.size, float(asked["clip"])), **bit}
 
     def fits(asked: Payload) -> None:
         if trust == "secure-sum":
