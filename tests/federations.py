@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from polyeps import build, config
 from polyeps.algorithms import ALGORITHMS
 from polyeps.client import Cohort
-from polyeps.core import Budget, Records, Replies, State, Task
+from polyeps.core import ENTER, Budget, Payload, Records, Replies, State, Task
 from polyeps.ledger import Ledger
 from polyeps.populate import populate
 from polyeps.server import Participation, Round, Transport, serve
@@ -220,3 +220,8 @@ def honest_tasks(job: build.Job, path: Path) -> list[Task]:
     recorder = Recorder(job.cohort(ledger_of(job, path)), job.algorithm, job.tells)
     serve(job.algorithm, recorder, job.state, rounds=2, participation=Participation(), seed=5, run="test")
     return recorder.tasks
+
+
+def asked_for_sums(job: build.Job, path: Path) -> dict[str, Payload]:
+    """What clients are asked for sums in the first round, by action."""
+    return {task.action: task.payload for task in reversed(honest_tasks(job, path)) if task.action != ENTER}
