@@ -224,4 +224,8 @@ def honest_tasks(job: build.Job, path: Path) -> list[Task]:
 
 def asked_for_sums(job: build.Job, path: Path) -> dict[str, Payload]:
     """What clients are asked for sums in the first round, by action."""
-    return {task.action: task.payload for task in reversed(honest_tasks(job, path)) if task.action != ENTER}
+    first: dict[str, Payload] = {}
+    for task in honest_tasks(job, path):
+        if task.action != ENTER:
+            first.setdefault(task.action, task.payload)
+    return first
