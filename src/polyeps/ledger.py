@@ -13,7 +13,7 @@ from uuid import uuid4
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import afford
-from polyeps.accounting.events import canonical, describe, understand
+from polyeps.accounting.events import canonical, check_uses, describe, understand
 from polyeps.accounts import Account, Charge, Terms
 from polyeps.chain import Chain, Clock, Draft, Row, now
 from polyeps.core import Budget, Unit
@@ -130,8 +130,9 @@ class Ledger:
             drafts: list[Draft] = []
             leading: dict[str, Account] = {}
             for charge in self._unpaid(asked, purpose) if once else asked:
-                if charge.uses < 1 or not charge.clients or len(set(charge.clients)) < len(charge.clients):
-                    raise InputError("a charge needs at least one use and at least one client, each named once")
+                check_uses(charge.uses, least=1)
+                if not charge.clients or len(set(charge.clients)) < len(charge.clients):
+                    raise InputError("a charge needs at least one client, each named once")
                 key = (canonical(charge.event), charge.uses, charge.unit)
                 for client in charge.clients:
                     account = leading.get(client) or self.account(client)

@@ -19,7 +19,7 @@ from scipy.interpolate import PchipInterpolator
 
 from polyeps.accounting import Accountant, cache
 from polyeps.accounting.afford import best_accountant, known_epsilon, remember
-from polyeps.accounting.events import canonical, history_of
+from polyeps.accounting.events import canonical, check_uses, history_of
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import InputError
 
@@ -59,8 +59,7 @@ def calibrate(
     >>> bool(all(0.99 <= answer.certified / [1.0, 4.0])), bool(all(answer.certified <= [1.0, 4.0]))
     (True, True)
     """
-    if uses < 1:
-        raise InputError(f"a price must be used at least once to be calibrated, not {uses} times")
+    uses = check_uses(uses, least=1)
     scale, certified = np.empty(len(budgets)), np.empty(len(budgets))
     served = 0
     for delta in sorted({budget.delta for budget in budgets}):

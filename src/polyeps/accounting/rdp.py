@@ -87,9 +87,8 @@ def _library(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> Ar
     """A step the library knows, translated into what it means there by a noise multiplier."""
     relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     if adjacency == "replace-one":
-        # Trap X2: the library's RDP divides by the sensitivity, ours (and its PLD) by the clip norm.
         relation = dp.NeighboringRelation.REPLACE_ONE
-        step = _per_sensitivity(step)
+    step = _translated(step, adjacency)
     judge = RdpAccountant(orders, relation)
     if not judge.supports(step):
         raise UnknownEvent(f"the RDP accountant does not know {type(step).__name__} under {adjacency} adjacency")
@@ -120,17 +119,20 @@ def sampled_gaussian(step: Poisson, alpha: Array) -> Array:
     return result
 
 
-def _per_sensitivity(event: DpEvent) -> DpEvent:
+def _translated(event: DpEvent, adjacency: Adjacency) -> DpEvent:
+    """Trap X2: under replace-one the library's RDP divides by the sensitivity, ours (and its PLD) by the clip norm."""
     match event:
         case Gaussian():
-            return Gaussian(event.noise_multiplier / 2)
+            return Gaussian(event.noise_multiplier / (2 if adjacency == "replace-one" else 1))
         case FixedSize():
-            return FixedSize(event.source_dataset_size, event.sample_size, _per_sensitivity(event.event))
+            return FixedSize(event.source_dataset_size, event.sample_size, _translated(event.event, adjacency))
         case RepeatAndSelectDpEvent():
-            inside = [dp.SelfComposedDpEvent(_per_sensitivity(e), n) for e, n in history_of(event.event).items()]
+            inside = [dp.SelfComposedDpEvent(_translated(e, adjacency), n) for e, n in history_of(event.event).items()]
             return RepeatAndSelectDpEvent(dp.ComposedDpEvent(inside), event.mean, event.shape)
+        case Poisson() | dp.NonPrivateDpEvent() if adjacency == "add-remove":
+            return event
         case _:
-            raise UnknownEvent(f"the RDP accountant does not know {type(event).__name__} under replace-one adjacency")
+            raise UnknownEvent(f"the RDP accountant does not know {type(event).__name__} under {adjacency} adjacency")
 
 
 def pure(epsilon: float, alpha: Array) -> Array:
