@@ -156,10 +156,10 @@ def on_one_sample(event: DpEvent) -> DpEvent:
 def _as_one(inside: Counter[DpEvent]) -> DpEvent:
     if dp.NonPrivateDpEvent() in inside:
         return dp.NonPrivateDpEvent()
-    if all(isinstance(step, Gaussian) for step in inside):
-        return Gaussian(fold(*(step.noise_multiplier / math.sqrt(uses) for step, uses in inside.items())))
     if len(inside) == 1 and inside.total() == 1:
         return next(iter(inside))
+    if all(isinstance(step, Gaussian) for step in inside):
+        return Gaussian(fold(*(step.noise_multiplier / math.sqrt(uses) for step, uses in inside.items())))
     if all(isinstance(step, Gaussian | SkellamDpEvent | DiscreteGaussianSumDpEvent) for step in inside):
         return TogetherDpEvent(sorted(inside.elements(), key=repr))
     raise UnknownEvent("only noisy sums can share one sample; account the others separately")
