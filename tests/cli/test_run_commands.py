@@ -59,7 +59,7 @@ def test_a_run_prints_methods_and_clients_and_says_where_everything_is(here: Pat
     spoken = run("run", "wards.toml")
     assert "fedavg" in spoken.stdout
     assert "non-private" in spoken.stdout
-    assert "No client spent more than the budget in force." in spoken.stdout
+    assert "Every client stayed within its effective budget" in spoken.stdout
     assert "Everything is in runs/wards; look at it with: polyeps report runs/wards" in spoken.stdout
     assert [line.split(",")[0] for line in spoken.stderr.splitlines()] == [
         "polyeps: fedavg-1 is done",
@@ -240,3 +240,17 @@ def test_the_demo_tells_its_story(here: Path, monkeypatch: pytest.MonkeyPatch) -
         assert len(rows) == 24
         assert all(row["spent"] <= row["epsilon"] for row in rows)
     assert "</html>" in (here / "demo.html").read_text()
+
+
+def test_a_run_that_ends_early_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_json("run", "wards.toml")["stopped"]["fedavg-1"] == "all rounds were run"
+    monkeypatch.setattr("polyeps.messages.LARGEST", 1e-3)
+    spoken = run("run", "wards.toml", "--output", "one")
+    assert "ended early: clients refuse the task: 'model' must lie between" in spoken.stdout
+    printed = run_json("run", "wards.toml", "--output", "two")
+    assert any(why.startswith("clients refuse the task: 'model'") for why in printed["stopped"].values())
+    assert set(printed["stopped"]) == {"fedavg-1", "non-private-1"}
+
+
+def test_too_many_seeds_are_refused_in_one_sentence() -> None:
+    refused("run", "wards.toml", "--set", "seeds=99999999999", naming=("seeds", "at most 10000", "list them"))

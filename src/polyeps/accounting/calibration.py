@@ -26,7 +26,7 @@ from polyeps.errors import InputError
 Price = Callable[[float], DpEvent]  # scale ↦ what one use costs
 Progress = Callable[[int, int], None]  # budgets served, budgets in all
 # fixed: composed exactly. adaptive: by the Rényi filter that a ledger of this budget keeps.
-Schedule = Literal["fixed", "adaptive"]
+_Schedule = Literal["fixed", "adaptive"]
 
 _PROBES = (0.7390851332151607, 2.718281828459045, 23.140692632779267)  # scales that tell prices apart
 _LOWERED = 0.7  # of the tolerance: by how much a budget may be lowered to the ladder; the rest is for the search
@@ -49,7 +49,7 @@ def calibrate(
     *,
     adjacency: Adjacency = "zero-out",
     accountant: Accountant | None = "pld",
-    schedule: Schedule = "fixed",
+    schedule: _Schedule = "fixed",
     tolerance: float = 0.01,
     directory: Path | None = None,
     progress: Progress | None = None,
@@ -114,7 +114,7 @@ def calibrate_each(
     uses: int,
     *,
     adjacency: Adjacency = "zero-out",
-    schedule: Schedule = "fixed",
+    schedule: _Schedule = "fixed",
     directory: Path | None = None,
     progress: Progress | None = None,
 ) -> Calibration:

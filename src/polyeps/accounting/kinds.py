@@ -8,13 +8,14 @@ other here, which is why none of its events reaches them unless this package has
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import dp_accounting as dp
 import numpy as np
 from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 
+from polyeps.core import Adjacency
 from polyeps.errors import InputError, UnknownEvent
 
 _DEEPEST = 64  # levels of an event tree
@@ -160,6 +161,12 @@ def check_uses(uses: Any, least: int = 0) -> int:
     if not (is_whole(uses) and uses >= least):
         raise InputError(f"an event can only be used a whole number of times, at least {least}, not {uses!r}")
     return int(uses)
+
+
+def check_adjacency(adjacency: Any) -> None:
+    """Refuse a relation between data sets that no accountant knows: what is unknown must not pass for the mildest."""
+    if adjacency not in get_args(Adjacency):
+        raise InputError(f"adjacency must be one of {', '.join(get_args(Adjacency))}, not {adjacency!r}")
 
 
 def check_event(event: DpEvent) -> None:

@@ -19,6 +19,7 @@ from polyeps.accounting.events import (
     PureDpEvent,
     SkellamDpEvent,
     TogetherDpEvent,
+    check_adjacency,
     history_of,
     pure_sum,
     without_failures,
@@ -214,7 +215,7 @@ def filter_order(budget: Budget) -> float:
     """The one order at which an adaptive ledger keeps its count, fixed by the budget before anything is spent.
 
     It is somewhat below the order that leaves most room to a cost growing in proportion to it, as a Gaussian's does:
-    sampled Gaussians cost more than in proportion at high orders. (How much noise that takes: docs/soundness.md.)
+    sampled Gaussians cost more than in proportion at high orders. (What that takes: docs/decisions/0003.)
     """
     alpha = np.concatenate([np.arange(11, 110) / 10, np.arange(11.0, 1000), np.geomspace(1000, 8192, 200).round()])
     slack = np.log1p(-1 / alpha) - (math.log((1 - FAILURE_SHARE) * budget.delta) + np.log(alpha)) / (alpha - 1)
@@ -231,6 +232,7 @@ def filter_epsilon(history: History, order: float, delta: float, adjacency: Adja
     Rare failures have a fixed share of δ of their own. Sharing all of it would let whoever looks at the answers spend δ
     on failures where the noise held, and on noise where it did not: up to twice the δ in all.
     """
+    check_adjacency(adjacency)
     history, failure = without_failures(history)
     if failure > FAILURE_SHARE * delta:
         return math.inf
