@@ -101,7 +101,7 @@ COMPANY = [Budget(value, delta) for value in (0.0713, 0.5, 0.999, 1.0, 3.3, 17.0
 
 @pytest.mark.parametrize("schedule", ["fixed", "adaptive"])
 def test_a_scale_does_not_depend_on_whom_it_was_calibrated_with(schedule: Schedule, tmp_path: Path) -> None:
-    crowd = [*COMPANY, *budgets_between(0.07, 17, 300)]
+    crowd = [*COMPANY, *budgets_between(0.07, 17, 60)]
     many = calibrate(crowd, price, 700, schedule=schedule)
     for row in range(0, len(COMPANY), 3):
         for others in ([], crowd[row + 1 : row + 5]):
