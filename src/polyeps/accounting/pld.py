@@ -25,7 +25,8 @@ from polyeps.core import Adjacency, clip_norms_moved
 
 TOLERANCE = 1e-3  # of ε, roughly: what the grid may add to it
 _MOST_POINTS = 1 << 20  # a coarser grid is still an upper bound; an endless one is no answer
-_LONGEST = 1 << 18  # points of one step's grid, not to be made finer
+_LONGEST = 1 << 19  # points of one step's grid
+_FEWEST = 50  # intervals in ε
 _FAR = 1e6  # of the sum of all releases, in deviations: beyond it, losses of a sampled one have not digits enough
 _CUT = 1e-6  # of δ: what may be lost to the cut of single losses, and again to the window
 _BEYOND = 1e-13  # of the tilted distribution, left on either side of the window
@@ -146,18 +147,17 @@ def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, spread
     hazard, tilt = 1 + tilt, tilt * max(0.05, 1 - math.sqrt(2 / max(-math.log10(delta), 2)))  # lifts δ above rounding
     answer, wanted, finest = math.inf, max(bound, _SMALL * spread), 0.0
     interval = min(3 * TOLERANCE * wanted, math.sqrt(12 * TOLERANCE * wanted / (uses * hazard)))
-    for _ in range(10):
+    for _ in range(12):
         fine, coarse = zip(*(_gridded(pair, n, interval, _FORGOTTEN / tilt) for pair, n in pairs), strict=True)
-        longest = max(len(each.mass) for each in fine)
         # What a grid twice as coarse would add to ε if losses were many and small: no less than this one has added.
         excess = (_cumulant(coarse, tilt) - _cumulant(fine, tilt)) / tilt * max(1.0, hazard / (1 + tilt))
-        if excess <= TOLERANCE * wanted or longest > _LONGEST or interval <= finest:
+        finest = max(finest, interval * max(len(each.mass) for each in fine) / _LONGEST)
+        if excess <= TOLERANCE * wanted or interval <= 1.1 * finest:
             found = _tilted_epsilon(fine, rough, delta, tilt, interval)
-            answer = min(answer, found.epsilon)
             if found.points > _MOST_POINTS:
-                interval *= 1.1 * found.points / _MOST_POINTS
-                finest = interval
+                interval = finest = interval * 1.1 * found.points / _MOST_POINTS
                 continue
+            answer = min(answer, found.epsilon)
             if answer == 0:
                 break
             if not math.isfinite(answer):
@@ -169,7 +169,8 @@ def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, spread
                 tilt = better
                 continue
             excess, hazard = excess * max(found.hazard, 1 + tilt) / max(hazard, 1 + tilt), found.hazard
-            if excess <= 1.5 * TOLERANCE * wanted or longest > _LONGEST or interval <= finest:
+            excess = max(excess, TOLERANCE * _FEWEST * interval)  # of ε, a few intervals show nothing
+            if excess <= 1.5 * TOLERANCE * wanted or interval <= 1.1 * finest:
                 break
         interval = max(finest, interval * max(0.2, 0.8 * math.sqrt(TOLERANCE * wanted / excess)))
     return answer
