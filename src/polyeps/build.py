@@ -206,6 +206,7 @@ def _federation(
         learning_rate=settings.learning_rate,
         noise=noise,
         training=training,
+        delta=min((budget.delta for budget in everyone if budget is not None), default=0.0),
     )
 
 

@@ -190,7 +190,11 @@ def serve(
         present = ask.enter(left) if algorithm.dues is not None else left
         invited = participation.draw(tuple(roster), present, seed, number)
         state = replace(
-            state, round=number, enrolled=tuple(roster.values()), roster=tuple(roster[client] for client in invited)
+            state,
+            round=number,
+            enrolled=tuple(roster.values()),
+            roster=tuple(roster[client] for client in invited),
+            entered=tuple(roster[client] for client in present) if algorithm.dues is not None else (),
         )
         if present:  # where nobody has paid, noise alone would be all there is to learn from
             state = algorithm.round(state, ask)

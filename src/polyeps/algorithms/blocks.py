@@ -55,6 +55,8 @@ class Federation:
     # (learning_rate, pull) -> SGD, with one number for all or one for each row it will train
     training: Callable[[Floats | float, Floats | float], Training]
 
+    delta: float = 1e-8  # the smallest δ of the clients' budgets: a little of it pays for cohorts too small for a sum
+
     def __post_init__(self) -> None:
         check_clip("training.clip", self.clip)
 
