@@ -23,7 +23,7 @@ from polyeps.accounting.open_cohorts import with_draws_known
 from polyeps.accounting.profiles import Array, Delta, Profile, is_private, profile, second_moment
 from polyeps.core import Adjacency, clip_norms_moved
 
-TOLERANCE = 1e-3  # of ε, roughly: what the grid may add to it
+TOLERANCE = 5e-4  # of ε, roughly: what the grid may add to it
 _MOST_POINTS = 1 << 20  # a coarser grid is still an upper bound; an endless one is no answer
 _LONGEST = 1 << 19  # points of one step's grid
 _FEWEST = 50  # intervals in ε
@@ -146,7 +146,7 @@ def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, spread
     tilt, bound = _least(lambda at: _cumulant(rough, at) - math.log(delta), 1 / spread)
     hazard, tilt = 1 + tilt, tilt * max(0.05, 1 - math.sqrt(2 / max(-math.log10(delta), 2)))  # lifts δ above rounding
     answer, wanted, finest = math.inf, max(bound, _SMALL * spread), 0.0
-    interval = min(3 * TOLERANCE * wanted, math.sqrt(12 * TOLERANCE * wanted / (uses * hazard)))
+    interval = min(6 * TOLERANCE * wanted, math.sqrt(12 * TOLERANCE * wanted / (uses * hazard)))
     for _ in range(12):
         fine, coarse = zip(*(_gridded(pair, n, interval, _FORGOTTEN / tilt) for pair, n in pairs), strict=True)
         # What a grid twice as coarse would add to ε if losses were many and small: no less than this one has added.
