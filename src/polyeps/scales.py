@@ -1,4 +1,4 @@
-"""How much noise each client adds: what spends its budget over the rounds it can expect, and no more."""
+"""Calibrate each client's noise multiplier to its budget and the number of rounds it can expect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyeps.accounting import cache
 from polyeps.accounting.afford import known_epsilon
 from polyeps.accounting.calibration import Progress, calibrate_each
 from polyeps.accounting.events import history_of
-from polyeps.accounts import Account, Terms
+from polyeps.accounts import Account, Schedule, Terms
 from polyeps.core import Algorithm, Budget
 from polyeps.errors import InputError
 from polyeps.populate import Population
@@ -87,15 +87,16 @@ def sound_scales(
     algorithm: Algorithm,
     uses: int,
     progress: Progress | None,
+    schedule: Schedule = "fixed",
 ) -> NDArray[np.float64]:
     """Every client's noise: what spends its budget over the rounds it can expect, or one scale for all.
 
-    Who is promised nothing has none.
+    It is calibrated for ledgers with this schedule. Who is promised nothing has none.
     """
     rows = [row for row, budget in enumerate(budgets) if budget is not None]
     scale = np.zeros(len(budgets))
     promised = [budget for budget in budgets if budget is not None]
-    scale[rows] = _own_scales(experiment, promised, population, algorithm, uses, rows, progress)
+    scale[rows] = _own_scales(experiment, promised, population, algorithm, uses, rows, progress, schedule)
     return scale
 
 
@@ -107,6 +108,7 @@ def _own_scales(
     uses: int,
     rows: Sequence[int],
     progress: Progress | None,
+    schedule: Schedule,
 ) -> NDArray[np.float64]:
     """The noise of some clients of the population, who have these budgets."""
     price, ids = priced(algorithm), [population.ids[row] for row in rows]
@@ -120,6 +122,7 @@ def _own_scales(
                 lambda scale, place: price(scale, rows[place]),
                 uses,
                 adjacency=algorithm.adjacency,
+                schedule=schedule,
                 directory=cache.default_directory(),
                 progress=progress,
             ).scale
@@ -131,7 +134,7 @@ def _own_scales(
                 f"{problem}" + ("" if strictest.delta else "; Gaussian noise needs a delta above 0")
             ) from None
     for row, client, budget in zip(rows, ids, budgets, strict=True):
-        account = Account(Terms(budget, algorithm.unit, algorithm.adjacency, "fixed"))
+        account = Account(Terms(budget, algorithm.unit, algorithm.adjacency, schedule))
         once = account.with_charge(price(common, row), 1, algorithm.unit)
         if not account.affords(once):
             raise InputError(

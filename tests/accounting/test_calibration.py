@@ -1,15 +1,18 @@
 import json
-import time
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyeps.accounting import afford, cache, epsilon
-from polyeps.accounting.calibration import calibrate
+from polyeps.accounting import afford, cache, epsilon, judge
+from polyeps.accounting.calibration import calibrate, calibrate_each
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, fold
+from polyeps.accounts import Account, Schedule, Terms
 from polyeps.core import Budget
 from polyeps.errors import InputError
 
@@ -74,7 +77,7 @@ def test_any_price_can_be_inverted(wanted: list[float], rate: float, uses: int, 
 def test_a_price_with_a_fixed_part_says_when_a_budget_is_out_of_reach() -> None:
     with pytest.raises(InputError, match=r"epsilon 0\.1 cannot be reached"):
         calibrate([Budget(0.1, 1e-5)], lambda sigma: Gaussian(fold(sigma, 2.0)), 1)
-    with pytest.raises(InputError, match="at least once"):
+    with pytest.raises(InputError, match="at least 1"):
         calibrate([Budget(0.1, 1e-5)], Gaussian, 0)
 
 
@@ -93,51 +96,119 @@ def test_progress_reaches_the_end() -> None:
     assert seen[-1] == (5, 5)
 
 
-def test_ten_thousand_budgets_are_served_from_a_cached_table_at_once(tmp_path: Path) -> None:
+COMPANY = [Budget(value, delta) for value in (0.0713, 0.5, 0.999, 1.0, 3.3, 17.0) for delta in (1e-5, 1e-7)]
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "adaptive"])
+def test_a_scale_does_not_depend_on_whom_it_was_calibrated_with(schedule: Schedule, tmp_path: Path) -> None:
+    crowd = [*COMPANY, *budgets_between(0.07, 17, 60)]
+    many = calibrate(crowd, price, 700, schedule=schedule)
+    for row in range(0, len(COMPANY), 3):
+        for others in ([], crowd[row + 1 : row + 5]):
+            afford._known.clear()
+            few = calibrate([*others, COMPANY[row]], price, 700, schedule=schedule, directory=tmp_path)
+            assert few.scale[-1] == many.scale[row]
+            assert few.certified[-1] == many.certified[row]
+
+
+def test_prices_that_differ_do_not_disturb_each_other() -> None:
+    def of(records: int) -> Callable[[float], Poisson]:
+        return lambda sigma: Poisson(8 / records, Gaussian(sigma))
+
+    sizes = [200, 300, 1200, 300, 5000]
+    budgets = [Budget(1.0, 1e-5), Budget(2.5, 1e-5), Budget(0.5, 1e-6), Budget(1.0, 1e-5), Budget(1.0, 1e-5)]
+    together = calibrate_each(budgets, lambda sigma, row: of(sizes[row])(sigma), 300)
+    for row, budget in enumerate(budgets):
+        alone = calibrate([budget], of(sizes[row]), 300, accountant=None)
+        assert (alone.scale[0], alone.certified[0]) == (together.scale[row], together.certified[row])
+
+
+def test_ten_thousand_budgets_are_served_at_once() -> None:
     budgets = budgets_between(1, 2, 10_000)
-    first = calibrate(budgets, price, 500, directory=tmp_path)
-    afford._known.clear()
-    start = time.perf_counter()
-    second = calibrate(budgets, price, 500, directory=tmp_path)
-    assert time.perf_counter() - start < 1.0
-    assert (first.scale == second.scale).all()
+    asked: set[float] = set()
+
+    def counted(sigma: float) -> Poisson:
+        asked.add(sigma)
+        return price(sigma)
+
+    answer = calibrate(budgets, counted, 500)
+    assert len(set(answer.scale.tolist())) < 110
+    assert len(asked) < 160  # and not two for each step of the ladder
 
 
-def test_what_a_table_knew_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_calibrated_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     budgets = budgets_between(1, 2, 5)
     calibrate(budgets, price, 200, directory=tmp_path)
     afford._known.clear()
     answer = calibrate(budgets, price, 200, directory=tmp_path)
+    assert sum(map(len, afford._known.values())) == len(set(answer.scale.tolist()))  # one ε for each, none skipped
     monkeypatch.setattr(afford, "judge", lambda *_: pytest.fail("computed again"))
     for budget, scale in zip(budgets, answer.scale, strict=True):
         assert afford.fits({price(float(scale)): 199}, budget, "zero-out", "pld")
 
 
-def test_damaged_tables_are_rebuilt_not_believed(tmp_path: Path) -> None:
+def test_no_kept_number_is_believed(tmp_path: Path) -> None:
+    """A file with right names and wrong scales: too little noise, a little too little, too much, nonsense."""
     budgets = budgets_between(1, 2, 5)
     right = calibrate(budgets, price, 300, directory=tmp_path)
     (file,) = tmp_path.iterdir()
     original = file.read_text()
     content = json.loads(original)
-    forged = dict(content, table=[[scale, value / 2] for scale, value in content["table"]])
-    forged["checksum"] = cache._checksum(forged["subject"], forged["table"])
-    wrong_subject = dict(content, subject=dict(content["subject"], uses=1))
-    wrong_subject["checksum"] = cache._checksum(wrong_subject["subject"], wrong_subject["table"])
+
+    def forged(change: Callable[[float], Any]) -> str:
+        return json.dumps(dict(content, scales=[[step, change(scale)] for step, scale in content["scales"]]))
+
     for bad in (
         "",
         "{",
+        "[]",
+        "[" * 100_000,
         original[: len(original) // 2],
-        original.replace("1", "2", 3),
-        json.dumps({"table": []}),
-        json.dumps(dict(content, table=content["table"][1:])),
-        json.dumps(forged),  # a right checksum over wrong figures
-        json.dumps(wrong_subject),
+        json.dumps({"scales": []}),
+        json.dumps(dict(content, scales=[[0, 1], None, "x"])),
+        json.dumps(dict(content, subject=dict(content["subject"], uses=1))),
+        *(forged(lambda scale, by=by: scale * by) for by in (0.5, 0.99, 0.995, 1.01, 2, -1, 0, 1e300)),  # type: ignore[misc]
+        forged(lambda _: math.nan),
+        forged(lambda _: "1"),
+        forged(lambda scale: [scale]),
+        json.dumps(dict(content, scales=content["scales"][::-1][:1] + [[s, 0.3] for s, _ in content["scales"][1:]])),
     ):
         file.write_text(bad)
         afford._known.clear()
         again = calibrate(budgets, price, 300, directory=tmp_path)
         assert (again.scale == right.scale).all()
-        assert json.loads(file.read_text())["checksum"] == content["checksum"]
+        for budget, scale in zip(budgets, again.scale, strict=True):
+            history = {price(float(scale)): 300}
+            known = afford.known_epsilon(history, budget.delta, "zero-out", "pld")
+            assert known == judge(history, budget.delta, "zero-out", "pld") <= budget.epsilon
+        assert json.loads(file.read_text()) == content
+
+
+def test_kept_files_are_private_and_links_are_not_followed(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    calibrate([Budget(1.0, 1e-5)], Gaussian, 3, directory=folder)
+    (file,) = folder.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+    elsewhere.write_text(file.read_text().replace("scales", "others"))
+    file.unlink()
+    file.symlink_to(elsewhere)
+    before = elsewhere.read_text()
+    calibrate([Budget(1.0, 1e-5)], Gaussian, 3, directory=folder)
+    assert elsewhere.read_text() == before
+    assert not file.is_symlink()
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
+def test_adaptive_plans_fit_into_adaptive_ledgers(epsilon: float) -> None:
+    budget = Budget(epsilon, 1e-5)
+    answer = calibrate_each([budget], lambda sigma, _: price(sigma), 8000, schedule="adaptive")
+    account = Account(Terms(budget, schedule="adaptive"))
+    planned = account.with_charge(price(float(answer.scale[0])), 8000, "record")
+    assert account.affords(planned)
+    assert account.spent(planned) == answer.certified[0] >= 0.99 * epsilon
+    exact = calibrate([budget], price, 8000)
+    assert exact.scale[0] < answer.scale[0] < 1.13 * exact.scale[0]  # what the filter costs
 
 
 @pytest.mark.parametrize("wanted", [1e-8, 1e-13, 1e-200])

@@ -69,7 +69,7 @@ def test_pessimism_stays_below_one_per_cent_down_to_small_budgets(
 ) -> None:
     event = repeated(Poisson(8 / 1200, Gaussian(sigma)), 8000)
     value = epsilon(event, 1e-5)
-    monkeypatch.setattr(pld, "VARIANCE_ADDED", 1e-6)
+    monkeypatch.setattr(pld, "TOLERANCE", 1e-5)
     assert epsilon(event, 1e-5) <= value <= 1.002 * epsilon(event, 1e-5)
 
 
@@ -248,4 +248,4 @@ def test_extremes_stay_sound() -> None:
     assert epsilon(Gaussian(1e9), 1e-5) == 0.0
     assert epsilon(Gaussian(1e-7), 1e-5) == pytest.approx(5e13, rel=1e-6)
     assert epsilon(repeated(Poisson(0.5, Gaussian(0.1)), 50), 1e-5) > 1000  # about 25 sampled steps of 50 each
-    assert epsilon(repeated(Truncated(1000, 0.01, 15, 1.0), 100), 1e-15) == math.inf  # below what the grid resolves
+    assert epsilon(repeated(Truncated(1000, 0.01, 15, 1.0), 100), 1e-15) < 15  # δ far below the rounding of a transform

@@ -11,7 +11,7 @@ import numpy as np
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import pld, rdp
-from polyeps.accounting.events import History, history_of, without_failures
+from polyeps.accounting.events import History, check_adjacency, history_of, without_failures
 from polyeps.core import Adjacency, check_delta
 from polyeps.errors import InputError
 
@@ -22,12 +22,13 @@ _JUDGES = {"pld": pld.epsilon, "rdp": rdp.epsilon}
 def judge(history: History, delta: float, adjacency: Adjacency, accountant: Accountant) -> float:
     """The ε of a history at δ: an upper bound, infinite when nothing is promised."""
     check_delta(delta)
+    check_adjacency(adjacency)
     if accountant not in _JUDGES:
         raise InputError(f"there is no accountant {accountant!r}; choose one of {', '.join(_JUDGES)}")
-    history, failure = without_failures(history)
-    if failure >= delta > 0 or failure > delta:
-        return math.inf
     try:
+        history, failure = without_failures(history)
+        if failure >= delta > 0 or failure > delta:
+            return math.inf
         with np.errstate(over="raise", divide="raise", invalid="raise"):
             return _JUDGES[accountant](history, delta - failure, adjacency)
     except ArithmeticError:  # on the way was what no double can hold: then nothing is known, and nothing promised

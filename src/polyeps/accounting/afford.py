@@ -36,12 +36,6 @@ def known_epsilon(history: History, delta: float, adjacency: Adjacency, accounta
     return known[counts]
 
 
-def remember(history: History, delta: float, adjacency: Adjacency, accountant: Accountant, epsilon: float) -> None:
-    """Take note of an ε that was computed elsewhere and checked."""
-    known, counts = _look_up(history, delta, adjacency, accountant)
-    known[counts] = epsilon
-
-
 def fits(history: History, budget: Budget, adjacency: Adjacency, accountant: Accountant) -> bool:
     """Whether a history stays within a budget."""
     known, counts = _look_up(history, budget.delta, adjacency, accountant)

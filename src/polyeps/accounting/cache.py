@@ -1,64 +1,59 @@
-"""Tables of (scale, ε) kept on disk: named by what they are about, believed only after a check."""
+"""Noise scales found earlier, kept on disk as hints: where to look first, never what to believe."""
 
 import hashlib
 import json
+import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Raised whenever a judge may give another figure for the same event: older tables are then not found.
-_JUDGES_VERSION = 2
+# Raised whenever an accountant may give another figure for the same event: older files are then not found.
+_ACCOUNTANTS_VERSION = 3
+_LARGEST = 1 << 24  # bytes of a file
 
 
 def default_directory() -> Path:
-    """Where this user's tables lie, by the platform's custom; POLYEPS_CACHE overrides it."""
+    """Where this user's hints lie, by the platform's custom; POLYEPS_CACHE overrides it."""
     if chosen := os.environ.get("POLYEPS_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyeps"
 
 
-def load(directory: Path, subject: Mapping[str, Any], recompute: Callable[[float], float]) -> dict[float, float]:
-    """The table about `subject`, or an empty one when there is none that can be believed.
+def load(directory: Path, subject: Mapping[str, Any]) -> dict[int, float]:
+    """The scales kept for a subject, by step of its ladder; none if there is no such file, or it is malformed.
 
-    A checksum finds accidents; recomputing one entry, picked by chance, finds tables made by other arithmetic.
+    Anybody who can write to the folder can put any number here, so the caller computes what each of them costs.
     """
     try:
-        stored = json.loads(_path(directory, subject).read_text())
-        table = {float(scale): float(value) for scale, value in stored["table"]}
-        if stored["subject"] != _plain(subject) or stored["checksum"] != _checksum(stored["subject"], stored["table"]):
+        with os.fdopen(os.open(_path(directory, subject), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))) as file:
+            stored = json.loads(file.read(_LARGEST))
+        if stored["subject"] != _plain(subject):
             return {}
-    except (OSError, ValueError, KeyError, TypeError):
+        kept = {int(step): float(scale) for step, scale in stored["scales"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return {}
-    if not table:
-        return {}
-    scales = sorted(table)
-    probe = scales[int.from_bytes(os.urandom(4)) % len(scales)]
-    return table if abs(recompute(probe) - table[probe]) <= 1e-9 * max(1.0, table[probe]) else {}
+    return {step: scale for step, scale in kept.items() if math.isfinite(scale) and scale > 0}
 
 
-def save(directory: Path, subject: Mapping[str, Any], table: Mapping[float, float]) -> None:
-    """Keep a table; a cache that cannot be written is no reason to fail."""
-    rows = [[scale, table[scale]] for scale in sorted(table)]
-    content = {"subject": _plain(subject), "table": rows, "checksum": _checksum(_plain(subject), rows)}
+def save(directory: Path, subject: Mapping[str, Any], scales: Mapping[int, float]) -> None:
+    """Keep scales in a file that only its owner can read; a cache that cannot be written is no reason to fail."""
+    content = {"subject": _plain(subject), "scales": sorted(scales.items())}
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=directory, suffix=".tmp")
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=directory, suffix=".tmp")  # mode 0600
         with os.fdopen(handle, "w") as file:
             json.dump(content, file)
-        Path(name).replace(_path(directory, subject))
+        Path(name).replace(_path(directory, subject))  # takes the place of a link, does not follow it
     except OSError:
         return
 
 
 def _path(directory: Path, subject: Mapping[str, Any]) -> Path:
-    return directory / f"calibration-{_checksum(_plain(subject), [])[:32]}.json"
+    text = json.dumps(_plain(subject), sort_keys=True)
+    return directory / f"calibration-{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 def _plain(subject: Mapping[str, Any]) -> dict[str, Any]:
-    return {"judges": _JUDGES_VERSION, **subject}
-
-
-def _checksum(subject: Any, table: Any) -> str:
-    return hashlib.sha256(json.dumps([subject, table], sort_keys=True).encode()).hexdigest()
+    return {"accountants": _ACCOUNTANTS_VERSION, **subject}

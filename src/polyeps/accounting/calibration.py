@@ -1,33 +1,37 @@
-"""Inverting a price: the noise scale that spends exactly a budget, for thousands of budgets at once.
+"""Inverting a price: the noise scale that spends a budget, for thousands of budgets at once.
 
-One table of (scale, certified ε) serves all budgets that share a price. A budget's answer is always a scale at
-which ε was computed, so nothing rests on interpolation: it only chooses where to look next.
+A budget's scale depends on nothing but that budget, its price, how often it is used and how it is judged: neither on
+other budgets nor on what was calibrated before. A budget is first lowered to the next step of a fixed ladder, so that
+many budgets share a search; each step is searched from the same fixed scales (docs/decisions/0003). What is returned is
+always a scale whose ε was computed, so nothing rests on interpolation: it only chooses where to look next.
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 from dp_accounting.dp_event import DpEvent
 from numpy.typing import NDArray
-from scipy.interpolate import PchipInterpolator
 
-from polyeps.accounting import Accountant, cache
-from polyeps.accounting.afford import best_accountant, known_epsilon, remember
-from polyeps.accounting.events import canonical, history_of
+from polyeps.accounting import Accountant, cache, rdp
+from polyeps.accounting.afford import best_accountant, known_epsilon
+from polyeps.accounting.events import canonical, check_uses, history_of
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import InputError
 
 Price = Callable[[float], DpEvent]  # scale ↦ what one use costs
 Progress = Callable[[int, int], None]  # budgets served, budgets in all
+# fixed: composed exactly. adaptive: by the Rényi filter that a ledger of this budget keeps.
+_Schedule = Literal["fixed", "adaptive"]
 
-_SMALLEST, _LARGEST = 1e-2, 1e7  # scales beyond which a search is given up
 _PROBES = (0.7390851332151607, 2.718281828459045, 23.140692632779267)  # scales that tell prices apart
+_LOWERED = 0.7  # of the tolerance: by how much a budget may be lowered to the ladder; the rest is for the search
+_APART = 4  # fixed scales from which every search starts, for each factor of two
+_FIRST, _LAST = -7 * _APART, 23 * _APART  # of them: about 0.01 and 10⁷, beyond which a search is given up
 
 
 @dataclass(frozen=True)
@@ -45,44 +49,62 @@ def calibrate(
     *,
     adjacency: Adjacency = "zero-out",
     accountant: Accountant | None = "pld",
+    schedule: _Schedule = "fixed",
     tolerance: float = 0.01,
     directory: Path | None = None,
     progress: Progress | None = None,
 ) -> Calibration:
     """The smallest scales found whose `uses`-fold price stays within each budget and spends all but `tolerance` of it.
 
-    Tables are kept in `directory`; without one nothing is read from or written to disk. Without an accountant every
-    scale is judged by the one that a ledger would take for it: which that is may depend on the scale.
+    Hints are kept in `directory`; without one nothing is read from or written to disk. Without an accountant every
+    scale is judged by the one that a ledger would take for it: which that is may depend on the scale. With an adaptive
+    schedule it is judged by the Rényi filter of the budget, as a ledger with that schedule does.
 
     >>> from polyeps.accounting.events import Gaussian
     >>> answer = calibrate([Budget(1.0, 1e-5), Budget(4.0, 1e-5)], Gaussian, uses=100)
     >>> bool(all(0.99 <= answer.certified / [1.0, 4.0])), bool(all(answer.certified <= [1.0, 4.0]))
     (True, True)
     """
-    if uses < 1:
-        raise InputError(f"a price must be used at least once to be calibrated, not {uses} times")
+    uses = check_uses(uses, least=1)
     scale, certified = np.empty(len(budgets)), np.empty(len(budgets))
+    alike: dict[tuple[float, float | None], list[int]] = {}
+    for row, budget in enumerate(budgets):
+        order = rdp.filter_order(budget) if schedule == "adaptive" and budget.delta else None
+        alike.setdefault((budget.delta, order), []).append(row)
     served = 0
-    for delta in sorted({budget.delta for budget in budgets}):
-        rows = np.array([row for row, budget in enumerate(budgets) if budget.delta == delta])
-        wanted = np.array([budgets[row].epsilon for row in rows])
+    for (delta, order), rows in alike.items():
 
-        def judge(at: float, delta: float = delta) -> float:
+        def judge(at: float, delta: float = delta, order: float | None = order) -> float:
             history = history_of(price(at), uses)
+            if order is not None:
+                return rdp.filter_epsilon(history, order, delta, adjacency)
             return known_epsilon(history, delta, adjacency, accountant or best_accountant(history))
 
-        subject = _subject(price, uses, delta, adjacency, accountant) | _asked(wanted, tolerance)
-        table = cache.load(directory, subject, judge) if directory else {}
-        before = len(table)
-        search = _Search(judge, table, tolerance, "raise the budget" if delta else "give a delta above 0")
-        search.serve(wanted, partial(_report, progress, served, len(budgets)))
-        if directory and len(table) > before:
-            cache.save(directory, subject, table)
-        scale[rows], certified[rows] = search.answers(wanted)
-        for used in np.unique(scale[rows]):  # so that a ledger need not compute again what a table on disk knew
-            history = history_of(price(float(used)), uses)
-            remember(history, delta, adjacency, accountant or best_accountant(history), table[float(used)])
-        served += len(rows)
+        ladder = _Ladder(judge, tolerance, "raise the budget" if delta else "give a delta above 0")
+        subject = {
+            "price": [canonical(price(probe)) for probe in _PROBES],
+            "uses": uses,
+            "delta": delta,
+            "adjacency": adjacency,
+            "accountant": accountant or "best" if order is None else f"filter of order {order}",
+            "tolerance": tolerance,
+        }
+        hints = cache.load(directory, subject) if directory else {}
+        sharing: dict[int, list[int]] = {}
+        for row in rows:
+            sharing.setdefault(ladder.step(budgets[row].epsilon), []).append(row)
+        found: dict[int, float] = {}
+        for step, sharers in sharing.items():
+            try:
+                at, cost = ladder.checked(step, hints.get(step)) or ladder.search(step)
+            except _OutOfReachError as problem:
+                raise InputError(f"epsilon {budgets[sharers[0]].epsilon:g} {problem}") from None
+            found[step], scale[sharers], certified[sharers] = at, at, cost
+            served += len(sharers)
+            if progress:
+                progress(served, len(budgets))
+        if directory and any(hints.get(step) != at for step, at in found.items()):
+            cache.save(directory, subject, hints | found)
     return Calibration(scale, certified)
 
 
@@ -92,13 +114,14 @@ def calibrate_each(
     uses: int,
     *,
     adjacency: Adjacency = "zero-out",
+    schedule: _Schedule = "fixed",
     directory: Path | None = None,
     progress: Progress | None = None,
 ) -> Calibration:
-    """Calibrate clients whose prices (scale, row) may differ; equal prices share one table."""
-    alike: dict[str, list[int]] = {}
+    """Calibrate clients whose prices (scale, row) may differ, each as if it were alone."""
+    alike: dict[tuple[DpEvent | str, ...], list[int]] = {}
     for row in range(len(budgets)):
-        alike.setdefault(canonical(price(_PROBES[0], row)), []).append(row)
+        alike.setdefault(tuple(_key(price(probe, row)) for probe in _PROBES[:2]), []).append(row)
     scale, certified = np.empty(len(budgets)), np.empty(len(budgets))
     served = 0
     for rows in alike.values():
@@ -112,6 +135,7 @@ def calibrate_each(
             uses,
             adjacency=adjacency,
             accountant=None,
+            schedule=schedule,
             directory=directory,
             progress=partial(_report, progress, served, len(budgets)) if progress else None,
         )
@@ -120,109 +144,107 @@ def calibrate_each(
     return Calibration(scale, certified)
 
 
-def _report(progress: Progress | None, earlier: int, total: int, served: int, _: int = 0) -> None:
-    if progress:
-        progress(earlier + served, total)
+def _key(event: DpEvent) -> DpEvent | str:
+    """What equal events have in common: themselves, unless they hold a list."""
+    try:
+        hash(event)
+    except TypeError:
+        return canonical(event)
+    return event
 
 
-def _subject(
-    price: Price, uses: int, delta: float, adjacency: Adjacency, accountant: Accountant | None
-) -> dict[str, Any]:
-    return {
-        "price": [canonical(price(probe)) for probe in _PROBES],
-        "uses": uses,
-        "delta": delta,
-        "adjacency": adjacency,
-        "accountant": accountant or "best",
-    }
+def _report(progress: Progress, earlier: int, total: int, served: int, _: int) -> None:
+    progress(earlier + served, total)
 
 
-def _asked(wanted: NDArray[np.float64], tolerance: float) -> dict[str, Any]:
-    """What a table was made for. Where the search looks depends on it, so a table made for other budgets, which would
-    serve as well, would give other answers: the same run must not differ by what was calibrated before it."""
-    distinct = np.unique(wanted)
-    return {"budgets": hashlib.sha256(distinct.tobytes()).hexdigest(), "tolerance": tolerance}
+class _OutOfReachError(Exception):
+    """No scale of any use costs this ε."""
 
 
-class _Search:
-    """A growing table of scales and their ε, steered to where budgets are."""
+class _Ladder:
+    """Steps of ε, each a fixed share below the next, and the search for the scale of one of them.
 
-    def __init__(
-        self, judge: Callable[[float], float], table: dict[float, float], tolerance: float, remedy: str
-    ) -> None:
-        self.judge, self.table, self.tolerance = judge, table, tolerance
-        self.remedy = remedy  # where no noise is enough
+    Every search sees only what it computed itself and fixed scales, so that it ends at the same scale in any company.
+    """
 
-    def serve(self, wanted: NDArray[np.float64], progress: Callable[[int], None]) -> None:
-        """Add entries until every wanted ε has one just below it.
+    def __init__(self, judge: Callable[[float], float], tolerance: float, remedy: str) -> None:
+        self.judge, self.tolerance, self.remedy = judge, tolerance, remedy  # the remedy where no noise is enough
+        self.fixed: dict[int, float] = {}  # ε of the fixed scales
+        self.width = -math.log1p(-_LOWERED * tolerance)
 
-        A few passes are enough unless a price jumps; then the entry below the jump has to do.
-        """
-        self._bracket(float(wanted.min()), float(wanted.max()))
-        targets = np.unique(wanted)
-        for _ in range(4):
-            targets = targets[self.answers(targets)[1] < (1 - self.tolerance) * targets]
-            progress(len(wanted) - len(targets))
-            # One entry just below the lowest target serves all targets up to 1/(1 − tolerance) above it.
-            reach = 0.0
-            for target in targets:
-                if target > reach:
-                    reach = self._approach(float(target)) / (1 - self.tolerance)
+    def step(self, epsilon: float) -> int:
+        """The highest step at or below an ε."""
+        step = math.ceil(math.log(epsilon) / self.width) + 1
+        while self.level(step) > epsilon:
+            step -= 1
+        return step
 
-    def answers(self, wanted: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """For each wanted ε the entry with the largest ε not above it."""
-        entries = sorted((value, scale) for scale, value in self.table.items() if math.isfinite(value))
-        values = np.array([value for value, _ in entries])
-        scales = np.array([scale for _, scale in entries])
-        place = np.searchsorted(values, wanted, side="right") - 1
-        found = place >= 0
-        return np.where(found, scales[place], np.nan), np.where(found, values[place], 0.0)
+    def level(self, step: int) -> float:
+        return math.exp(step * self.width)
 
-    def _bracket(self, lowest: float, highest: float) -> None:
-        at = 1.0
-        while self._value(at) > lowest * (1 - self.tolerance / 2):
-            at *= 2
-            if at > _LARGEST:
-                raise InputError(f"epsilon {lowest:g} cannot be reached however large the noise; {self.remedy}")
-        at = 1.0
-        while self._value(at) < highest:
-            at /= 2 ** (1 if at > 0.25 else 0.25)
-            if at < _SMALLEST:
-                raise InputError(f"epsilon {highest:g} is more than this price can cost; lower the budget")
+    def least(self, step: int) -> float:
+        """The ε below which a scale has too much noise for a step."""
+        return self.level(step) * (1 - (1 - _LOWERED) * self.tolerance)
 
-    def _approach(self, target: float) -> float:
-        """Add an entry within tolerance below the target; return its ε."""
-        for aim in (0.2, 0.2, 0.5, 0.5, 0.5, 0.5):
-            value = self._value(self._guess(target * (1 - aim * self.tolerance)))
-            if (1 - self.tolerance) * target <= value <= target:
-                return value
+    def checked(self, step: int, scale: float | None) -> tuple[float, float] | None:
+        """A scale that was kept and what it costs, computed now, if that is within the step; else nothing."""
+        if scale is None or not _scale(_FIRST - 1) <= scale <= _scale(_LAST):
+            return None
+        value = self.judge(scale)
+        return (scale, value) if self.least(step) <= value <= self.level(step) else None
+
+    def search(self, step: int) -> tuple[float, float]:
+        """The scale for a step, and what it costs."""
+        level, least = self.level(step), self.least(step)
+        first = self._bracket(level)
+        table = {_scale(place): self._at(place) for place in range(first - 1, first + 3) if _FIRST <= place <= _LAST}
+        above, below = _scale(first), _scale(first + 1)  # their ε are above the step, and at or below it
+        for _ in range(6):
+            guess = _between(table, above, below, (least + level) / 2)
+            table[guess] = value = self.judge(guess)
+            if least <= value <= level:
+                return guess, value
+            above, below = (guess, below) if value > level else (above, guess)
         # The curve is steeper than interpolation can follow: halve the bracket, keeping the sound side.
-        low, high = self._around(target)
-        while (1 - self.tolerance) * target > self.table[high] and high - low > 1e-12 * high:
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if self._value(middle) > target else (low, middle)
-        return self.table[high]
+        while table[below] < least and below - above > 1e-12 * below:
+            middle = math.sqrt(above * below)
+            table[middle] = self.judge(middle)
+            above, below = (middle, below) if table[middle] > level else (above, middle)
+        return below, table[below]
 
-    def _guess(self, aim: float) -> float:
-        """Where ε should equal `aim`, from a monotone curve through the entries, log against log.
+    def _bracket(self, level: float) -> int:
+        """The fixed scale whose ε is above a level while that of the next is not."""
+        low, high = -_APART, 0
+        while self._at(high) > level:
+            if high == _LAST:
+                raise _OutOfReachError(f"cannot be reached however large the noise; {self.remedy}")
+            low, high = high, min(high + 2 * max(_APART, high), _LAST)
+        while self._at(low) <= level:
+            if low <= _FIRST:
+                raise _OutOfReachError("is more than this price can cost; lower the budget")
+            low, high = low - _APART, low
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._at(middle) > level else (low, middle)
+        return low
 
-        Beyond the least ε above 0 a curve says nothing: then, between the entries around it.
-        """
-        entries = sorted((math.log(v), math.log(s)) for s, v in self.table.items() if 0 < v < math.inf)
-        if len(entries) < 2 or math.log(aim) < entries[0][0]:
-            return math.sqrt(math.prod(self._around(aim)))
-        x, y = np.array(entries).T
-        keep = np.append(True, np.diff(x) > 1e-12)
-        x, y = x[keep], y[keep]
-        nearest = slice(max(0, int(np.searchsorted(x, math.log(aim))) - 4), int(np.searchsorted(x, math.log(aim))) + 4)
-        return math.exp(float(PchipInterpolator(x[nearest], y[nearest])(math.log(aim))))
+    def _at(self, place: int) -> float:
+        if place not in self.fixed:
+            self.fixed[place] = self.judge(_scale(place))
+        return self.fixed[place]
 
-    def _around(self, target: float) -> tuple[float, float]:
-        """The nearest scales with ε above the target, and at or below it."""
-        above = max(scale for scale, value in self.table.items() if value > target)
-        return above, min(scale for scale, value in self.table.items() if value <= target)
 
-    def _value(self, scale: float) -> float:
-        if scale not in self.table:
-            self.table[scale] = self.judge(scale)
-        return self.table[scale]
+def _scale(place: int) -> float:
+    return float(2.0 ** (place / _APART))
+
+
+def _between(table: dict[float, float], above: float, below: float, aim: float) -> float:
+    """Where ε should equal `aim`, by the cubic through the nearest entries, log against log; else half-way."""
+    entries = [(math.log(value / aim), math.log(scale)) for scale, value in table.items() if 0 < value < math.inf]
+    nearest = sorted(entries, key=lambda entry: abs(entry[0]))[:4]
+    guess = math.sqrt(above * below)
+    if len(nearest) > 1 and len({x for x, _ in nearest}) == len(nearest):
+        weights = (math.prod(other / (other - x) for other, _ in nearest if other != x) for x, _ in nearest)
+        curve = sum(weight * y for weight, (_, y) in zip(weights, nearest, strict=True))
+        guess = math.exp(min(max(curve, math.log(above)), math.log(below)))
+    return guess if above < guess < below else math.sqrt(above * below)

@@ -1,10 +1,4 @@
-"""Privacy as values: the events our mechanisms cost, and the normal form every judge reads.
-
-Events are dp-accounting's, plus three of ours. Everywhere in polyeps a Gaussian's `noise_multiplier` is the
-standard deviation divided by the *clip norm*, whatever the adjacency: under replace-one a value can move by
-twice the clip norm, and it is the judge that knows this. (The library's own accountants disagree with each
-other here, which is why none of its events reaches them unless this package has translated it.)
-"""
+"""Events in normal form, and as JSON: what every accountant reads, and what a ledger writes."""
 
 import json
 import math
@@ -17,88 +11,53 @@ import attrs
 import dp_accounting as dp
 from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 
+from polyeps.accounting.kinds import (
+    KNOWN,
+    NAMES,
+    DiscreteGaussianSumDpEvent,
+    FixedSize,
+    Gaussian,
+    Poisson,
+    PureDpEvent,
+    RareFailureDpEvent,
+    SkellamDpEvent,
+    TogetherDpEvent,
+    Truncated,
+    check_adjacency,
+    check_event,
+    check_uses,
+    is_whole,
+)
 from polyeps.errors import InputError, UnknownEvent
 
+__all__ = [
+    "KNOWN",
+    "DiscreteGaussianSumDpEvent",
+    "FixedSize",
+    "Gaussian",
+    "History",
+    "Poisson",
+    "PureDpEvent",
+    "RareFailureDpEvent",
+    "SkellamDpEvent",
+    "TogetherDpEvent",
+    "Truncated",
+    "canonical",
+    "check_adjacency",
+    "check_event",
+    "check_uses",
+    "describe",
+    "fold",
+    "history_of",
+    "is_pure",
+    "on_one_sample",
+    "pure_sum",
+    "split_clip_bit",
+    "understand",
+    "without_failures",
+]
+
 History = Mapping[DpEvent, int]  # what was done, and how often
-
-
-@attrs.frozen
-class PureDpEvent(DpEvent):
-    """A release whose probabilities change by at most e^epsilon, whatever two inputs are compared."""
-
-    epsilon: float
-
-
-@attrs.frozen
-class SkellamDpEvent(DpEvent):
-    """Sum of integer vectors plus Skellam noise; sensitivities and variance are in grid units.
-
-    For integer vectors v_i with ‖v_i‖₁ ≤ l1_sensitivity and ‖v_i‖₂ ≤ l2_sensitivity and noise
-    z ~ Skellam of the given variance in each coordinate, the release is Σ v_i + z.
-    """
-
-    l1_sensitivity: float
-    l2_sensitivity: float
-    variance: float
-
-
-@attrs.frozen
-class DiscreteGaussianSumDpEvent(DpEvent):
-    """Sum of integer vectors to which each of `agents` honest clients added discrete Gaussian noise.
-
-    `deviation` is one agent's, in grid units like the sensitivity. A sum of discrete Gaussians is only nearly
-    a discrete Gaussian, and the price of that grows with the dimension.
-    """
-
-    l2_sensitivity: float
-    deviation: float
-    agents: int
-    dimension: int
-
-
-@attrs.frozen
-class TogetherDpEvent(DpEvent):
-    """Several releases about one sample, integer noise among them: whoever was drawn for one was drawn for all.
-
-    So their costs add up before sampling amplifies them, not after.
-    """
-
-    events: tuple[DpEvent, ...] = attrs.field(converter=tuple)
-
-
-@attrs.frozen
-class RareFailureDpEvent(DpEvent):
-    """A release that reveals everything with a small probability, and nothing otherwise: it is (0, probability)-DP.
-
-    Its probability is taken from the δ of all that is released, whatever unit and adjacency are compared.
-    """
-
-    probability: float
-
-
-Gaussian = dp.GaussianDpEvent
-Poisson = dp.PoissonSampledDpEvent
-FixedSize = dp.SampledWithoutReplacementDpEvent
-Truncated = dp.TruncatedSubsampledGaussianDpEvent
-
-# All that a ledger may hold. Adding a line here is a promise that some judge can price it.
-KNOWN: dict[str, type[DpEvent]] = {
-    "none": dp.NoOpDpEvent,
-    "non-private": dp.NonPrivateDpEvent,
-    "gaussian": Gaussian,
-    "poisson": Poisson,
-    "fixed-size": FixedSize,
-    "truncated-poisson": Truncated,
-    "pure": PureDpEvent,
-    "skellam": SkellamDpEvent,
-    "discrete-gaussian-sum": DiscreteGaussianSumDpEvent,
-    "together": TogetherDpEvent,
-    "rare-failure": RareFailureDpEvent,
-    "repeat-and-select": RepeatAndSelectDpEvent,
-    "composed": dp.ComposedDpEvent,
-    "self-composed": dp.SelfComposedDpEvent,
-}
-_NAMES = {kind: name for name, kind in KNOWN.items()}
 
 
 def fold(*noise_multipliers: float) -> float:
@@ -107,6 +66,8 @@ def fold(*noise_multipliers: float) -> float:
     >>> fold(1.0, 1.0)
     0.7071067811865475
     """
+    if min(noise_multipliers) <= 0:
+        return 0.0
     return 1 / math.hypot(*(1 / sigma for sigma in noise_multipliers))
 
 
@@ -128,9 +89,14 @@ def split_clip_bit(noise_multiplier: float, clip_bit_sigma: float) -> float:
 
 
 def history_of(event: DpEvent, uses: int = 1) -> Counter[DpEvent]:
-    """Flatten an event tree into its steps and their counts, folding Gaussians that share a sample."""
+    """Flatten an event tree into its steps and their counts, folding Gaussians that share a sample.
+
+    Malformed events and counts are refused here, so that no accountant meets one.
+    """
+    check_event(event)
     history: Counter[DpEvent] = Counter()
-    _add(history, event, uses)
+    if times := check_uses(uses):
+        _add(history, event, times)
     return history
 
 
@@ -143,53 +109,42 @@ def _add(history: Counter[DpEvent], event: DpEvent, uses: int) -> None:
                 _add(history, part, uses)
         case dp.SelfComposedDpEvent():
             if event.count > 0:
-                _add(history, event.event, uses * _whole(event.count))
-        case Poisson(sampling_probability=0.0):
-            return
+                _add(history, event.event, uses * int(event.count))
         case Poisson(sampling_probability=1.0):
             _add(history, event.event, uses)
         case Poisson():
-            if not 0 < event.sampling_probability < 1:
-                raise InputError(f"a sampling rate must lie between 0 and 1, not {event.sampling_probability}")
             _add_sampled(history, event.event, uses, lambda inner: Poisson(event.sampling_probability, inner))
         case dp.RandomizedResponseDpEvent():
             # Trap X1: the library's PLD accountant forgets how often this event was repeated. Ours never
             # sees it: with k buckets and noise p the output odds are at most (1 - p + p/k) / (p/k).
             share = event.noise_parameter / event.num_buckets
             if share <= 0:
-                _add(history, dp.NonPrivateDpEvent(), uses)
+                history[dp.NonPrivateDpEvent()] += uses
             elif event.num_buckets > 1:
-                _add(history, PureDpEvent(math.log((1 - event.noise_parameter + share) / share)), uses)
+                history[PureDpEvent(math.log1p((1 - event.noise_parameter) / share))] += uses
         case Gaussian() if event.noise_multiplier == 0:
             history[dp.NonPrivateDpEvent()] += uses
         case FixedSize():
-            if not 0 < event.sample_size <= event.source_dataset_size:
-                raise InputError(f"cannot draw {event.sample_size} of {event.source_dataset_size} without replacement")
             size, drawn = event.source_dataset_size, event.sample_size
             _add_sampled(history, event.event, uses, lambda inner: FixedSize(size, drawn, inner))
+        case RepeatAndSelectDpEvent():
+            parts = [dp.SelfComposedDpEvent(step, times) for step, times in history_of(event.event).items()]
+            if parts:  # as a tuple in a fixed order, so that equal ones are counted together
+                inside = TogetherDpEvent(sorted(parts, key=repr))
+                history[RepeatAndSelectDpEvent(inside, event.mean, event.shape)] += uses
         case _:
-            if type(event) not in _NAMES:
-                raise UnknownEvent(f"no accountant here knows the event {type(event).__name__}")
-            for field in attrs.fields(type(event)):
-                value = getattr(event, field.name)
-                if isinstance(value, float | int) and not value >= 0:  # NaN fails this too
-                    raise InputError(f"{field.name} of a {_NAMES[type(event)]} event must be at least 0, not {value}")
             history[event] += uses
 
 
 def _add_sampled(history: Counter[DpEvent], event: DpEvent, uses: int, sampled: Callable[[DpEvent], DpEvent]) -> None:
-    """Add what is done to one sample. Failures reveal the sample too, so sampling makes them no cheaper."""
+    """Add what is done to one sample. Failures may reveal the data too, so sampling makes them no cheaper."""
     inside, failure = without_failures(history_of(event))
     if failure:
         history[RareFailureDpEvent(failure)] += uses
     if inside:
-        history[sampled(_as_one(inside))] += uses
-
-
-def _whole(count: float) -> int:
-    if int(count) != count:
-        raise InputError(f"an event can only be repeated a whole number of times, not {count}")
-    return int(count)
+        step = sampled(_as_one(inside))
+        if not (isinstance(step, Poisson) and step.sampling_probability == 0):
+            history[step] += uses
 
 
 def on_one_sample(event: DpEvent) -> DpEvent:
@@ -203,10 +158,10 @@ def on_one_sample(event: DpEvent) -> DpEvent:
 def _as_one(inside: Counter[DpEvent]) -> DpEvent:
     if dp.NonPrivateDpEvent() in inside:
         return dp.NonPrivateDpEvent()
-    if all(isinstance(step, Gaussian) for step in inside):
-        return Gaussian(fold(*(step.noise_multiplier / math.sqrt(uses) for step, uses in inside.items())))
     if len(inside) == 1 and inside.total() == 1:
         return next(iter(inside))
+    if all(isinstance(step, Gaussian) for step in inside):
+        return Gaussian(fold(*(step.noise_multiplier / math.sqrt(uses) for step, uses in inside.items())))
     if all(isinstance(step, Gaussian | SkellamDpEvent | DiscreteGaussianSumDpEvent) for step in inside):
         return TogetherDpEvent(sorted(inside.elements(), key=repr))
     raise UnknownEvent("only noisy sums can share one sample; account the others separately")
@@ -235,45 +190,60 @@ def pure_sum(history: History) -> float:
 
 def describe(event: DpEvent) -> dict[str, Any]:
     """An event as plain JSON data, the inverse of `understand`."""
-    if type(event) not in _NAMES:
-        raise UnknownEvent(f"no accountant here knows the event {type(event).__name__}")
-    return {"kind": _NAMES[type(event)]} | {
-        field.name.lstrip("_"): _plain(getattr(event, field.name)) for field in attrs.fields(type(event))
+    check_event(event)
+    return _described(event)
+
+
+def _described(event: DpEvent) -> dict[str, Any]:
+    if type(event) not in NAMES:
+        raise UnknownEvent(f"a {type(event).__name__} cannot be stored; use a pure event in its place")
+    return {"kind": NAMES[type(event)]} | {
+        field.name: _plain(getattr(event, field.name)) for field in attrs.fields(type(event))
     }
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, DpEvent):
-        return describe(value)
+        return _described(value)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value.item() if hasattr(value, "item") else value
+    return int(value) if is_whole(value) else float(value)
 
 
 def understand(data: Mapping[str, Any]) -> DpEvent:
-    """Rebuild an event from its description; what is not known is refused.
+    """Rebuild an event from its description; what is unknown or malformed is refused.
 
     >>> understand(describe(Poisson(0.01, Gaussian(2.0))))
     PoissonSampledDpEvent(sampling_probability=0.01, event=GaussianDpEvent(noise_multiplier=2.0))
     """
+    try:
+        event = _rich(data)
+    except RecursionError:
+        raise InputError("the description of an event is nested too deeply") from None
+    check_event(event)
+    return event
+
+
+def _rich(data: Any) -> DpEvent:
+    if not isinstance(data, Mapping):
+        raise InputError(f"an event is described by an object with a kind, not by {type(data).__name__}")
     kind = data.get("kind")
-    if kind not in KNOWN:
+    if not isinstance(kind, str) or kind not in KNOWN:
         raise UnknownEvent(f"no accountant here knows an event of kind {kind!r}")
-    fields = {name: _rich(value) for name, value in data.items() if name != "kind"}
+    fields = {name: value for name, value in data.items() if name != "kind"}
+    if "event" in fields:
+        fields["event"] = _rich(fields["event"])
+    if isinstance(fields.get("events"), list | tuple):
+        fields["events"] = [_rich(item) for item in fields["events"]]
     try:
         return KNOWN[kind](**fields)
     except TypeError as problem:
         raise InputError(f"the description of a {kind} event is malformed: {problem}") from None
 
 
-def _rich(value: Any) -> Any:
-    if isinstance(value, dict):
-        return understand(value)
-    return [_rich(item) for item in value] if isinstance(value, list) else value
-
-
 def canonical(event: DpEvent) -> str:
     """One string per event, the same on every machine: the key of caches and the text that is hashed."""
+    check_event(event)
     try:
         return _remembered(event)
     except TypeError:  # a composition holds a list and cannot be a key
@@ -281,7 +251,7 @@ def canonical(event: DpEvent) -> str:
 
 
 def _spell(event: DpEvent) -> str:
-    return json.dumps(describe(event), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return json.dumps(_described(event), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 _remembered = lru_cache(maxsize=1 << 14)(_spell)  # a cohort pays the same events round after round

@@ -72,7 +72,10 @@ def _smooth(step: DpEvent) -> DpEvent:
     match step:
         case DiscreteGaussianSumDpEvent():
             deviation = math.sqrt(step.agents * step.deviation**2 - ROUNDING**2)
-            return Gaussian(MARGIN * deviation / step.l2_sensitivity)
+            multiplier = MARGIN * deviation / step.l2_sensitivity
+            if not math.isfinite(multiplier):
+                raise OverflowError
+            return Gaussian(multiplier)
         case Poisson(event=DiscreteGaussianSumDpEvent() | TogetherDpEvent()):
             inside = step.event.events if isinstance(step.event, TogetherDpEvent) else (step.event,)
             return Poisson(step.sampling_probability, on_one_sample(dp.ComposedDpEvent([*map(_smooth, inside)])))

@@ -1,13 +1,15 @@
-"""The exact judge: privacy loss distributions, discretised so that what is printed is an upper bound.
+"""The exact accountant: privacy loss distributions, discretised so that what is printed is an upper bound.
 
-Each step's profile is put on a grid by "connect the dots" (chords in e^ε, which can only raise δ), and all steps
-are composed in one Fourier transform per direction. The grid is as fine as the composition needs: discretising
-adds about interval²/6 of variance per step, and the interval keeps that below a fixed share of the variance of
-the whole. Mass outside the tabulated window, and the rounding of the transform, count as infinite loss.
+Each step's profile is put on a grid by "connect the dots" (chords in e^ε, which can only raise δ), and all steps are
+composed in one Fourier transform per direction. Before that the losses are tilted, weighted by e^(θ·loss), so that
+those that decide about δ are the likely ones: then rounding errors are small beside δ, however small it is, and the
+window need hold little else. The grid is as fine as the answer needs: it is compared with one twice as coarse. Mass
+outside the window, and the rounding of the transform, count as infinite loss.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from dp_accounting.dp_event import DpEvent
@@ -21,12 +23,16 @@ from polyeps.accounting.open_cohorts import with_draws_known
 from polyeps.accounting.profiles import Array, Delta, Profile, is_private, profile, second_moment
 from polyeps.core import Adjacency, clip_norms_moved
 
-VARIANCE_ADDED = 2e-4  # relative; raises ε by about half of it
-_MOST_POINTS = 1 << 22  # a coarser grid is still an upper bound; an endless one is no answer
+TOLERANCE = 5e-4  # of ε, roughly: what the grid may add to it
+_MOST_POINTS = 1 << 20  # a coarser grid is still an upper bound; an endless one is no answer
+_LONGEST = 1 << 19  # points of one step's grid
+_FEWEST = 50  # intervals in ε
 _FAR = 1e6  # of the sum of all releases, in deviations: beyond it, losses of a sampled one have not digits enough
-_WINDOW_MASS = 1e-16  # probability left outside the window, on either side
-# Deviations of a tail bound, as multiples of 1/spread: small ones for heavy tails, large ones for Gaussian tails.
-_TILTS = np.geomspace(0.5, 30, 8)
+_CUT = 1e-6  # of δ: what may be lost to the cut of single losses, and again to the window
+_BEYOND = 1e-13  # of the tilted distribution, left on either side of the window
+_FORGOTTEN = 45.0  # losses with weights below e^−45 may be rounded up
+_ONE_BY_ONE = 1 << 20  # pure steps whose numbers of flips are enumerated
+_SMALL = 0.02  # of the spread: an ε smaller than this need not be found more precisely than this
 
 
 def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
@@ -42,7 +48,7 @@ def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
         return pure_sum(steps)
     if len(steps) == 1:
         ((step, uses),) = steps.items()
-        if isinstance(step, PureDpEvent):
+        if isinstance(step, PureDpEvent) and uses <= _ONE_BY_ONE:
             return pure_epsilon(step.epsilon, uses, delta)
         if isinstance(step, Gaussian):
             return gaussian_epsilon(clip_norms_moved(adjacency) / step.noise_multiplier, delta)
@@ -56,17 +62,19 @@ def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
 
 
 def _on_a_grid(steps: History, delta: float, adjacency: Adjacency) -> float:
-    pairs = [(profile(step, adjacency), uses) for step, uses in steps.items()]
+    total = sum(steps.values())
+    pairs = [(profile(step, adjacency, _CUT * delta / total), uses) for step, uses in steps.items()]
+    if total == 1:
+        return min(max(_inverse(pairs[0][0].remove, delta), _inverse(pairs[0][0].add, delta)), pure_sum(steps))
     spread = math.sqrt(sum(uses * second_moment(step, adjacency) for step, uses in steps.items()))
-    interval = spread * math.sqrt(6 * VARIANCE_ADDED / sum(steps.values()))
-    answer = _both_ways(pairs, delta, interval, spread)
-    if answer < spread / 10:  # a large δ: ε is small beside the spread, so the grid must be finer
-        answer = _both_ways(pairs, delta, interval / 10, spread)
+    answer = _composed_epsilon(pairs, delta, spread)
+    if not all(pair.symmetric for pair, _ in pairs):
+        answer = max(answer, _composed_epsilon([(pair.reversed(), uses) for pair, uses in pairs], delta, spread))
     return min(answer, pure_sum(steps))
 
 
 def pure_epsilon(step_epsilon: float, uses: int, delta: float) -> float:
-    """Optimal composition of equal pure-ε steps, exactly.
+    """Optimal composition of equal pure-ε steps, roughly.
 
     The worst case is randomised response: δ(x) = Σₗ Bin(uses, 1/(1+e^ε))(l)·(1 − e^(x − (uses−2l)ε))₊, which
     between its kinks is linear in e^x, so it is inverted in closed form.
@@ -78,8 +86,8 @@ def pure_epsilon(step_epsilon: float, uses: int, delta: float) -> float:
     log_choices = gammaln(uses + 1) - gammaln(flipped + 1) - gammaln(uses - flipped + 1)
     log_weight = log_choices + (uses - flipped) * step_epsilon - uses * np.logaddexp(0, step_epsilon)
     loss = (uses - 2 * flipped) * step_epsilon
-    found = _invert(loss[::-1], np.exp(log_weight)[::-1], np.exp(log_weight - loss)[::-1], 0.0, delta)
-    return min(found, uses * step_epsilon)
+    mass, scaled = np.exp(log_weight)[::-1], np.exp(log_weight - loss)[::-1]
+    return min(_invert(loss[::-1], mass, scaled, np.zeros(uses + 1), delta), uses * step_epsilon)
 
 
 def _merge_gaussians(history: History) -> dict[DpEvent, int]:
@@ -91,107 +99,259 @@ def _merge_gaussians(history: History) -> dict[DpEvent, int]:
     return {step: uses for step, uses in steps.items() if not (isinstance(step, PureDpEvent) and step.epsilon == 0)}
 
 
-def _both_ways(pairs: Sequence[tuple[Profile, int]], delta: float, interval: float, spread: float) -> float:
-    widest = max(pair.highest_remove + pair.highest_add for pair, _ in pairs)
-    interval = max(interval, widest / _MOST_POINTS)
-    remove = _composed_epsilon(pairs, delta, interval, spread)
-    if all(pair.symmetric for pair, _ in pairs):
-        return remove
-    return max(remove, _composed_epsilon([(pair.reversed(), uses) for pair, uses in pairs], delta, interval, spread))
+def _inverse(delta_at: Delta, delta: float) -> float:
+    """The ε at which one step's δ is small enough, from above."""
+    low, high = 0.0, 1.0
+    if delta_at(np.zeros(1))[0] <= delta:
+        return 0.0
+    while delta_at(np.array([high]))[0] > delta:
+        low, high = high, 2 * high
+    for _ in range(10):
+        grid = np.linspace(low, high, 65)
+        place = int(np.argmax(delta_at(grid[1:]) <= delta))
+        low, high = float(grid[place]), float(grid[place + 1])
+    return high
 
 
-def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, interval: float, spread: float) -> float:
+@dataclass(frozen=True)
+class _Losses:
+    """The losses of one step: masses at some losses; the rest is infinite."""
+
+    at: Array
+    mass: Array
+    infinite: float
+    uses: int
+
+    def cumulant(self, tilt: float) -> float:
+        """log E[e^(tilt·loss)] of all uses."""
+        exponent = tilt * self.at
+        top = float(max(exponent[0], exponent[-1]))
+        if min(exponent[0], exponent[-1]) > -1 and top < 1:  # hardly any tilt: keep the digits
+            return self.uses * math.log1p(float(np.sum(self.mass * np.expm1(exponent))) - self.infinite)
+        # not a dot product: BLAS would start threads for it, and wait for them on a busy machine
+        return self.uses * (top + math.log(float(np.sum(self.mass * np.exp(exponent - top)))))
+
+    def tilted(self, tilt: float) -> Array:
+        return self.mass * np.exp(tilt * self.at - self.cumulant(tilt) / self.uses)
+
+
+def _cumulant(losses: Sequence[_Losses], tilt: float) -> float:
+    return sum(each.cumulant(tilt) for each in losses)
+
+
+def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, spread: float) -> float:
     """ε of all steps in one direction."""
-    while True:
-        tables = [(*_connect_dots(pair, interval), uses) for pair, uses in pairs]
-        first, last = _window(tables, spread / interval)
-        if last - first < _MOST_POINTS:
-            break
-        interval *= 1.1 * (last - first) / _MOST_POINTS
-    size = next_fast_len(last - first + 1, real=True)
-    mass = np.roll(_convolve(tables, size), sum(uses * start for start, _, _, uses in tables) - first)
-    log_finite = sum(uses * math.log1p(-infinite) for _, _, infinite, uses in tables)
-    rounding = 1e-16 * (100 + sum(uses for *_, uses in tables))
-    loss = (first + np.arange(size)) * interval
+    uses = sum(uses for _, uses in pairs)
+    rough = [_spaced(pair, n, 1e-4 * spread / math.sqrt(uses)) for pair, n in pairs]
+    tilt, bound = _least(lambda at: _cumulant(rough, at) - math.log(delta), 1 / spread)
+    hazard, tilt = 1 + tilt, tilt * max(0.05, 1 - math.sqrt(2 / max(-math.log10(delta), 2)))  # lifts δ above rounding
+    answer, wanted, finest = math.inf, max(bound, _SMALL * spread), 0.0
+    interval = min(6 * TOLERANCE * wanted, math.sqrt(12 * TOLERANCE * wanted / (uses * hazard)))
+    for _ in range(12):
+        fine, coarse = zip(*(_gridded(pair, n, interval, _FORGOTTEN / tilt) for pair, n in pairs), strict=True)
+        # What a grid twice as coarse would add to ε if losses were many and small: no less than this one has added.
+        excess = (_cumulant(coarse, tilt) - _cumulant(fine, tilt)) / tilt * max(1.0, hazard / (1 + tilt))
+        finest = max(finest, interval * max(len(each.mass) for each in fine) / _LONGEST)
+        if excess <= TOLERANCE * wanted or interval <= 1.1 * finest:
+            found = _tilted_epsilon(fine, rough, delta, tilt, interval)
+            if found.points > _MOST_POINTS:
+                interval = finest = interval * 1.1 * found.points / _MOST_POINTS
+                continue
+            answer = min(answer, found.epsilon)
+            if answer == 0:
+                break
+            if not math.isfinite(answer):
+                tilt /= 2
+                continue
+            wanted = max(answer, _SMALL * spread)
+            better = _towards(rough, answer, 1 / spread) if found.blurred else tilt
+            if not 0.9 < better / tilt < 1.1:
+                tilt = better
+                continue
+            excess, hazard = excess * max(found.hazard, 1 + tilt) / max(hazard, 1 + tilt), found.hazard
+            excess = max(excess, TOLERANCE * _FEWEST * interval)  # of ε, a few intervals show nothing
+            if excess <= 1.5 * TOLERANCE * wanted or interval <= 1.1 * finest:
+                break
+        interval = max(finest, interval * max(0.2, 0.8 * math.sqrt(TOLERANCE * wanted / excess)))
+    return answer
+
+
+@dataclass(frozen=True)
+class _Found:
+    epsilon: float
+    hazard: float  # how fast δ falls there: it is what a wider distribution adds to ε
+    points: int  # of the window; nothing was computed if they are too many
+    blurred: bool  # errors of the transform were a notable part of δ: another tilt would do better
+
+
+def _tilted_epsilon(
+    losses: Sequence[_Losses], rough: Sequence[_Losses], delta: float, tilt: float, interval: float
+) -> _Found:
+    """ε of a composition, by the transform of its tilted losses."""
+    total, cut = _cumulant(losses, tilt), math.log(_CUT * delta)
+    base, beyond = _cumulant(rough, tilt), math.log(_BEYOND)
+    up, _ = _least(lambda at: _cumulant(rough, at) - cut, tilt)
+    over, _ = _least(lambda at: _cumulant(rough, tilt + at) - base - beyond, tilt)
+    down, _ = _least(lambda at: _cumulant(rough, tilt - at) - base - beyond, tilt)
+    # The first is what makes the answer sound; where the tilted losses end, what is beyond would only raise it.
+    top = max((_cumulant(losses, up) - cut) / up, (_cumulant(losses, tilt + over) - total - beyond) / over)
+    bottom = -(_cumulant(losses, tilt - down) - total - beyond) / down
+    firsts = sum(each.uses * round(each.at[0] / interval) for each in losses)
+    lasts = sum(each.uses * round(each.at[-1] / interval) for each in losses)
+    first, last = max(math.floor(bottom / interval), firsts), min(math.ceil(top / interval), lasts)
+    size = last - first + 1
+    if size > _MOST_POINTS:
+        return _Found(math.inf, 0.0, size, True)
+    size = next_fast_len(max(size, 2), real=True)
+    likely = np.roll(_convolve(losses, tilt, size), (firsts - first) % size)
+    decay = min(size, 1 + 1 / (2 * tilt * interval))  # losses that count, at most
+    rounding = 1e-15 * (100 + 4 * sum(each.uses for each in losses)) * math.sqrt(float(np.sum(likely**2)) * decay)
+    loss = interval * (first + np.arange(size))
     kept = loss > -2 * interval  # negative ε is of no interest
-    loss, mass = loss[kept], mass[kept]
-    scaled = mass * np.exp(np.minimum(-loss, 700.0))  # the cap raises δ
-    return _invert(loss, mass, scaled, -math.expm1(log_finite) + 2 * _WINDOW_MASS + rounding, delta)
+    loss, likely = loss[kept], likely[kept]
+    if not len(loss):
+        return _Found(0.0, 0.0, size, False)
+    factor = np.exp(np.minimum(total - tilt * loss, 700.0))  # what undoes the tilt; the cap is far above any mass
+    mass = likely * factor
+    infinite = -math.expm1(sum(each.uses * math.log1p(-each.infinite) for each in losses))
+    blur = (_BEYOND + rounding) * factor
+    answer = _invert(loss, mass, mass * np.exp(np.minimum(-loss, 700.0)), infinite + _CUT * delta + blur, delta)
+    answer = min(answer, max(0.0, lasts * interval)) if infinite <= delta else math.inf
+    if not math.isfinite(answer):
+        return _Found(answer, 0.0, size, True)
+    place = max(0, int(np.searchsorted(loss, answer, side="right")) - 1)
+    density = float(np.mean(mass[place : place + 9])) / interval
+    left = float(np.sum(mass[place:] * np.exp(answer - loss[place:])))
+    blurred = (place == 0 < loss[0]) or bool(blur[place] > 1e-4 * delta)
+    return _Found(answer, density / left if left > 0 else 0.0, size, blurred)
 
 
-def _convolve(tables: Sequence[tuple[int, Array, float, int]], size: int) -> Array:
-    """Masses of the sum of all losses, counted from the sum of the first indices and modulo `size`."""
+def _least(cost: Callable[[float], float], start: float) -> tuple[float, float]:
+    """The s > 0 with the least cost(s)/s, and that: golden section of log s, where it falls and then rises."""
+
+    def value(log_s: float) -> float:
+        s = math.exp(log_s)
+        return cost(s) / s
+
+    low, middle, high = (math.log(start) + step for step in (-1.5, 0.0, 1.5))
+    at_low, at_middle, at_high = value(low), value(middle), value(high)
+    for _ in range(60):
+        if at_low < at_middle:
+            low, middle, high = low - 1.5, low, middle
+            at_low, at_middle, at_high = value(low), at_low, at_middle
+        elif at_high < at_middle - 1e-3 * abs(at_middle):  # where losses are bounded it may fall for ever
+            low, middle, high = middle, high, high + 1.5
+            at_low, at_middle, at_high = at_middle, at_high, value(high)
+        else:
+            break
+    while high - low > 0.05:
+        left = middle - low > high - middle
+        new = middle + 0.38 * ((low if left else high) - middle)
+        at_new = value(new)
+        if at_new < at_middle:
+            low, high = (low, middle) if left else (middle, high)
+            middle, at_middle = new, at_new
+        elif left:
+            low = new
+        else:
+            high = new
+    return math.exp(middle), at_middle
+
+
+def _towards(losses: Sequence[_Losses], loss: float, scale: float) -> float:
+    """The tilt under which a loss is the mean one; hardly any where it is already above the mean."""
+
+    def mean(tilt: float) -> float:
+        return (_cumulant(losses, 1.01 * tilt) - _cumulant(losses, 0.99 * tilt)) / (0.02 * tilt)
+
+    low, high = 1e-4 * scale, scale
+    while mean(high) < loss and high < 1e6 * scale:
+        high *= 2
+    for _ in range(12):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if mean(middle) < loss else (low, middle)
+    return high
+
+
+def _convolve(losses: Sequence[_Losses], tilt: float, size: int) -> Array:
+    """Masses of the sum of all tilted losses, counted from the sum of the first indices and modulo `size`."""
     log_magnitude, phase = np.zeros(size // 2 + 1), np.zeros(size // 2 + 1)
-    for _, mass, _, uses in tables:
-        spectrum = rfft(np.bincount(np.arange(len(mass)) % size, mass, size))
-        log_magnitude += uses * np.log(np.abs(spectrum) + 1e-300)
-        phase += uses * np.angle(spectrum)
+    for each in losses:
+        spectrum = rfft(np.bincount(np.arange(len(each.mass)) % size, each.tilted(tilt), size))
+        log_magnitude += each.uses * np.log(np.abs(spectrum) + 1e-300)
+        phase += each.uses * np.angle(spectrum)
     product = np.zeros(size // 2 + 1, dtype=complex)
     audible = log_magnitude > -80  # the rest adds nothing a double can hold
     product[audible] = np.exp(log_magnitude[audible]) * np.exp(1j * phase[audible])
     return np.maximum(irfft(product, size), 0.0)
 
 
-def _connect_dots(pair: Profile, interval: float) -> tuple[int, Array, float]:
-    """The grid distribution (first index, masses, infinite mass) whose profile is made of the given one's chords."""
-    up, infinite = _positive_losses(pair.remove, pair.highest_remove, interval)
-    down, _ = (up, 0.0) if pair.symmetric else _positive_losses(pair.add, pair.highest_add, interval)
-    down = down * np.exp(-interval * np.arange(1, len(down) + 1))  # seen from P instead of Q
-    at_zero = max(0.0, 1 - infinite - float(up.sum()) - float(down.sum()))
-    return -len(down), np.concatenate([down[::-1], [at_zero], up]), infinite
+def _gridded(pair: Profile, uses: int, interval: float, lowest: float) -> tuple[_Losses, _Losses]:
+    """One step's losses rounded up to multiples of `interval`, and of twice that; the lowest, up to −`lowest`."""
+
+    def grid(highest: float) -> Array:
+        return interval * np.arange(1 + 2 * max(1, math.ceil(highest / interval / 2)))
+
+    up, down = _tabulated(pair, grid(pair.highest_remove), grid(min(pair.highest_add, lowest)))
+    return _connected(up, down, uses), _connected(up[:, ::2], down[:, ::2], uses)
 
 
-def _positive_losses(delta: Delta, highest: float, interval: float) -> tuple[Array, float]:
-    """Masses at the losses interval, 2·interval, … and at infinity."""
-    grid = np.arange(max(2, math.ceil(highest / interval) + 1)) * interval
-    drop = -np.diff(np.minimum.accumulate(np.clip(delta(grid), 0.0, 1.0)), append=0.0)  # ≥ 0
-    infinite, drop[-1] = float(drop[-1]), 0.0
-    mass = (drop[:-1] - drop[1:] * math.exp(-interval)) / -math.expm1(-interval)  # any interval: e^−x never overflows
-    return np.maximum(mass, 0.0), infinite
+def _spaced(pair: Profile, uses: int, least: float) -> _Losses:
+    """One step's losses at steps of 2 %: a rough picture of them all with few points."""
+
+    def grid(highest: float) -> Array:
+        return np.append(0.0, least * np.exp(0.02 * np.arange(2 + max(0, math.ceil(50 * math.log(highest / least))))))
+
+    return _connected(*_tabulated(pair, grid(pair.highest_remove), grid(pair.highest_add)), uses)
 
 
-def _window(tables: Sequence[tuple[int, Array, float, int]], spread: float) -> tuple[int, int]:
-    """Grid indices outside which at most `_WINDOW_MASS` of the composition lies on either side (Chernoff)."""
-    first = sum(uses * start for start, _, _, uses in tables)
-    last = sum(uses * (start + len(mass) - 1) for start, mass, _, uses in tables)
-    highest, lowest = float(last), float(first)
-    for tilt in _TILTS / spread:
-        up = down = -math.log(_WINDOW_MASS)
-        for start, mass, _, uses in tables:
-            index = start + np.arange(len(mass))
-            up += uses * _log_sum(mass, tilt * index)
-            down += uses * _log_sum(mass, -tilt * index)
-        highest, lowest = min(highest, up / tilt), max(lowest, -down / tilt)
-    return math.floor(lowest), math.ceil(highest)
+def _tabulated(pair: Profile, up: Array, down: Array) -> tuple[Array, Array]:
+    """Both orders of a profile: losses from 0, and δ at each of them, which never rises."""
+
+    def table(delta: Delta, grid: Array) -> Array:
+        return np.stack([grid, np.minimum.accumulate(np.clip(delta(grid), 0.0, 1.0))])
+
+    rises = table(pair.remove, up)
+    return rises, rises if pair.symmetric and len(up) == len(down) else table(pair.add, down)
 
 
-def _log_sum(weight: Array, exponent: Array) -> float:
-    """log Σ weight·e^exponent without overflow."""
-    shift = max(exponent[0], exponent[-1])  # exponents are monotone
-    # not a dot product: BLAS would start threads for it, and wait for them on a busy machine
-    return float(shift + math.log(np.sum(weight * np.exp(exponent - shift)) + 1e-300))
+def _connected(up: Array, down: Array, uses: int) -> _Losses:
+    """The distribution whose profiles are the chords between tabulated ones (in e^ε)."""
+    rises, falls = _positive_losses(up), _positive_losses(down)
+    falls = falls * np.exp(-down[0, 1:])  # seen from P instead of Q
+    infinite = float(up[1, -1])
+    at_zero = max(0.0, 1 - infinite - float(rises.sum()) - float(falls.sum()))
+    at, mass = np.concatenate([-down[0, :0:-1], up[0]]), np.concatenate([falls[::-1], [at_zero], rises])
+    some = np.flatnonzero(mass)
+    held = slice(some[0], some[-1] + 1)
+    return _Losses(at[held], mass[held], infinite, uses)
 
 
-def _invert(loss: Array, mass: Array, scaled: Array, infinite: float, delta: float) -> float:
-    """The smallest ε ≥ 0 with infinite + Σ_{loss > ε} (mass − e^ε·scaled) ≤ δ, where scaled = mass·e^(−loss)."""
-    if infinite > delta:
-        return math.inf
-    if not len(loss):
-        return 0.0
-    above = infinite + np.cumsum(mass[::-1])[::-1]  # mass with at least this loss
+def _positive_losses(table: Array) -> Array:
+    """Masses at the tabulated losses above 0."""
+    gap, drop = np.minimum(np.diff(table[0]), 700.0), -np.diff(table[1])  # ≥ 0
+    mass = drop / -np.expm1(-gap)
+    mass[:-1] -= drop[1:] / np.expm1(gap[1:])
+    return np.maximum(mass, 0.0)
+
+
+def _invert(loss: Array, mass: Array, scaled: Array, errors: Array, delta: float) -> float:
+    """The smallest ε ≥ 0 with errors(ε) + Σ_{loss > ε} (mass − e^ε·scaled) ≤ δ, where scaled = mass·e^(−loss).
+
+    Errors are those at each loss, and fall with it.
+    """
+    above = np.cumsum(mass[::-1])[::-1]  # mass with at least this loss
     below = np.cumsum(scaled[::-1])[::-1]
     # δ at ε = loss, decreasing; the cap only matters where nothing is left below, and raises δ
-    at_loss = above - np.exp(np.minimum(loss, 700.0)) * below
+    at_loss = errors + above - np.exp(np.minimum(loss, 700.0)) * below
     met = at_loss <= delta
     if not met.any():
         return math.inf
     active = int(np.argmax(met))
-    lowest = float(loss[active - 1]) if active else 0.0
-    return max(0.0, lowest, min(_solve(above[active], below[active], delta), float(loss[active])))
-
-
-def _solve(above: float, below: float, delta: float) -> float:
-    """The ε at which above − e^ε·below = δ; infinite when `below` is too small for a double to hold."""
-    if above <= delta:
-        return 0.0
-    return math.log((above - delta) / below) if below > 0 else math.inf
+    if active == 0:
+        return max(0.0, float(loss[0]))
+    rest = above[active] + errors[active - 1] - delta
+    between = math.log(rest / below[active]) if rest > 0 and below[active] > 0 else math.inf
+    if rest <= 0:
+        between = 0.0
+    return max(0.0, float(loss[active - 1]), min(between, float(loss[active])))

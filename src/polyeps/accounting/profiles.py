@@ -14,7 +14,7 @@ import dp_accounting as dp
 import numpy as np
 from dp_accounting.dp_event import DpEvent
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr
+from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 from scipy.stats import binom
 
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, Truncated
@@ -24,8 +24,7 @@ from polyeps.errors import UnknownEvent
 Array = NDArray[np.floating[Any]]
 Delta = Callable[[Array], Array]  # ε ≥ 0 ↦ δ
 
-# Losses beyond this many standard deviations of noise are counted as infinite: a probability of 1e-25.
-TAIL = 10.5
+_WIDE = 10.5  # deviations of noise to integrate over
 _APART = 40.0  # deviations between two Gaussians beyond which hardly any outcome can be of both
 
 
@@ -51,29 +50,29 @@ def symmetric(delta: Delta, highest: float) -> Profile:
     return Profile(delta, delta, highest, highest)
 
 
-def profile(step: DpEvent, adjacency: Adjacency) -> Profile:
-    """The profile of one step; what has none is refused."""
+def profile(step: DpEvent, adjacency: Adjacency, cut: float) -> Profile:
+    """The profile of one step, tabulated until δ is at most `cut`; what has none is refused."""
     reach = clip_norms_moved(adjacency)
     match step:
         case PureDpEvent():
             return pure(step.epsilon)
         case Gaussian():
-            return sampled_gaussian(1.0, reach / step.noise_multiplier)
+            return sampled_gaussian(1.0, reach / step.noise_multiplier, cut)
         case Poisson(event=Gaussian()) if adjacency != "replace-one":
-            return sampled_gaussian(step.sampling_probability, 1 / step.event.noise_multiplier)
+            return sampled_gaussian(step.sampling_probability, 1 / step.event.noise_multiplier, cut)
         case Poisson(event=Gaussian()):
-            return sampled_replacement(step.sampling_probability, 1 / step.event.noise_multiplier)
+            return sampled_replacement(step.sampling_probability, 1 / step.event.noise_multiplier, cut)
         case FixedSize(event=Gaussian()) if adjacency == "replace-one":
             # The dominating pair of sampling without replacement (Zhu, Dong and Wang 2022) is as bad both ways.
             rate = step.sample_size / step.source_dataset_size
-            worse = sampled_gaussian(rate, reach / step.event.noise_multiplier)
+            worse = sampled_gaussian(rate, reach / step.event.noise_multiplier, cut)
             return symmetric(worse.remove, worse.highest_remove)
         case FixedSize():
             raise UnknownEvent(
                 f"fixed-size samples have no guarantee under {adjacency} adjacency; use Poisson sampling or replace-one"
             )
         case Truncated():
-            return truncated(step, adjacency)
+            return truncated(step, adjacency, cut)
     inner = getattr(step, "event", None)
     name = type(step).__name__ + (f" of {type(inner).__name__}" if inner is not None else "")
     raise UnknownEvent(f"the PLD accountant does not know {name} under {adjacency} adjacency; try the RDP accountant")
@@ -85,17 +84,30 @@ def pure(epsilon: float) -> Profile:
     return symmetric(lambda x: np.exp(x + log_share) * np.expm1(np.maximum(epsilon - x, 0.0)), epsilon)
 
 
+def _deviations(probability: float) -> float:
+    """How far out a standard normal is with this probability; no less than its mean."""
+    return max(0.0, -float(ndtri(min(probability, 0.5))))
+
+
 def _gaussian(mu: float, t: Array) -> Array:
-    """δ of N(μ,1) against N(0,1) at t."""
-    return ndtr(mu / 2 - t / mu) - np.exp(t + log_ndtr(-mu / 2 - t / mu))
+    """δ of N(μ,1) against N(0,1) at t: Φ(a) − e^t·Φ(−b), a and b = μ/2 ∓ t/μ.
+
+    As e^t·φ(b) = φ(a), both are e^(−a²/2)·erfcx(·/√2)/2; so far out no digits are lost to a difference of tiny numbers.
+    """
+    a, b = mu / 2 - t / mu, mu / 2 + t / mu
+    near = np.maximum(a, 0.0)
+    common = np.exp(-np.minimum(a * a, 1400.0) / 2) / 2
+    second = common * erfcx(b / math.sqrt(2))
+    return np.where(a > 0, ndtr(near) - second, common * erfcx(-np.minimum(a, 0.0) / math.sqrt(2)) - second)
 
 
-def sampled_gaussian(rate: float, mu: float) -> Profile:
+def sampled_gaussian(rate: float, mu: float, cut: float) -> Profile:
     """(1−q)·N(0,1) + q·N(μ,1) against N(0,1); rate 1 is the plain Gaussian.
 
     remove: q·δ_Gauss(t), e^t = 1 + (e^ε − 1)/q.    add: (1 − (1−q)e^ε)₊·δ_Gauss(−t), e^t = 1 − (1 − e^−ε)/q.
     """
-    highest = float(np.logaddexp(_log1m(rate), math.log(rate) + mu * (TAIL + mu / 2)))
+    tail = _deviations(cut / rate)  # as δ is at most q·Φ(−tail) there
+    highest = max(float(np.logaddexp(_log1m(rate), math.log(rate) + mu * (tail + mu / 2))), 0.0)
     if rate == 1:
         return symmetric(lambda epsilon: _gaussian(mu, epsilon), highest)
 
@@ -111,7 +123,7 @@ def sampled_gaussian(rate: float, mu: float) -> Profile:
     return Profile(remove, add, highest, -math.log1p(-rate))
 
 
-def sampled_replacement(rate: float, mu: float) -> Profile:
+def sampled_replacement(rate: float, mu: float, cut: float) -> Profile:
     """(1−q)·N(0,1) + q·N(μ,1) against (1−q)·N(0,1) + q·N(−μ,1): Poisson sampling, one value replaced.
 
     The loss grows with the outcome x; solving for it gives μx = ε/2 + asinh((1−q)/q·e^(μ²/2)·sinh(ε/2)).
@@ -126,34 +138,35 @@ def sampled_replacement(rate: float, mu: float) -> Profile:
         unsampled = ndtr(-x) - np.exp(epsilon + log_ndtr(-x))
         return (1 - rate) * unsampled + rate * (ndtr(mu - x) - np.exp(epsilon + log_ndtr(-mu - x)))
 
-    up, down = mu * (TAIL + mu / 2), -mu * (TAIL + 3 * mu / 2)
+    tail = _deviations(cut)
+    up, down = mu * (tail + mu / 2), -mu * (tail + 3 * mu / 2)
     log_q = math.log(rate)
     highest = np.logaddexp(_log1m(rate), log_q + up) - np.logaddexp(_log1m(rate), log_q + down)
     return symmetric(delta, float(highest))
 
 
-def truncated(step: Truncated, adjacency: Adjacency) -> Profile:
+def truncated(step: Truncated, adjacency: Adjacency, cut: float) -> Profile:
     """Poisson sampling with a largest batch: with the probability that the batch is cut, one unit displaces another.
 
     The two cases are a mixture of public weight, so their profiles mix too. A cut batch is charged as a
     replacement of twice the reach, sampled at the rate a unit survives the cut.
     """
     size, rate, cap = step.dataset_size, step.sampling_probability, step.truncated_batch_size
-    whole = profile(Poisson(rate, Gaussian(step.noise_multiplier)), adjacency)
+    whole = profile(Poisson(rate, Gaussian(step.noise_multiplier)), adjacency, cut)
     weight = float(binom.sf(cap - 1, size - 1, rate))
     if weight == 0:
         return whole
     kept = float(binom.sf(cap, size, rate)) * cap / weight / size
-    cut = sampled_replacement(min(kept, 1.0), 2 / step.noise_multiplier)
+    replaced = sampled_replacement(min(kept, 1.0), 2 / step.noise_multiplier, cut)
 
     def mixed(uncut: Delta) -> Delta:
-        return lambda epsilon: weight * cut.remove(epsilon) + (1 - weight) * uncut(epsilon)
+        return lambda epsilon: weight * replaced.remove(epsilon) + (1 - weight) * uncut(epsilon)
 
     return Profile(
         mixed(whole.remove),
         mixed(whole.add),
-        max(whole.highest_remove, cut.highest_remove),
-        max(whole.highest_add, cut.highest_add),
+        max(whole.highest_remove, replaced.highest_remove),
+        max(whole.highest_add, replaced.highest_add),
     )
 
 
@@ -175,7 +188,7 @@ def second_moment(step: DpEvent, adjacency: Adjacency) -> float:
         return (1 - rate) * (_log1m(rate) if rate < 1 else 0.0) ** 2 + rate * (
             (math.log(rate) + mu * mu / 2) ** 2 + mu * mu
         )
-    z = np.linspace(-TAIL, TAIL + mu, 2001)
+    z = np.linspace(-_WIDE, _WIDE + mu, 2001)
     density = (1 - rate) * np.exp(-z * z / 2) + rate * np.exp(-((z - mu) ** 2) / 2)
     loss = np.logaddexp(_log1m(rate), math.log(rate) + mu * z - mu * mu / 2)
     if rate < 0.1:  # the loss is a small difference: keep its digits

@@ -19,6 +19,7 @@ from polyeps.accounting.events import (
     PureDpEvent,
     SkellamDpEvent,
     TogetherDpEvent,
+    check_adjacency,
     history_of,
     pure_sum,
     without_failures,
@@ -36,6 +37,7 @@ ORDERS: tuple[float, ...] = (
     *(round(64 * 2 ** (step / 4)) for step in range(1, 29)),
 )
 FAILURE_SHARE = 1 / 16  # of δ, kept for rare failures under an adaptive schedule; costs others about 0.3 % of ε
+_MARGIN = 1 + 1e-9  # far above what rounding can take from a sum of positive terms
 _TOO_SMALL = 1e-3  # of a noise multiplier, to integrate by steps of 1e-4 or less
 
 
@@ -87,56 +89,90 @@ def _library(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> Ar
     """A step the library knows, translated into what it means there by a noise multiplier."""
     relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     if adjacency == "replace-one":
-        # Trap X2: the library's RDP divides by the sensitivity, ours (and its PLD) by the clip norm.
         relation = dp.NeighboringRelation.REPLACE_ONE
-        step = _per_sensitivity(step)
+    step = _translated(step, adjacency)
     judge = RdpAccountant(orders, relation)
     if not judge.supports(step):
         raise UnknownEvent(f"the RDP accountant does not know {type(step).__name__} under {adjacency} adjacency")
-    return np.asarray(judge.compose(step).rdp, dtype=float)
+    found = np.asarray(judge.compose(step).rdp, dtype=float)
+    # The library's sums for samples of fixed size are off by up to this; a Gaussian's cost is in closed form.
+    return found if isinstance(step, Gaussian) else np.maximum(found, 0.0) + 1e-11
 
 
 def sampled_gaussian(step: Poisson, alpha: Array) -> Array:
     """Rényi divergence of (1−q)·N(0,σ²) + q·N(1,σ²) from N(0,σ²), the worse of the two orders.
 
-    Whole orders are a binomial sum, which the library keeps; its series for the others is loose and need not
-    converge, so those are integrated: for this integrand the trapezoid rule is exact to rounding. Where noise is too
-    small for the steps of the rule, they have what they cost without sampling.
+    Whole orders are a binomial sum. The others are integrated: for this integrand the trapezoid rule is exact to
+    rounding. Both give e^((α−1)R) − 1, of terms that are all positive, so that rare draws have their digits too. Where
+    noise is too small for the steps of the rule, other orders have what they cost without sampling.
     """
-    whole = alpha == np.round(alpha)
-    result = np.empty(len(alpha))
-    if whole.any():
-        result[whole] = _library(step, "zero-out", alpha[whole].astype(int).tolist())
     rate, sigma = step.sampling_probability, step.event.noise_multiplier
-    if sigma < _TOO_SMALL:
-        result[~whole] = alpha[~whole] / 2 / sigma / sigma
-    elif not whole.all():
-        order = alpha[~whole][:, None]
-        width = max(min(sigma, sigma**2) / 8, 1e-4)
-        x = np.arange(-14 * sigma, float(order.max()) + 14 * sigma, width)
-        log_ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * x - 1) / (2 * sigma**2))
-        log_base = -(x**2) / (2 * sigma**2) + math.log(width / (sigma * math.sqrt(2 * math.pi)))
-        result[~whole] = np.maximum(logsumexp(order * log_ratio + log_base, axis=1), 0.0) / (order[:, 0] - 1)
-    return result
+    result = np.empty(len(alpha))
+    for place, order in enumerate(alpha):
+        if order == round(order):
+            k = np.arange(2.0, order + 1)
+            result[place] = _amplified(rate, int(order), k * (k - 1) / (2 * sigma**2))
+        elif sigma < _TOO_SMALL:
+            result[place] = order / 2 / sigma / sigma
+        else:
+            result[place] = _integrated(rate, sigma, float(order))
+    return np.minimum(result * _MARGIN, alpha / 2 / sigma / sigma)  # sampling never costs privacy
 
 
-def _per_sensitivity(event: DpEvent) -> DpEvent:
+def _amplified(rate: float, order: int, log_moments: Array) -> float:
+    """log(1 + Σ_l C(α,l)·(1−q)^(α−l)·q^l·(e^m(l) − 1))/(α−1), for moments m of l = 2, …, α."""
+    draws = np.arange(2, order + 1)
+    log_choose = gammaln(order + 1) - gammaln(draws + 1) - gammaln(order - draws + 1)
+    terms = log_choose + draws * math.log(rate) + (order - draws) * math.log1p(-rate)
+    return float(np.logaddexp(0, logsumexp(terms + _log_expm1(log_moments)))) / (order - 1)
+
+
+def _integrated(rate: float, sigma: float, order: float) -> float:
+    width = max(min(sigma, sigma**2) / 8, 1e-4)
+    x = np.arange(-14 * sigma, order + 14 * sigma, width)
+    log_ratio = np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * x - 1) / (2 * sigma**2))
+    log_base = -(x**2) / (2 * sigma**2) + math.log(width / (sigma * math.sqrt(2 * math.pi)))
+    # ratio^α − 1 − α·(ratio − 1) ≥ 0 has the same mean as ratio^α − 1
+    y = rate * np.expm1(np.minimum((2 * x - 1) / (2 * sigma**2), 50.0))  # ratio − 1
+    series = order * (order - 1) / 2 * y**2 * (1 + (order - 2) / 3 * y * (1 + (order - 3) / 4 * y))
+    small = np.abs(y) * order < 1e-3
+    grown = np.maximum(order * log_ratio, -1e3)
+    exact = np.expm1(np.minimum(grown, 50.0)) - order * y
+    positive = np.maximum(np.where(small, series, exact), 1e-300)
+    return float(np.logaddexp(0, logsumexp(np.where(grown > 50, grown, np.log(positive)) + log_base))) / (order - 1)
+
+
+def _log_expm1(x: Array) -> Array:
+    """log(e^x − 1) for x ≥ 0, without overflow."""
+    tiny = np.maximum(x, 1e-300)
+    return tiny + np.log(-np.expm1(-tiny))
+
+
+def _translated(event: DpEvent, adjacency: Adjacency) -> DpEvent:
+    """Trap X2: under replace-one the library's RDP divides by the sensitivity, ours (and its PLD) by the clip norm."""
     match event:
         case Gaussian():
-            return Gaussian(event.noise_multiplier / 2)
+            return Gaussian(event.noise_multiplier / (2 if adjacency == "replace-one" else 1))
         case FixedSize():
-            return FixedSize(event.source_dataset_size, event.sample_size, _per_sensitivity(event.event))
+            return FixedSize(event.source_dataset_size, event.sample_size, _translated(event.event, adjacency))
         case RepeatAndSelectDpEvent():
-            inside = [dp.SelfComposedDpEvent(_per_sensitivity(e), n) for e, n in history_of(event.event).items()]
+            inside = [dp.SelfComposedDpEvent(_translated(e, adjacency), n) for e, n in history_of(event.event).items()]
             return RepeatAndSelectDpEvent(dp.ComposedDpEvent(inside), event.mean, event.shape)
+        case Poisson() | dp.NonPrivateDpEvent() if adjacency != "replace-one":
+            return event
         case _:
-            raise UnknownEvent(f"the RDP accountant does not know {type(event).__name__} under replace-one adjacency")
+            raise UnknownEvent(f"the RDP accountant does not know {type(event).__name__} under {adjacency} adjacency")
 
 
 def pure(epsilon: float, alpha: Array) -> Array:
-    """Rényi divergence of randomised response, the worst of all ε-pure releases."""
-    likely, rare = -np.logaddexp(0, -epsilon), -np.logaddexp(0, epsilon)
-    return np.logaddexp(alpha * likely + (1 - alpha) * rare, alpha * rare + (1 - alpha) * likely) / (alpha - 1)
+    """Rényi divergence of randomised response, the worst of all ε-pure releases.
+
+    e^((α−1)R) − 1 = (e^(αε) − 1)·(1 − e^(−(α−1)ε))/(1 + e^ε): no digits are lost where it is small.
+    """
+    if epsilon == 0:
+        return np.zeros(len(alpha))
+    excess = _log_expm1(alpha * epsilon) + np.log(-np.expm1(-(alpha - 1) * epsilon)) - np.logaddexp(0, epsilon)
+    return np.logaddexp(0, excess) / (alpha - 1)
 
 
 def skellam(step: SkellamDpEvent, alpha: Array) -> Array:
@@ -165,30 +201,26 @@ def sampled_sum(rate: float, inner: Callable[[Array], Array], alpha: Array) -> A
     as well: a reflection of the lattice exchanges noise and noise with the vector (docs/soundness.md).
     """
     whole = np.ceil(alpha).astype(int)
-    unamplified = inner(alpha)  # sampling never costs privacy, and is all that is known for huge orders
+    result = np.array(inner(alpha))  # sampling never costs privacy, and is all that is known for huge orders
     largest = 1024
     at = np.arange(2, largest + 1, dtype=float)
-    log_moment = np.concatenate([[0.0, 0.0], (at - 1) * inner(at)])
-    log_q, log_rest = math.log(rate), math.log1p(-rate)
-    result = unamplified.copy()
+    log_moments = (at - 1) * inner(at)
     for place, order in enumerate(whole):
-        if not 2 <= order <= largest:
-            continue
-        draws = np.arange(order + 1)
-        log_choose = gammaln(order + 1) - gammaln(draws + 1) - gammaln(order - draws + 1)
-        terms = log_choose + draws * log_q + (order - draws) * log_rest + log_moment[: order + 1]
-        result[place] = min(result[place], logsumexp(terms) / (order - 1))
+        if 2 <= order <= largest:
+            result[place] = min(result[place], _amplified(rate, order, log_moments[: order - 1]) * _MARGIN)
     return result
 
 
 def filter_order(budget: Budget) -> float:
     """The one order at which an adaptive ledger keeps its count, fixed by the budget before anything is spent.
 
-    It is the order that leaves most room to a cost growing in proportion to it, as a Gaussian's does.
+    It is somewhat below the order that leaves most room to a cost growing in proportion to it, as a Gaussian's does:
+    sampled Gaussians cost more than in proportion at high orders. (What that takes: docs/decisions/0003.)
     """
-    alpha = np.asarray(ORDERS)
-    slack = np.log1p(-1 / alpha) - (math.log(budget.delta) + np.log(alpha)) / (alpha - 1)
-    return float(alpha[np.argmax((budget.epsilon - slack) / alpha)])
+    alpha = np.concatenate([np.arange(11, 110) / 10, np.arange(11.0, 1000), np.geomspace(1000, 8192, 200).round()])
+    slack = np.log1p(-1 / alpha) - (math.log((1 - FAILURE_SHARE) * budget.delta) + np.log(alpha)) / (alpha - 1)
+    best = float(alpha[np.argmax((budget.epsilon - slack) / alpha)])
+    return float(alpha[alpha <= max(0.9 * best, alpha[0])][-1])
 
 
 def filter_epsilon(history: History, order: float, delta: float, adjacency: Adjacency) -> float:
@@ -200,6 +232,7 @@ def filter_epsilon(history: History, order: float, delta: float, adjacency: Adja
     Rare failures have a fixed share of δ of their own. Sharing all of it would let whoever looks at the answers spend δ
     on failures where the noise held, and on noise where it did not: up to twice the δ in all.
     """
+    check_adjacency(adjacency)
     history, failure = without_failures(history)
     if failure > FAILURE_SHARE * delta:
         return math.inf
