@@ -58,7 +58,7 @@ def compare(
 
 
 def log_ratio(if_there: Scores, rate: float) -> Scores:
-    """The log-likelihood ratio of a round in which the canary takes part with probability `rate`, given that if it does.
+    """The log-likelihood ratio of a round the canary joins with probability `rate`, given the ratio if it does.
 
     With the canary a round is a mixture: it took part with probability q, and otherwise nothing differs.
     """
