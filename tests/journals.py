@@ -13,7 +13,7 @@ FACTS = {
     "budgets": "own",
     "trust": "nobody",
     "unit": "record",
-    "adjacency": "add-remove",
+    "adjacency": "zero-out",
     "sampler": "poisson",
     "stopped": "rounds",
     "parameters": 26010,

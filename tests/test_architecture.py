@@ -75,7 +75,7 @@ def test_imports_point_one_way(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_files_are_short_and_say_what_they_are_for(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= 300
+    assert len(text.splitlines()) <= 360
     assert ast.get_docstring(ast.parse(text))
     assert len(path.relative_to(SOURCE).parts) <= 2  # folders one deep
 

@@ -34,7 +34,7 @@ def federation(path: Path, scale: list[float]) -> tuple[Algorithm, Cohort]:
         return state
 
     algorithm = Algorithm({"first": marked("first"), "second": marked("second")}, round, unit="client")
-    terms = {client: Terms(Budget(3.0, 0.0), "client", "add-remove") for client in IDS}
+    terms = {client: Terms(Budget(3.0, 0.0), "client", "zero-out") for client in IDS}
     cohort = Cohort(
         IDS,
         Records(torch.zeros(4, 1), torch.zeros(4), torch.arange(5)),

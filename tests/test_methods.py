@@ -69,7 +69,7 @@ def test_paper_000_reference_noise_at_its_true_cost(claim: float, sigma: float, 
     assert one.claimed == other.claimed == pytest.approx(claim, rel=1e-3)
     assert one.certified == pytest.approx(poisson, abs=1e-3)
     assert 0.92 * fixed < other.certified < 1.002 * fixed  # the table was made on a coarser grid
-    assert (one.adjacency, other.adjacency) == ("add-remove", "replace-one")
+    assert (one.adjacency, other.adjacency) == ("zero-out", "replace-one")
 
 
 @pytest.mark.parametrize(("clip_bit", "expected"), [(1.0, 3.649), (2.0, 3.058), (5.0, 2.900)])

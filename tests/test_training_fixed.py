@@ -160,7 +160,7 @@ def test_the_price_is_of_fixed_size_batches_under_replace_one() -> None:
     method = priced(records=1200, batch=8, steps=50, sampler="fixed")
     assert same.price(4.444) == method.event(4.444)
     assert epsilon(same.price(4.444), 1e-5, adjacency=same.adjacency) > 0
-    assert dp_sgd(SMALL, rate=0.1, steps=1, clip=1, learning_rate=1).adjacency == "add-remove"
+    assert dp_sgd(SMALL, rate=0.1, steps=1, clip=1, learning_rate=1).adjacency == "zero-out"
 
 
 def test_the_price_needs_to_know_how_many_records_there_are() -> None:

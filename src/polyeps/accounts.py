@@ -21,7 +21,7 @@ class Terms:
 
     budget: Budget
     unit: Unit = "record"
-    adjacency: Adjacency = "add-remove"
+    adjacency: Adjacency = "zero-out"
     schedule: Schedule = "fixed"
     order: float | None = None  # of the Rényi filter; settled with the first budget and kept when that is changed
 

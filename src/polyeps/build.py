@@ -108,6 +108,10 @@ def prepare(
     participation = _participation(experiment, population)
     uses = expected_rounds(experiment, participation, len(population.ids))
     options = checked_options(method, entry)
+    if settings.rate is not None and entry.local != "training":
+        raise InputError(
+            f"training.rate changes nothing about {method.name}, which protects whole clients; leave it out"
+        )
     groups = None
     scale = np.zeros(len(population.ids))
     if entry.local == "sums":
@@ -142,6 +146,8 @@ def prepare(
     if entry.local == "sums":
         algorithm = build(scale)  # now that the noise is known, which the server's part needs
     tells: tuple[Field, ...] = ("epsilon", "examples") if experiment.budgets.disclosed else ()
+    if algorithm.adjacency == "add-remove":  # the number of records is what this hides
+        tells = tuple(field for field in tells if field != "examples")
     return Job(
         name=f"{method.title}-{population.seed}",
         entry=entry,
@@ -268,12 +274,17 @@ def check_batches(settings: config.Training, population: Population) -> None:
 
 
 def _training(settings: config.Training, population: Population, private: bool, form: Form) -> Training:
-    check_batches(settings, population)
     sizes = population.partition.sizes
-    if form == "published":
-        drawing: dict[str, Any] = {"sampler": "fixed", "batch": settings.batch}
-        priced: dict[str, Any] = {"records_held": sizes}
+    if settings.rate is not None:
+        if form == "published":
+            raise InputError("training.rate: a published form draws batches of a fixed size; leave out rate")
+        drawing: dict[str, Any] = {"rate": settings.rate}
+        priced: dict[str, Any] = {"batch": settings.batch, "hide_records": True}
+    elif form == "published":
+        check_batches(settings, population)
+        drawing, priced = {"sampler": "fixed", "batch": settings.batch}, {"records_held": sizes}
     else:
+        check_batches(settings, population)
         drawing, priced = {"rate": settings.batch / sizes}, {"batch": settings.batch}
     shared: dict[str, Any] = {
         **drawing,

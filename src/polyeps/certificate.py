@@ -17,8 +17,10 @@ PUBLIC_GROUP = "Which privacy level it chose is public, and not protected."
 SECRET_COHORT = "It holds for those who do not know in which rounds the client was drawn."
 
 _ANY_CHANGE = {
+    ("record", "zero-out"): "replacing any one record of this client by an empty one",
     ("record", "add-remove"): "adding or removing any one record of this client",
     ("record", "replace-one"): "replacing any one record of this client by another",
+    ("client", "zero-out"): "replacing everything this client contributes by nothing",
     ("client", "add-remove"): "this client's taking part with its data or staying away",
     ("client", "replace-one"): "replacing everything this client holds by anything else",
 }

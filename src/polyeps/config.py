@@ -117,6 +117,9 @@ class Training(Section):
     """How clients train locally."""
 
     batch: int = Field(default=8, ge=1)
+    # The rate at which every client samples its records, so that their number stays hidden; without it, every client's
+    # rate is batch over its number of records, which is then public.
+    rate: float | None = Field(default=None, gt=0, le=1)
     local_steps: int = Field(default=20, ge=1)
     learning_rate: float = Field(default=0.1, gt=0)
     clip: float = Field(default=1.0, gt=0)

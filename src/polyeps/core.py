@@ -15,9 +15,11 @@ if TYPE_CHECKING:  # torch takes seconds to import; the command line must start 
     from numpy.typing import NDArray
     from torch import Tensor
 
-# add-remove: neighbouring data sets differ by one unit present or absent.
-# replace-one: they differ by the value of one unit; their number is public.
-Adjacency = Literal["add-remove", "replace-one"]
+# What two neighbouring data sets differ by.
+# zero-out: one unit is replaced by an empty one that contributes nothing; the number of units is public.
+# add-remove: one unit is present or absent; nothing that is public may depend on the number of units.
+# replace-one: one unit has another value; the number of units is public.
+Adjacency = Literal["zero-out", "add-remove", "replace-one"]
 # What one guarantee protects: a record inside a client, or everything a client holds.
 Unit = Literal["record", "client"]
 # Whom the protected must trust with un-noised values.
@@ -49,6 +51,11 @@ def check_delta(delta: float) -> None:
     """Refuse a δ that is not a probability below one."""
     if not 0 <= delta < 1:  # NaN fails every comparison
         raise InputError(f"delta must be at least 0 and below 1, not {delta}")
+
+
+def clip_norms_moved(adjacency: Adjacency) -> int:
+    """Return how far one unit can move a clipped sum, in clip norms."""
+    return 2 if adjacency == "replace-one" else 1
 
 
 @dataclass(frozen=True)
@@ -218,7 +225,7 @@ class Algorithm:
     needs: tuple[Field, ...] = ()
     trust: Trust = "nobody"
     unit: Unit = "record"
-    adjacency: Adjacency = "add-remove"
+    adjacency: Adjacency = "zero-out"
     conditions: tuple[str, ...] = ()  # sentences on what its promise hangs on
     # How many answers a sum must have, given what a client was asked with, for its part of the noise to be enough.
     least: Callable[[Payload], int] | None = None

@@ -68,7 +68,7 @@ def certify(method: Method, scale: float, delta: float, accountant: Accountant =
 def dp_sgd(*, records: int, batch: int, steps: int, sampler: Sampler = "poisson") -> Method:
     """Local DP-SGD of one client, as WeiAvg, PFA, PFA+ and PDP-FL use it (papers 000 and 002).
 
-    Guarantee: record inside this client; the server sees every noisy update. Poisson batches under add-remove, or
+    Guarantee: record inside this client; the server sees every noisy update. Poisson batches under zero-out, or
     fixed-size batches under replace-one. The claim is the closed form of paper 000's reference code.
     """
     _at_least_one(records=records, batch=batch, steps=steps)
@@ -80,7 +80,7 @@ def dp_sgd(*, records: int, batch: int, steps: int, sampler: Sampler = "poisson"
         name="dp-sgd",
         price=(lambda sigma: FixedSize(records, batch, Gaussian(sigma))) if fixed else _poisson_gaussian(rate),
         uses=steps,
-        adjacency="replace-one" if fixed else "add-remove",
+        adjacency="replace-one" if fixed else "zero-out",
         unit="record",
         sampler=sampler,
         trust="nobody",
@@ -123,7 +123,7 @@ def fedhdp(*, rate: float, rounds: int, clip_bit_sigma: float | None = None) -> 
         name="fedhdp",
         price=lambda sigma: Poisson(rate, Gaussian(effective(sigma))),
         uses=rounds,
-        adjacency="add-remove",
+        adjacency="zero-out",
         unit="client",
         sampler="poisson",
         trust="server",
@@ -149,7 +149,7 @@ def cmp_fed(
         raise InputError(f"survivors must be between 1 and the cohort {cohort}, not {honest}")
     rate = cohort / clients
     fixed = sampler == "fixed"
-    adjacency: Adjacency = "replace-one" if fixed else "add-remove"
+    adjacency: Adjacency = "replace-one" if fixed else "zero-out"
 
     def price(sigma: float) -> DpEvent:
         one = Gaussian(sigma * math.sqrt(honest / cohort))

@@ -130,11 +130,11 @@ def _prospect(budget: Budget, records: int, scale: float, schedule: Schedule) ->
     def within(rounds: int) -> bool:
         if rounds == 0:
             return True
-        return fits(history_of(price, rounds * schedule.local_steps), budget, "add-remove", "pld")
+        return fits(history_of(price, rounds * schedule.local_steps), budget, "zero-out", "pld")
 
     expected = schedule.expected_rounds
     rounds = affordable(within, schedule.rounds)
     joined = min(rounds, expected)
     if joined == 0:
         return 0, 0.0
-    return rounds, known_epsilon(history_of(price, joined * schedule.local_steps), budget.delta, "add-remove", "pld")
+    return rounds, known_epsilon(history_of(price, joined * schedule.local_steps), budget.delta, "zero-out", "pld")

@@ -65,7 +65,7 @@ class Training:
     run: Run
     # price(scale, row) -> DpEvent of one run, for one record of a client; None: no guarantee is given.
     price: Callable[..., Any] | None
-    adjacency: Adjacency = "add-remove"  # of the price
+    adjacency: Adjacency = "zero-out"  # of the price
 
 
 def dp_sgd(
@@ -81,18 +81,24 @@ def dp_sgd(
     memory: int | None = None,
     sampler: Sampler = "poisson",
     records_held: PerClient | None = None,
+    hide_records: bool = False,
 ) -> Training:
     """DP-SGD with true Poisson batches, whose sums are divided by the public batch size, never the realised one.
 
-    Guarantee: record, add-remove. Each step releases the sum of gradients clipped to `clip`, with Gaussian
+    Guarantee: record, zero-out. Each step releases the sum of gradients clipped to `clip`, with Gaussian
     noise of standard deviation scale · clip in every coordinate. Momentum and decay only process what was
-    released. Without `batch` the divisor is rate · records: then a client's number of records counts as public,
-    which it strictly is not where neighbours differ by one record.
+    released. The number of records is public, so `rate` and `batch` may depend on it; without `batch` the divisor
+    is rate · records.
+
+    With `hide_records` the guarantee is add-remove: the caller states that `rate` and `batch`, which must be given,
+    were chosen without looking at how many records there are.
 
     With sampler "fixed" there is no `rate`: a batch is exactly `batch` records, and so is the divisor. Guarantee:
     record, replace-one. Its price needs the public number of records of every client, `records_held`.
     """
     batching = Batching(sampler, rate, batch, records_held)
+    if hide_records and (batching.fixed or batch is None):
+        raise InputError("hide_records needs Poisson batches, and a batch to divide by that is chosen for all clients")
     check_lengths(
         rate=rate,
         steps=steps,
@@ -130,9 +136,8 @@ def dp_sgd(
         sampled = batching.event(dp_accounting.GaussianDpEvent(scale), row)
         return dp_accounting.SelfComposedDpEvent(sampled, int(of_row("steps", steps, row)))
 
-    return Training(
-        model, _runner(model, memory, settings_for), price, "replace-one" if batching.fixed else "add-remove"
-    )
+    adjacency: Adjacency = "replace-one" if batching.fixed else "add-remove" if hide_records else "zero-out"
+    return Training(model, _runner(model, memory, settings_for), price, adjacency)
 
 
 def sgd(

@@ -110,7 +110,7 @@ def test_what_a_table_knew_is_not_computed_again(tmp_path: Path, monkeypatch: py
     answer = calibrate(budgets, price, 200, directory=tmp_path)
     monkeypatch.setattr(afford, "judge", lambda *_: pytest.fail("computed again"))
     for budget, scale in zip(budgets, answer.scale, strict=True):
-        assert afford.fits({price(float(scale)): 199}, budget, "add-remove", "pld")
+        assert afford.fits({price(float(scale)): 199}, budget, "zero-out", "pld")
 
 
 def test_damaged_tables_are_rebuilt_not_believed(tmp_path: Path) -> None:

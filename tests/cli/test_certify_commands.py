@@ -92,7 +92,7 @@ def test_cmp_fed_table() -> None:
 def test_people_get_a_table_and_a_sentence() -> None:
     spoken = run("certify", *DP_SGD, "--sigma", "2.35")
     assert "0.99994" in spoken.stdout
-    assert "adding or removing any one record" in spoken.stdout
+    assert "replacing any one record of this client by an empty one" in spoken.stdout
     assert spoken.stderr == ""
 
 

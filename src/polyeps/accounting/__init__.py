@@ -32,7 +32,7 @@ def judge(history: History, delta: float, adjacency: Adjacency, accountant: Acco
 
 
 def epsilon(
-    event: DpEvent, delta: float, *, adjacency: Adjacency = "add-remove", accountant: Accountant = "pld"
+    event: DpEvent, delta: float, *, adjacency: Adjacency = "zero-out", accountant: Accountant = "pld"
 ) -> float:
     """The ε an event costs at δ.
 

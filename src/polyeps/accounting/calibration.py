@@ -43,7 +43,7 @@ def calibrate(
     price: Price,
     uses: int,
     *,
-    adjacency: Adjacency = "add-remove",
+    adjacency: Adjacency = "zero-out",
     accountant: Accountant | None = "pld",
     tolerance: float = 0.01,
     directory: Path | None = None,
@@ -91,7 +91,7 @@ def calibrate_each(
     price: Callable[[float, int], DpEvent],
     uses: int,
     *,
-    adjacency: Adjacency = "add-remove",
+    adjacency: Adjacency = "zero-out",
     directory: Path | None = None,
     progress: Progress | None = None,
 ) -> Calibration:

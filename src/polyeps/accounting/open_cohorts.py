@@ -1,7 +1,7 @@
 """What noisy sums over cohorts cost against somebody who knows who was drawn: nothing is amplified then.
 
 Whoever draws the cohorts knows them, so it is told apart whether a client took part or not. What can still be promised
-is that its answers might as well have been zeros (add-remove), or anything else (replace-one).
+is that its answers might as well have been zeros (zero-out), or anything else (replace-one).
 
 Who does not know the draws learns no more: a sampled step is the same without being told whether it was a draw. So
 this is also a bound on what secret draws cost, and a better one where noise is so small that a grid is too coarse.
@@ -18,14 +18,14 @@ from scipy.stats import binom
 
 from polyeps.accounting.events import FixedSize, Gaussian, History, Poisson
 from polyeps.accounting.gaussians import Array, gaussian_delta, gaussian_epsilon
-from polyeps.core import Adjacency, check_delta
+from polyeps.core import Adjacency, check_delta, clip_norms_moved
 
 _UNLIKELY = 1e-20  # a chance far below any δ of use
 _MOST_COUNTS = 1 << 16
 
 
 def known_draws_epsilon(
-    noise_multiplier: float, rate: float, rounds: int, delta: float, adjacency: Adjacency = "add-remove"
+    noise_multiplier: float, rate: float, rounds: int, delta: float, adjacency: Adjacency = "zero-out"
 ) -> float:
     """ε of a Gaussian release in each round in which a client is drawn, when it is known in which.
 
@@ -38,7 +38,7 @@ def known_draws_epsilon(
     check_delta(delta)
     if delta == 0:
         return math.inf
-    return _drawn_at(rate, _reach(adjacency) / noise_multiplier, rounds).epsilon(delta)
+    return _drawn_at(rate, clip_norms_moved(adjacency) / noise_multiplier, rounds).epsilon(delta)
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class KnownDraws:
 
 def with_draws_known(history: History, adjacency: Adjacency) -> KnownDraws | None:
     """A history some of whose Gaussian releases were sampled, as if the samples were known; else nothing."""
-    reach, square, sampled = _reach(adjacency), 0.0, False
+    reach, square, sampled = clip_norms_moved(adjacency), 0.0, False
     for step, uses in history.items():
         inner = step.event if isinstance(step, Poisson | FixedSize) else step
-        if not isinstance(inner, Gaussian) or (isinstance(step, FixedSize) and adjacency == "add-remove"):
+        if not isinstance(inner, Gaussian) or (isinstance(step, FixedSize) and adjacency != "replace-one"):
             return None  # fixed-size samples mean nothing where somebody is added: the judge refuses them
         sampled |= inner is not step
         shift = reach / inner.noise_multiplier
@@ -100,8 +100,3 @@ def _draws(rate: float, rounds: int) -> tuple[Array, Array]:
     if least:
         chances[0] += binom.cdf(least, rounds, rate)
     return np.append(often, rounds), np.append(chances, rare)
-
-
-def _reach(adjacency: Adjacency) -> int:
-    """How far one unit moves a sum, in clip norms."""
-    return 1 if adjacency == "add-remove" else 2

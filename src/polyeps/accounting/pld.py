@@ -19,7 +19,7 @@ from polyeps.accounting.gaussians import gaussian_epsilon
 from polyeps.accounting.lattice import as_gaussians
 from polyeps.accounting.open_cohorts import with_draws_known
 from polyeps.accounting.profiles import Array, Delta, Profile, is_private, profile, second_moment
-from polyeps.core import Adjacency
+from polyeps.core import Adjacency, clip_norms_moved
 
 VARIANCE_ADDED = 2e-4  # relative; raises ε by about half of it
 _MOST_POINTS = 1 << 22  # a coarser grid is still an upper bound; an endless one is no answer
@@ -31,7 +31,7 @@ _TILTS = np.geomspace(0.5, 30, 8)
 
 def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
     """The smallest ε certified for this history at δ."""
-    if adjacency == "add-remove":
+    if adjacency != "replace-one":
         history = as_gaussians(history)
     if not all(is_private(step) for step in history):
         return math.inf
@@ -45,7 +45,7 @@ def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
         if isinstance(step, PureDpEvent):
             return pure_epsilon(step.epsilon, uses, delta)
         if isinstance(step, Gaussian):
-            return gaussian_epsilon((1 if adjacency == "add-remove" else 2) / step.noise_multiplier, delta)
+            return gaussian_epsilon(clip_norms_moved(adjacency) / step.noise_multiplier, delta)
     known = with_draws_known(steps, adjacency)  # which costs no less: who knows the draws knows more
     if known is None:
         return _on_a_grid(steps, delta, adjacency)

@@ -18,7 +18,7 @@ from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, Truncated
-from polyeps.core import Adjacency
+from polyeps.core import Adjacency, clip_norms_moved
 from polyeps.errors import UnknownEvent
 
 Array = NDArray[np.floating[Any]]
@@ -53,13 +53,13 @@ def symmetric(delta: Delta, highest: float) -> Profile:
 
 def profile(step: DpEvent, adjacency: Adjacency) -> Profile:
     """The profile of one step; what has none is refused."""
-    reach = 1 if adjacency == "add-remove" else 2  # how far one unit moves the sum, in clip norms
+    reach = clip_norms_moved(adjacency)
     match step:
         case PureDpEvent():
             return pure(step.epsilon)
         case Gaussian():
             return sampled_gaussian(1.0, reach / step.noise_multiplier)
-        case Poisson(event=Gaussian()) if adjacency == "add-remove":
+        case Poisson(event=Gaussian()) if adjacency != "replace-one":
             return sampled_gaussian(step.sampling_probability, 1 / step.event.noise_multiplier)
         case Poisson(event=Gaussian()):
             return sampled_replacement(step.sampling_probability, 1 / step.event.noise_multiplier)
@@ -70,7 +70,7 @@ def profile(step: DpEvent, adjacency: Adjacency) -> Profile:
             return symmetric(worse.remove, worse.highest_remove)
         case FixedSize():
             raise UnknownEvent(
-                "fixed-size samples have no guarantee under add-remove adjacency; use Poisson sampling or replace-one"
+                f"fixed-size samples have no guarantee under {adjacency} adjacency; use Poisson sampling or replace-one"
             )
         case Truncated():
             return truncated(step, adjacency)
@@ -170,7 +170,7 @@ def second_moment(step: DpEvent, adjacency: Adjacency) -> float:
             rate, sigma = step.sampling_probability, step.event.noise_multiplier
         case _:
             rate, sigma = step.sample_size / step.source_dataset_size, step.event.noise_multiplier
-    mu = (1 if adjacency == "add-remove" else 2) / sigma
+    mu = clip_norms_moved(adjacency) / sigma
     if mu > _APART:
         return (1 - rate) * (_log1m(rate) if rate < 1 else 0.0) ** 2 + rate * (
             (math.log(rate) + mu * mu / 2) ** 2 + mu * mu

@@ -60,17 +60,17 @@ def step_curve(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> 
         case PureDpEvent():
             return pure(step.epsilon, alpha)
         # Sensitivities are one vector's against zeros: one vector in another's place moves a sum by up to twice that.
-        case SkellamDpEvent() if adjacency == "add-remove":
+        case SkellamDpEvent() if adjacency != "replace-one":
             return skellam(step, alpha)
-        case DiscreteGaussianSumDpEvent() if adjacency == "add-remove":
+        case DiscreteGaussianSumDpEvent() if adjacency != "replace-one":
             return discrete_gaussian_sum(step, alpha)
         case Poisson(event=SkellamDpEvent() | DiscreteGaussianSumDpEvent() | TogetherDpEvent()) if (
-            adjacency == "add-remove"
+            adjacency != "replace-one"
         ):
             inside = history_of(step.event)
             if all(isinstance(part, Gaussian | SkellamDpEvent | DiscreteGaussianSumDpEvent) for part in inside):
                 return sampled_sum(step.sampling_probability, lambda at: curve(inside, adjacency, at.tolist()), alpha)
-        case Poisson(event=Gaussian()) if adjacency == "add-remove":
+        case Poisson(event=Gaussian()) if adjacency != "replace-one":
             return sampled_gaussian(step, alpha)
         case Gaussian() | FixedSize(event=Gaussian()) | RepeatAndSelectDpEvent():
             return _library(step, adjacency, orders)
@@ -104,7 +104,7 @@ def sampled_gaussian(step: Poisson, alpha: Array) -> Array:
     whole = alpha == np.round(alpha)
     result = np.empty(len(alpha))
     if whole.any():
-        result[whole] = _library(step, "add-remove", alpha[whole].astype(int).tolist())
+        result[whole] = _library(step, "zero-out", alpha[whole].astype(int).tolist())
     rate, sigma = step.sampling_probability, step.event.noise_multiplier
     if sigma < _TOO_SMALL:
         result[~whole] = alpha[~whole] / 2 / sigma / sigma

@@ -7,19 +7,29 @@ the paper lacks: the mean over the liberal clients alone, without which a gain o
 Departure: the mean is over who answered, not over who was asked, so a client that declines does not shrink the step.
 """
 
+from typing import Literal
+
 from polyeps.algorithms.blocks import Split, ask_updates, check_split, mean, public_clients, step, train_locally
-from polyeps.core import Algorithm, Ask, State
+from polyeps.core import Algorithm, Ask, Field, State
+from polyeps.errors import InputError
 from polyeps.training import Training
 
 
-def fedavg(training: Training) -> Algorithm:
-    """The mean of all updates."""
+def fedavg(training: Training, *, weights: Literal["equal", "examples"] = "equal") -> Algorithm:
+    """Average all updates, with equal weights or by the clients' numbers of records."""
+    if weights == "examples" and training.adjacency == "add-remove":
+        raise InputError('weights = "examples" needs the numbers of records that training.rate hides; leave out one')
 
     def round(state: State, ask: Ask) -> State:
         replies = ask_updates(state, ask, state.roster)
-        return step(state, mean(replies.payload["update"])) if replies.ids else state
+        if not replies.ids:
+            return state
+        known = {client.id: float(client.examples or 0) for client in state.roster}
+        by = [known[client] for client in replies.ids] if weights == "examples" else None
+        return step(state, mean(replies.payload["update"], by))
 
-    return Algorithm({"train": train_locally(training)}, round, adjacency=training.adjacency)
+    needs: tuple[Field, ...] = ("examples",) if weights == "examples" else ()
+    return Algorithm({"train": train_locally(training)}, round, needs=needs, adjacency=training.adjacency)
 
 
 def public_only(training: Training, *, split: Split = "mixture", split_at: float | None = None) -> Algorithm:

@@ -43,7 +43,7 @@ class Case:
         return epsilon(
             dp.SelfComposedDpEvent(self.charged, self.mechanism.rounds),
             DELTA,
-            adjacency="replace-one" if replaced else "add-remove",
+            adjacency="replace-one" if replaced else "zero-out",
             accountant=self.accountant,
         )
 

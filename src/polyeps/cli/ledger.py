@@ -100,8 +100,9 @@ def set_budget(
     client: Annotated[str, typer.Option(help="Whose budget.")] = "client",
     unit: Annotated[Literal["record", "client"], typer.Option(help="What is protected.")] = "record",
     adjacency: Annotated[
-        Literal["add-remove", "replace-one"], typer.Option(help="Compared with a record absent, or replaced.")
-    ] = "add-remove",
+        Literal["zero-out", "add-remove", "replace-one"],
+        typer.Option(help="Compared with a record empty (its number public), absent (its number hidden), or replaced."),
+    ] = "zero-out",
     schedule: Annotated[
         Literal["fixed", "adaptive"],
         typer.Option(help="Whether what will be asked may depend on earlier answers (costs a little more)."),

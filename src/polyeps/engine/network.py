@@ -77,6 +77,17 @@ def add_gradients(
     add_rows(network, found, factors, into)
 
 
+def record_gradients(network: Network, loss: Loss, model: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
+    """Return the gradient of every record on its own, (T, d), under one model (d,): each record is its own client."""
+    count = len(rows)
+    owner = torch.arange(count, device=rows.device)
+    layout = Layout(count, (Group(0, count, 1, 0),) if count else (), owner)
+    into = model.new_zeros(count, len(model))
+    with torch.no_grad():
+        add_gradients(network, loss, model.expand(count, -1), rows, labels, layout, None, None, into)
+    return into
+
+
 def row_gradients(
     network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor, layout: Layout, weights: Tensor | None
 ) -> list[Contribution | None]:

@@ -66,7 +66,7 @@ class Setting:
         self,
         price: Price,
         accountant: Accountant | None,
-        adjacency: Adjacency = "add-remove",
+        adjacency: Adjacency = "zero-out",
         uses: int | None = None,
     ) -> float:
         """The σ that spends the budget, by an account of a round."""
