@@ -80,7 +80,7 @@ def scores_of(seen: list[Tensor], setting: Setting) -> Scores:
 def try_training(
     algorithm: Algorithm, setting: Setting, effort: Effort, what: str, trials: int, asked: tuple[str, str, Payload]
 ) -> Shown:
-    """Run a pair of worlds; `asked` is an action, the tensor of its reply to look at, and what is sent with the model."""
+    """Run a pair of worlds; `asked` is an action, the tensor of its reply to look at, and what is sent besides."""
     action, looked_at, extra = asked
     clients = max(1, effort.trials(trials) // _WIDE)
     task = (action, {"model": torch.zeros(_WIDE), **extra})

@@ -52,9 +52,7 @@ def _report(value: Any, first: float, second: float, _: Effort) -> Shown:
 
 def _sampled_value(mechanism: ValueMechanism, epsilon: float, what: str, effort: Effort) -> Shown:
     trials = effort.trials(50_000)
-    found = audit_values(
-        mechanism, epsilon, trials=trials, seed=effort.seed_for(what), confidence=effort.confidence
-    )
+    found = audit_values(mechanism, epsilon, trials=trials, seed=effort.seed_for(what), confidence=effort.confidence)
     return Shown(epsilon, epsilon, found.epsilon, trials=trials)
 
 
@@ -103,7 +101,12 @@ def cases() -> list[Case]:
         ("fedsel-flat: grid-PM", "fedsel-flat", {}, "sound"),
         ("fedsel-compressed: grid-PM", "fedsel-compressed", {"ratio": 0.5}, "sound"),
         ("fedsel-extra: choice on top, as charged", "fedsel-extra", {"select": "ps", "share": 0.5}, "sound"),
-        ("S5 FedSel -C: choice on top, charged without it", "fedsel-extra", {"select": "ps", "share": 0.5}, "published"),
+        (
+            "S5 FedSel -C: choice on top, charged without it",
+            "fedsel-extra",
+            {"select": "ps", "share": 0.5},
+            "published",
+        ),
     ]
     return [
         Case("EXP: law of the choice", "sound", listed, partial(_selected, "exp", "sound", _TOP, 1.0)),

@@ -1,4 +1,4 @@
-"""Many trials of the code that clients run: each trial is a client of one cohort, which answers through `client.answer`.
+"""Many trials of the code that clients run: each is a client of one cohort, which answers through `client.answer`.
 
 A trial's client has its own random streams, its own account and the same records as all others. What it is charged is
 read from the ledger afterwards: an audit compares what was paid for with what replies show.
