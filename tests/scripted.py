@@ -14,6 +14,8 @@ from polyeps.mechanisms.selection import WORD
 class Scripted:
     """Gives every client its own row of whole numbers below 2⁵³, as uniforms; then it starts again."""
 
+    exact = False
+
     def __init__(self, draws: Sequence[Sequence[int]]) -> None:
         self.draws = np.array(draws, dtype=np.int64).reshape(len(draws), -1)
 

@@ -95,6 +95,10 @@ class Streams(Protocol):
     @property
     def clients(self) -> int: ...
 
+    @property
+    def exact(self) -> bool:
+        """Whether noise must be drawn on integers, as for a deployed client; normals are refused then."""
+
     def uniforms(self, count: int) -> NDArray[np.float64]:
         """The next `count` uniforms in (0, 1] of every client's batch stream, (n, count)."""
 

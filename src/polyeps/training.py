@@ -20,6 +20,7 @@ from torch import Tensor
 from polyeps.core import Adjacency, Records
 from polyeps.engine.batching import Batching, Sampler
 from polyeps.engine.captured import Graphs, train_on_device
+from polyeps.engine.exact import train_exactly
 from polyeps.engine.loop import Settings, train_on_cpu
 from polyeps.engine.noise import Streams
 from polyeps.engine.per_client import (
@@ -259,7 +260,9 @@ def _train(
         mine = Records(features, records.labels, records.spans[rows])
         some = streams.select(range(rows.start, rows.stop))
         before, fixed = starts[rows], pulled_to[rows]
-        if device.type == "cpu":
+        if some.exact and settings.deviation is not None:
+            after = train_exactly(model, before, mine, some, settings.select(rows))
+        elif device.type == "cpu":
             after = train_on_cpu(model, before, fixed, mine, some, settings.select(rows))
         else:
             after = train_on_device(model, before, fixed, mine, some, settings.select(rows), graphs)

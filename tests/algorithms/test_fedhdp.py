@@ -18,6 +18,8 @@ from polyeps.client import answer
 from polyeps.core import ENTER, Task
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
+from polyeps.mechanisms.grid_sums import GridSum
+from polyeps.mechanisms.words import words_of
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 GROUPS = ("strict", "open", "strict", "careful", "strict", "careful", "strict", "strict")
@@ -26,12 +28,18 @@ TRUSTS = pytest.mark.parametrize("trust", ["server", "secure-sum"])
 RATIOS = pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0, "auto"])
 
 
-def normals(names: Any, number: int) -> tuple[dict[str, Any], float]:
-    """The server's noise of a round, by group, and that of the bits."""
-    held = torch.zeros(len(names), 1, MODEL.size + 1)
-    SeededStreams(SERVER_SEED, list(names), number).normals(held, range(len(names)))
-    rows = held[:, 0].double().numpy()
-    return dict(zip(names, rows[:, :-1], strict=True)), float(rows[0, -1])
+def noise_of(plan: Plan, number: int) -> tuple[dict[str, Any], float]:
+    """The server's noise of a round, by group, and that of the bits, in deviations."""
+    words = words_of(SeededStreams(SERVER_SEED, list(plan.multipliers), number), "train")
+    sums = {}
+    for place, name in enumerate(plan.multipliers):
+        grid = GridSum(1.0, MODEL.size, plan.noise_of_sums(name))
+        empty = torch.zeros(MODEL.size, dtype=torch.float64)
+        sums[name] = grid.release(empty, words, place).numpy() / (grid.scale or 1.0)
+    if not plan.bit_deviation:
+        return sums, 0.0
+    bits = GridSum(0.5, 1, 2 * plan.bit_deviation)
+    return sums, float(bits.release(torch.zeros(1, dtype=torch.float64), words)) / plan.bit_deviation
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.01, 0.5, 1.0])
@@ -48,10 +56,10 @@ def test_it_is_the_papers_loop(monkeypatch: pytest.MonkeyPatch, ratio: float, sc
 
     model, clip = np.zeros(MODEL.size), 9.0
     for number in range(rounds):
-        model, clip = one_round(plan, model, clip, found.cohorts[number], in_numpy, *normals(scales, number))
+        model, clip = one_round(plan, model, clip, found.cohorts[number], in_numpy, *noise_of(plan, number))
         state = found.states[number]
-        torch.testing.assert_close(state.model.double(), torch.from_numpy(model), rtol=1e-3, atol=1e-3)
-        assert float(state.kept["clip"]) == pytest.approx(clip, rel=1e-5)
+        torch.testing.assert_close(state.model.double(), torch.from_numpy(model), rtol=1e-2, atol=1e-2)
+        assert float(state.kept["clip"]) == pytest.approx(clip, rel=1e-3)
     assert len(set(found.cohorts)) > 3
     assert clip != 9.0
 

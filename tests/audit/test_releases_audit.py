@@ -41,6 +41,7 @@ class Drawn:
 
     clients: int
     generator: torch.Generator
+    exact: bool = False
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
         return torch.rand(self.clients, count, generator=self.generator, dtype=torch.float64).numpy()

@@ -22,13 +22,13 @@ from polyeps.accounting.events import (
     on_one_sample,
 )
 
-_ROUNDING = 3.0  # r, in steps of the grid: takes 9 of a variance, usually of millions
-_LEAST = 100 * _ROUNDING**2  # of a variance: of smaller ones rounding takes so much that Rényi's bounds may be lower
+ROUNDING = 3.0  # r, in steps of the grid: takes 9 of a variance, usually of millions
+_LEAST = 100 * ROUNDING**2  # of a variance: of smaller ones rounding takes so much that Rényi's bounds may be lower
 _ONE_BY_ONE = 1 << 16  # agents: of more, the terms hardly differ
 # Of K, by which all the logarithms of a history's probabilities may be off together. That adds 2K to ε and multiplies δ
 # by e^K; taking a 10⁻¹²th off every deviation is far more.
 _NEGLIGIBLE = 1e-20
-_MARGIN = 1 - 1e-12
+MARGIN = 1 - 1e-12
 
 
 def gap_of_sum(deviation: float, agents: int) -> float:
@@ -58,7 +58,7 @@ def _gap(step: DpEvent) -> float:
         case DiscreteGaussianSumDpEvent():
             if not step.l2_sensitivity or step.agents * step.deviation**2 < _LEAST:
                 return math.inf
-            of_rounding = 10 * math.exp(-2 * (math.pi * _ROUNDING) ** 2)
+            of_rounding = 10 * math.exp(-2 * (math.pi * ROUNDING) ** 2)
             return step.dimension * (gap_of_sum(step.deviation, step.agents) + of_rounding)
         case TogetherDpEvent():
             return sum(map(_gap, step.events))
@@ -71,8 +71,8 @@ def _gap(step: DpEvent) -> float:
 def _smooth(step: DpEvent) -> DpEvent:
     match step:
         case DiscreteGaussianSumDpEvent():
-            deviation = math.sqrt(step.agents * step.deviation**2 - _ROUNDING**2)
-            return Gaussian(_MARGIN * deviation / step.l2_sensitivity)
+            deviation = math.sqrt(step.agents * step.deviation**2 - ROUNDING**2)
+            return Gaussian(MARGIN * deviation / step.l2_sensitivity)
         case Poisson(event=DiscreteGaussianSumDpEvent() | TogetherDpEvent()):
             inside = step.event.events if isinstance(step.event, TogetherDpEvent) else (step.event,)
             return Poisson(step.sampling_probability, on_one_sample(dp.ComposedDpEvent([*map(_smooth, inside)])))

@@ -16,6 +16,8 @@ from torch import Tensor
 from polyeps.algorithms.releases import SecureSums
 from polyeps.core import Ask, Payload, State, Streams, Task
 from polyeps.engine.noise import normals_for
+from polyeps.mechanisms.grid_sums import GridSum
+from polyeps.mechanisms.words import words_of
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,29 @@ class GroupSums:
 def summed_by_server(
     state: State, ask: Ask, asked: Payload, noise: Noise, streams: Callable[[int], Streams]
 ) -> GroupSums:
-    """Sums of rows the server is trusted with. A group of which nobody was drawn is noise alone: who was is secret."""
+    """Sum rows the server is trusted with, on a grid of integers, and add noise to each group's sum.
+
+    A group of which nobody was drawn is noise alone: who was is secret.
+    """
     names, size = list(noise.sums), len(state.model)
     replies = ask(Task("train", tuple(client.id for client in state.roster), asked))
     group = {client.id: names.index(str(client.group)) for client in state.roster}
     place = torch.tensor([group[client] for client in replies.ids], dtype=torch.int64, device=state.model.device)
     rows = replies.payload["update"] if replies.ids else state.model.new_zeros(0, size)
-    sums = state.model.new_zeros(len(names), size).index_add_(0, place, rows)
-    drawn = torch.zeros(len(names), 1, size + 1)
-    streams(state.round).normals(drawn, range(len(names)))
-    scale = torch.tensor([noise.sums[name] for name in names], dtype=torch.float64)[:, None] * asked["clip"].cpu()
-    sums += (drawn[:, 0, :-1] * scale).to(sums)
-    bits = float(replies.payload["bit"].double().sum()) if replies.ids else 0.0
-    return GroupSums(dict(zip(names, sums, strict=True)), bits + noise.bits * float(drawn[0, 0, -1]))
+    words = words_of(streams(state.round), "train")
+    sums = {}
+    for number, (name, multiplier) in enumerate(noise.sums.items()):
+        own = rows[place == number]
+        if multiplier:
+            grid = GridSum(float(asked["clip"]), size, multiplier)
+            sums[name] = grid.release(grid.rounded(own).sum(0), words, number).to(state.model)
+        else:  # a group without a guarantee
+            sums[name] = own.sum(0)
+    if not noise.bits:
+        return GroupSums(sums, float(replies.payload["bit"].double().sum()) if replies.ids else 0.0)
+    halves = GridSum(0.5, 1, 2 * noise.bits)  # a bit is ±1/2, so its multiplier is twice its deviation
+    bits = replies.payload["bit"].double()[:, None] if replies.ids else torch.zeros(0, 1, dtype=torch.float64)
+    return GroupSums(sums, float(halves.release(halves.rounded(bits).sum(0), words)))
 
 
 def summed_securely(state: State, ask: Ask, asked: Payload, noise: Noise, secure: SecureSums) -> GroupSums:

@@ -23,6 +23,10 @@ from polyeps.errors import InputError, PolyepsError
 # Words turned into normals at a time: the intermediate values stay in the cache. It is part of what a seed
 # means, since the words of a tile are split into radii and angles.
 TILE = 1 << 17
+FLOATS_LEAK = (
+    "noise in floating point is for simulation alone: its low digits leak; choose a release on integers "
+    '(noise = "discrete-gaussian" for secure sums, value = "grid-pm" or "duchi" for FedSel)'
+)
 
 
 class SeededStreams:
@@ -36,7 +40,8 @@ class SeededStreams:
     array([ True,  True])
     """
 
-    def __init__(self, seed: int, ids: Sequence[int | str], round: int) -> None:
+    def __init__(self, seed: int, ids: Sequence[int | str], round: int, *, exact: bool = False) -> None:
+        self.exact = exact  # to compute as a deployed client would, repeatably: for tests and audits
         self.keys = [_key(seed, client, round) for client in ids]
         if len(set(self.keys)) != len(self.keys):
             raise InputError("two clients of the cohort have the same id; give each client its own")
@@ -49,6 +54,7 @@ class SeededStreams:
 
     def select(self, rows: Sequence[int]) -> SeededStreams:
         chosen = SeededStreams.__new__(SeededStreams)
+        chosen.exact = self.exact
         chosen.keys = [self.keys[i] for i in rows]
         chosen._uniforms_drawn = self._uniforms_drawn
         chosen._noise = [self._noise[i] for i in rows]
@@ -75,6 +81,8 @@ class SeededStreams:
         return torch.tensor([key & (2**63 - 1) for key in self.keys], dtype=torch.int64, device=device)
 
     def normals(self, out: Tensor, rows: Sequence[int]) -> None:
+        if self.exact:
+            raise InputError(FLOATS_LEAK)
         _, steps, d = out.shape
         half = (d + 1) // 2
         # Drawing stays on one thread: torch's own threads spin while they wait and would starve others.
@@ -110,42 +118,31 @@ class SeededStreams:
 class SystemStreams:
     """Streams for deployment: ChaCha20 keystreams under keys from the operating system, kept nowhere.
 
-    Floating-point leakage. A Gaussian made from few bits in floating point leaves gaps and patterns in the
-    low digits of noise + value, from which an attacker may rule out neighbouring data (Mironov 2012; Jin et
-    al. 2022). Two measures: each normal is the sum of four independent Gaussians computed in float64 and
-    divided by two, so that undoing it means solving for eight 53-bit uniforms (Holohan and Braghin 2021); and
-    the sum is rounded to the public grid of multiples of 2^-16, so its low digits say nothing of how it was
-    computed. This makes the known attacks much harder. It is not a proof: the guarantee remains that of the
-    ideal Gaussian, the tails end where 53-bit uniforms end, and the value the noise is added to is itself
-    floating point. Who needs a guarantee for the very bits that are sent must release integers with discrete
-    noise instead.
+    They give uniforms, to draw batches by, and no normals: floating-point noise leaks in its low digits (Mironov 2012).
+    What a deployed client releases lies on a grid of integers, with integer noise (`mechanisms.grid_sums`,
+    `mechanisms.words`).
     """
 
+    exact = True
+
     def __init__(self, clients: int) -> None:
-        # In this order: batches of client 0, 1, ..., noise of client 0, 1, ...
-        self._keystreams = [_Keystream() for _ in range(2 * clients)]
+        self._keystreams = [_Keystream() for _ in range(clients)]
 
     @property
     def clients(self) -> int:
-        return len(self._keystreams) // 2
+        return len(self._keystreams)
 
     def select(self, rows: Sequence[int]) -> SystemStreams:
         chosen = SystemStreams(0)
-        both = [*rows, *(self.clients + i for i in rows)]
-        chosen._keystreams = [self._keystreams[i] for i in both]
+        chosen._keystreams = [self._keystreams[i] for i in rows]
         return chosen
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
-        words = [stream.words(count) for stream in self._keystreams[: self.clients]]
+        words = [stream.words(count) for stream in self._keystreams]
         return _unit(np.stack(words)) if words else np.empty((0, count))
 
-    def normals(self, out: Tensor, rows: Sequence[int]) -> None:
-        _, steps, d = out.shape
-        for i in rows:
-            uniforms = _unit(self._keystreams[self.clients + i].words(8 * steps * d)).reshape(4, 2, steps, d)
-            gaussians = np.sqrt(-2 * np.log(uniforms[:, 0])) * np.cos(2 * np.pi * uniforms[:, 1])
-            noise = np.round(gaussians.sum(0) / 2 * 2**16) / 2**16
-            out[i] = torch.from_numpy(noise).to(torch.float32)
+    def normals(self, out: Tensor, rows: Sequence[int]) -> None:  # noqa: ARG002
+        raise InputError(FLOATS_LEAK)
 
 
 def normals_for(streams: Streams, values: Tensor, release: str) -> Tensor:
@@ -154,6 +151,8 @@ def normals_for(streams: Streams, values: Tensor, release: str) -> Tensor:
     Seeded streams begin anew whenever a round's streams are asked for, so two releases of one round would have the
     same noise: `release` names which this is. Others never repeat. On a device seeded noise is drawn there.
     """
+    if streams.exact:
+        raise InputError(FLOATS_LEAK)
     drawn = torch.zeros_like(values, dtype=torch.float32)
     if isinstance(streams, SeededStreams):
         streams = streams.for_release(release)

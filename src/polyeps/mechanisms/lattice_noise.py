@@ -42,6 +42,8 @@ _TAIL = 170 * math.log(2)  # where tables end, P < 2⁻¹⁷⁰
 _WEIGHT_BITS = 320
 _TILE = 1 << 15  # draws made at a time: they stay in the cache
 _GUIDE_BITS = 20  # at most: four megabytes
+_WIDEST = 1024.0  # deviation of a single table of a wide law: larger ones leave the cache
+_SMOOTHING = 4  # deviations of the finer part, in steps of the coarser one
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,51 @@ def add_noise(table: Table, values: Whole, words: Words, rows: Sequence[int]) ->
             index[place] = _settle(table, int(uniforms[begin + place]), words, client)
         sums[tile] += index
         sums[tile] += table.first
+
+
+@dataclass(frozen=True)
+class Wide:
+    """A discrete Gaussian too wide for one table: the sum of independent draws, each times a whole number.
+
+    Of x = a + k·b, where a and b are discrete Gaussians of variances s² and t², every probability is that of the
+    discrete Gaussian of variance s² + k²t² within e^±10·exp(−2π²r²), r = st/√(s² + k²t²): x decides b up to a discrete
+    Gaussian of deviation r on the integers, whose weights add up to nearly the same wherever it is centred
+    (docs/soundness.md). Here s ≥ 4k, so r ≥ 3.9, and the difference is below 10⁻¹²⁹.
+    """
+
+    parts: tuple[tuple[int, Table], ...]  # (factor, law), the coarsest first
+
+    def add_to(self, values: Whole, words: Words, rows: Sequence[int]) -> None:
+        """Add to every element of values (m, d), row j client rows[j]'s, its own draw."""
+        noise = np.zeros(values.shape, np.int64)
+        before = 0
+        for factor, table in self.parts:
+            if before:
+                noise *= before // factor
+            add_noise(table, noise, words, rows)
+            before = factor
+        values += noise
+
+
+def wide_gaussian(variance: float) -> Wide:
+    """Return the discrete Gaussian of a variance of any size, never of a smaller one."""
+    parts: list[tuple[int, Table]] = []
+    _split(variance, 1, parts)
+    return Wide(tuple(parts))
+
+
+def _split(variance: float, factor: int, parts: list[tuple[int, Table]]) -> None:
+    """Append the parts of `factor` times a discrete Gaussian: one table, or a coarse one and what is finer."""
+    if variance <= _WIDEST**2:
+        parts.append((factor, table_for("discrete-gaussian", variance)))
+        return
+    k = math.ceil(math.sqrt(variance) / _WIDEST) * 2
+    if k * _SMOOTHING > _WIDEST:
+        k = int(_WIDEST // _SMOOTHING)
+    fine = (_SMOOTHING * k) ** 2
+    coarse = (variance - fine) / k**2 * (1 + 2.0**-50)  # rounded upwards
+    _split(coarse, factor * k, parts)
+    parts.append((factor, table_for("discrete-gaussian", float(fine))))
 
 
 def _lookup(table: Table, uniforms: Word) -> tuple[Whole, Whole]:

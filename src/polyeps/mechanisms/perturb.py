@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.core import Streams
+from polyeps.engine.noise import FLOATS_LEAK
 from polyeps.errors import InputError
 from polyeps.mechanisms.pick import whole_numbers
 from polyeps.mechanisms.selection import WORD
-from polyeps.mechanisms.values import HYBRID_THRESHOLD, ValueMechanism, cells_of, check, duchi_lead
+from polyeps.mechanisms.values import HYBRID_THRESHOLD, IDEAL_ONLY, ValueMechanism, cells_of, check, duchi_lead
 
 Floats = NDArray[np.float64]
 CELLS = 1024
@@ -32,6 +33,8 @@ def perturb(mechanism: ValueMechanism, values: Floats, epsilon: Floats, streams:
     if len(values):
         check(float(epsilon.min()))
         check(float(epsilon.max()))
+    if streams.exact and mechanism in IDEAL_ONLY:
+        raise InputError(f"value = {mechanism!r}: {FLOATS_LEAK}")
     values = np.clip(np.nan_to_num(np.asarray(values, np.float64), nan=0.0), -1, 1)
     match mechanism:
         case "duchi":
