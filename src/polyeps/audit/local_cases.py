@@ -103,7 +103,8 @@ def try_training(
     return Shown(one.charged, one.charged, found.epsilon, DELTA, len(scores[0]))
 
 
-def _trained(name: str, setting: Setting, trials: int, what: str, effort: Effort) -> Shown:
+def trained(name: str, setting: Setting, trials: int, what: str, effort: Effort) -> Shown:
+    """Train by an algorithm and look at every update."""
     algorithm = ALGORITHMS[name].build(setting.training(binary_logistic(_WIDE)), **ALGORITHMS[name].options)
     return try_training(algorithm, setting, effort, what, trials, ("train", "update", {}))
 
@@ -156,7 +157,7 @@ def _fixed(charged_as: Literal["poisson", "fixed"], trials: int, what: str, effo
 def _replaced_as_zeroed(trials: int, what: str, effort: Effort) -> Shown:
     """A record replaced by its opposite moves a sum by two clips; certificates of zero-out do not cover that."""
     setting = replace(GAUSSIAN, replaced=True)
-    shown = _trained("fedavg", setting, trials, what, effort)
+    shown = trained("fedavg", setting, trials, what, effort)
     certified = epsilon(Gaussian(setting.noise_multiplier), DELTA, adjacency="replace-one")
     return replace(shown, certified=certified)
 
@@ -164,7 +165,7 @@ def _replaced_as_zeroed(trials: int, what: str, effort: Effort) -> Shown:
 def _late_charge(trials: int, what: str, effort: Effort) -> Shown:
     """P2: noise calibrated for rounds where every round has many steps."""
     setting = replace(SUBSAMPLED, rate=0.5, noise_multiplier=1.0, steps=1, rounds=8)
-    shown = _trained("fedavg", setting, trials, what, effort)
+    shown = trained("fedavg", setting, trials, what, effort)
     event = Poisson(setting.rate, Gaussian(setting.noise_multiplier))
     return replace(shown, claimed=epsilon(dp.SelfComposedDpEvent(event, 1), DELTA))
 
@@ -180,12 +181,12 @@ def cases() -> list[Case]:
     local_steps = replace(SUBSAMPLED, rate=0.5, noise_multiplier=1.0, steps=4, rounds=1)
     small_clip = replace(GAUSSIAN, clip=1e-3)
     return [
-        case("Gaussian: one full-batch step of DP-SGD", "sound", _trained, "fedavg", GAUSSIAN, many),
-        case("subsampled Gaussian: DP-SGD", "sound", _trained, "fedavg", SUBSAMPLED, many),
-        case("DP-SGD, 4 local steps a round", "sound", _trained, "fedavg", local_steps, few),
-        case("DP-SGD, clip 0.001", "sound", _trained, "fedavg", small_clip, few),
+        case("Gaussian: one full-batch step of DP-SGD", "sound", trained, "fedavg", GAUSSIAN, many),
+        case("subsampled Gaussian: DP-SGD", "sound", trained, "fedavg", SUBSAMPLED, many),
+        case("DP-SGD, 4 local steps a round", "sound", trained, "fedavg", local_steps, few),
+        case("DP-SGD, clip 0.001", "sound", trained, "fedavg", small_clip, few),
         *(
-            case(f"{name}: train", "sound", _trained, name, SUBSAMPLED, few)
+            case(f"{name}: train", "sound", trained, name, SUBSAMPLED, few)
             for name in ("fedavg", "public-only", "weiavg", "pfa", "pfa-plus", "pdp-fl", "pdp-fl-plus")
         ),
         *(

@@ -97,7 +97,7 @@ def selected(cases: Sequence[Case], pattern: str | None) -> list[Case]:
         raise InputError("two rows of the audit have the same name; give each its own")
     found = [case for case in cases if pattern is None or fnmatchcase(case.what.lower(), f"*{pattern.lower()}*")]
     if not found:
-        raise InputError(f"no row of the audit matches {pattern!r}; `polyeps audit --list` prints them all")
+        raise InputError(f"no row of the audit matches {pattern!r}; leave it out to run all")
     return found
 
 

@@ -23,7 +23,7 @@ from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.ledger import Ledger
 
-_PLENTY = 1e3  # the ε of a trial's account: no trial is to decline
+PLENTY = 1e3  # the ε of a trial's account: no trial is to decline
 StreamsOf = Callable[[Sequence[str], int], Streams]
 
 
@@ -69,7 +69,7 @@ def ask_trials(
     if algorithm.dues is not None:
         raise InputError("clients of this algorithm add no noise of their own; audit its rounds instead")
     ids = tuple(f"trial {number}" for number in range(trials))
-    terms = Terms(Budget(_PLENTY, delta), algorithm.unit, algorithm.adjacency)
+    terms = Terms(Budget(PLENTY, delta), algorithm.unit, algorithm.adjacency)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.db", dict.fromkeys(ids, terms))
         cohort = Cohort(
