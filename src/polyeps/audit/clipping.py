@@ -50,7 +50,7 @@ Candidates = tuple[Tensor, Tensor, Tensor]  # weights (n, d), a record (n, ...) 
 def contributions(model: Model, weights: Tensor, rows: Tensor, labels: Tensor, clip: float) -> Tensor:
     """Return what each record (n, ...), under a model of its own (n, d), adds to a sum, in clips, (n,) float64."""
     lengths = torch.linalg.vector_norm(_added(model, weights, rows, labels, clip), dim=1)
-    return (lengths / clip).nan_to_num(nan=math.inf)
+    return torch.nan_to_num(lengths / clip, nan=math.inf)
 
 
 def _added(model: Model, weights: Tensor, rows: Tensor, labels: Tensor, clip: float | None) -> Tensor:
@@ -132,7 +132,7 @@ def _cancelled(model: Model, part: Slice, after: Slice, clip: float, turns: int,
     scale = 10.0 ** torch.randint(2, 10, (count, 1), generator=generator).float()
     weights = torch.randn(count, model.size, generator=generator)
     weights[:, part.start : part.stop] /= scale
-    matrix = weights[:, after.start : after.stop].unflatten(1, (after.shape[0], -1))
+    matrix = torch.unflatten(weights[:, after.start : after.stop], 1, (after.shape[0], -1))
     matrix[:, 1:] = 0.0
     matrix *= scale[:, :, None]
     rows, labels = _records(model, count, generator), _labels(count, generator)

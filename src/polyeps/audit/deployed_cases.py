@@ -22,7 +22,7 @@ from polyeps.accounting.events import Gaussian
 from polyeps.algorithms import ALGORITHMS
 from polyeps.audit.local_cases import GAUSSIAN, SUBSAMPLED, trained
 from polyeps.audit.montecarlo import Floats
-from polyeps.audit.rows import Case, Effort, Shown
+from polyeps.audit.rows import Attack, Case, Effort, Shown
 from polyeps.audit.trial_clients import StreamsOf, ask_trials, deployed, seeded
 from polyeps.core import Records
 from polyeps.engine.noise import SystemStreams, normals_for
@@ -156,11 +156,13 @@ def _piecewise() -> object:
 
 def cases() -> list[Case]:
     """All rows about deployed clients, and about the streams of simulations beside them."""
-    streams, pair, support = "noise streams", "worst-case pair", "support"
+    streams: Attack = "noise streams"
+    pair: Attack = "worst-case pair"
+    support: Attack = "support"
     small = {"features": 12, "classes": 3}
 
-    def case(what: str, attack: object, run: Callable[..., Shown], *given: object) -> Case:
-        return Case(what, "sound", attack, partial(run, *given, what))  # type: ignore[arg-type]
+    def case(what: str, attack: Attack, run: Callable[..., Shown], *given: object) -> Case:
+        return Case(what, "sound", attack, partial(run, *given, what))
 
     full, sampled = replace(GAUSSIAN, deployed=True), replace(SUBSAMPLED, deployed=True)
     return [

@@ -145,7 +145,7 @@ def _observed(
     before = [torch.zeros(model.size), torch.tensor(1.0)]
 
     def look(_: object, state: State) -> None:
-        change = (state.model - before[0]).unflatten(0, (2, -1))[:, _ORDINARY:]
+        change = torch.unflatten(state.model - before[0], 0, (2, -1))[:, _ORDINARY:]
         along = (change[1] - change[0]) / math.sqrt(2) * divisor / before[1]
         moved.append(along.numpy().astype(np.float32)[:canaries])
         before[:] = [state.model, state.kept.get("clip", before[1])]
@@ -162,8 +162,7 @@ def _observed(
             groups=dict.fromkeys(ids, _GROUP),
             memory={name: torch.zeros(len(ids), *shape) for name, shape in algorithm.keeps.items()},
         )
-        tells = ("epsilon", "examples", "group")
-        transport = _Spied(cohort, algorithm, tells)
+        transport = _Spied(cohort, algorithm, ("epsilon", "examples", "group"))
         start = State(torch.zeros(model.size))
         serve(algorithm, transport, start, rounds=run.rounds, participation=participation, seed=seed + 3, observe=look)
         paid = charged(ledger, ids[-1], run.delta)

@@ -172,11 +172,10 @@ def _late_charge(trials: int, what: str, effort: Effort) -> Shown:
 
 def cases() -> list[Case]:
     """All rows about records: name, form, and what is run."""
-    pair = "worst-case pair"
     many, few = 200_000, 40_000
 
     def case(what: str, form: Any, run: Any, *given: Any) -> Case:
-        return Case(what, form, pair, partial(run, *given, what))
+        return Case(what, form, "worst-case pair", partial(run, *given, what))
 
     local_steps = replace(SUBSAMPLED, rate=0.5, noise_multiplier=1.0, steps=4, rounds=1)
     small_clip = replace(GAUSSIAN, clip=1e-3)

@@ -60,7 +60,7 @@ def audit_algorithm(
         raise InputError(f"trials must be at least 100, not {trials}: fewer show nothing")
     if algorithm.dues is None:
         name = action or next(iter(algorithm.actions))
-        tasks = [(name, {"model": model, **(sent or {})})] * rounds
+        tasks: list[tuple[str, Payload]] = [(name, {"model": model, **(sent or {})})] * rounds
         look = partial(_replies, algorithm, tasks, trials, scale, delta)
     else:
         look = partial(_runs, algorithm, model, rounds, rate, groups or {}, trials, scale, delta)
@@ -148,4 +148,4 @@ def _runs(
 
 def _numbers(tensors: list[Tensor]) -> Floats:
     together = torch.cat([tensor.flatten(1).double() for tensor in tensors], 1)
-    return np.nan_to_num(together.numpy(), nan=1e30, posinf=1e30, neginf=-1e30)
+    return np.asarray(np.nan_to_num(together.numpy(), nan=1e30, posinf=1e30, neginf=-1e30), np.float64)

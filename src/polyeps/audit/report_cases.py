@@ -13,7 +13,7 @@ from polyeps.algorithms import ALGORITHMS
 from polyeps.algorithms.blocks import Course
 from polyeps.audit import exact, support
 from polyeps.audit.montecarlo import compare
-from polyeps.audit.rows import Case, Effort, Shown
+from polyeps.audit.rows import Attack, Case, Effort, Shown
 from polyeps.audit.samplers import audit_values
 from polyeps.audit.trial_clients import ask_trials, seeded
 from polyeps.certificate import Form
@@ -57,7 +57,7 @@ def _sampled_value(mechanism: ValueMechanism, epsilon: float, what: str, effort:
     return Shown(epsilon, epsilon, found.epsilon, trials=trials)
 
 
-def _support(mechanism: ValueMechanism, epsilon: float, what: str, effort: Effort) -> Shown:
+def _support(mechanism: Any, epsilon: float, what: str, effort: Effort) -> Shown:
     """One answer that another value cannot give is proof enough; floating point has no certificate."""
     seed = effort.seed_for(what)
     leaked = max(support.leak(mechanism, epsilon, *pair, seed=seed) for pair in _PAIRS)
@@ -88,7 +88,8 @@ def _reported(name: str, options: dict[str, Any], form: Form, claimed: float, wh
 
 def cases() -> list[Case]:
     """All rows about reports: name, form, attack, and what is run."""
-    listed = "enumeration"
+    listed: Attack = "enumeration"
+    on_top: dict[str, Any] = {"select": "ps", "value": "duchi", "share": 0.5}
     pairs: list[tuple[str, str, dict[str, Any], Form]] = [
         ("fedsel: PS, grid-PM", "fedsel", {"select": "ps", "value": "grid-pm", "share": 0.5}, "sound"),
         ("fedsel: PE, Duchi", "fedsel", {"select": "pe", "value": "duchi", "share": 0.5}, "sound"),
@@ -102,12 +103,13 @@ def cases() -> list[Case]:
             {"select": "ps", "value": "duchi", "share": 0.5},
             "sound",
         ),
-        (
-            "S5 FedSel -C: choice on top, charged without it",
-            "fedsel-extra",
-            {"select": "ps", "value": "duchi", "share": 0.5},
-            "published",
-        ),
+        ("S5 FedSel -C: choice on top, charged without it", "fedsel-extra", on_top, "published"),
+    ]
+    answers: list[tuple[str, Form, str]] = [
+        ("duchi", "sound", "Duchi: possible answers"),
+        ("grid-pm", "sound", "grid-PM: possible answers"),
+        ("pm", "published", "S6 PM: possible answers in floating point"),
+        ("hm", "published", "S6 HM: possible answers in floating point"),
     ]
     return [
         Case("EXP: law of the choice", "sound", listed, partial(_selected, "exp", "sound", _TOP, 1.0)),
@@ -128,15 +130,7 @@ def cases() -> list[Case]:
             for name in ("duchi", "grid-pm", "pm", "hm")
             for what in (f"{name}: values as drawn{' (ideal arithmetic)' if name in ('pm', 'hm') else ''}",)
         ),
-        *(
-            Case(what, form, "support", partial(_support, name, 1.0, what))
-            for name, form, what in (
-                ("duchi", "sound", "Duchi: possible answers"),
-                ("grid-pm", "sound", "grid-PM: possible answers"),
-                ("pm", "published", "S6 PM: possible answers in floating point"),
-                ("hm", "published", "S6 HM: possible answers in floating point"),
-            )
-        ),
+        *(Case(what, form, "support", partial(_support, name, 1.0, what)) for name, form, what in answers),
         *(
             Case(what, form, "worst-case pair", partial(_reported, name, options, "sound", 2.0, what))
             for what, name, options, form in pairs
