@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyeps.certificate import one_in, rounded_up
-from polyeps.methods import certify, cmp_fed, dp_sgd, fedhdp, fedsel
+from polyeps.methods import Method, certify, cmp_fed, dp_sgd, fedhdp, fedsel
 
 METHODS = [
     dp_sgd(records=1200, batch=8, steps=100),
@@ -58,3 +58,43 @@ def test_a_probability_is_never_told_too_small(delta: float) -> None:
     times, of = one_in(delta).replace("10^", "1e").split(" in ")
     shown = int(times) / float(of.replace(" ", ""))
     assert delta * (1 - 1e-12) <= shown <= 1.1001 * delta
+
+
+@pytest.mark.parametrize(
+    ("method", "sigma", "delta", "hidden", "known"),
+    [
+        (cmp_fed(clients=6000, cohort=100, rounds=180), 1.5134, 1e-4, 1.0, 10.02),
+        (fedhdp(rate=0.05, rounds=100), 1.0, 1e-4, 2.87, None),
+    ],
+)
+def test_what_holds_against_those_who_know_the_draws_stands_in_the_sentence(
+    method: Method, sigma: float, delta: float, hidden: float, known: float | None
+) -> None:
+    shown = certify(method, sigma, delta)
+    assert shown.certified == pytest.approx(hidden, rel=1e-3)
+    assert shown.certified_if_draws_known is not None
+    assert shown.certified_if_draws_known > 3 * shown.certified
+    if known is not None:
+        assert shown.certified_if_draws_known == pytest.approx(known, abs=0.01)
+    assert f"ε = {rounded_up(shown.certified_if_draws_known)}." in shown.sentence
+    assert ("the server that draws among them" in shown.sentence) == (method.trust != "server")
+    assert shown.as_dict()["certified_if_draws_known"] == shown.certified_if_draws_known
+
+
+def test_sentences_say_for_which_arithmetic_they_hold() -> None:
+    local, fixed, by_server, summed, duchi = (certify(method, 2.0, 1e-5) for method in METHODS)
+    floats = certify(
+        fedsel(select="ps", dimension=10, top=2, value="pm", epsilon_select=0.5, epsilon_value=0.5), 2.0, 0
+    )
+    assert [one.arithmetic for one in (local, fixed, by_server, summed, duchi, floats)] == [
+        "exact-when-deployed",
+        "ideal",
+        "exact",
+        "ideal",
+        "exact",
+        "ideal",
+    ]
+    assert "ideal arithmetic" in floats.sentence
+    assert "without exception" in floats.sentence
+    assert "very numbers that are released" in duchi.sentence
+    assert "that a deployed client releases" in local.sentence

@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
 
 from polyeps.accounting import Accountant
-from polyeps.core import Adjacency, Trust, Unit
+from polyeps.core import Adjacency, Arithmetic, Trust, Unit
 
 Form = Literal["sound", "published"]
 Sampler = Literal["poisson", "fixed", "none"]
@@ -23,6 +23,12 @@ _ANY_CHANGE = {
     ("client", "zero-out"): "replacing everything this client contributes by nothing",
     ("client", "add-remove"): "this client's taking part with its data or staying away",
     ("client", "replace-one"): "replacing everything this client holds by anything else",
+}
+_HOLDS_FOR = {
+    "exact": "It holds for the very numbers that are released.",
+    "exact-when-deployed": "It holds for the very numbers that a deployed client releases; a simulation draws noise in "
+    "floating point, and ideal arithmetic is assumed of it.",
+    "ideal": "It assumes ideal arithmetic: the low digits of noise in floating point may tell more.",
 }
 _PLAIN = 14  # the ε up to which a factor e^ε is written out, about a million
 _ZEROS = 9  # of a probability, beyond which a power of ten reads better
@@ -49,6 +55,9 @@ class Certificate:
     accountant: Accountant
     details: Mapping[str, Any]
     conditions: tuple[str, ...] = ()  # sentences on what the promise does not cover, or hangs on
+    arithmetic: Arithmetic = "ideal"
+    # The ε for those who know in which rounds the client was drawn; None where there is no such secret.
+    certified_if_draws_known: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """All fields and the sentence, ready for JSON."""
@@ -63,11 +72,24 @@ class Certificate:
         epsilon = rounded_up(self.certified)
         factor = rounded_up(math.exp(self.certified)) if self.certified < _PLAIN else f"e^{epsilon}"
         exception = f", except with probability at most {one_in(self.delta)}" if self.delta else ", without exception"
-        return (
-            f"Whatever {_WHO[self.trust]} learns from all of this client's answers together, {change} changes how "
-            f"likely that is by a factor of at most {factor} (ε = {epsilon}){exception}."
-            + "".join(f" {sentence}" for sentence in self.conditions)
+        return " ".join(
+            [
+                f"Whatever {_WHO[self.trust]} learns from all of this client's answers together, {change} changes how "
+                f"likely that is by a factor of at most {factor} (ε = {epsilon}){exception}.",
+                *(sentence for sentence in self.conditions if sentence != SECRET_COHORT),
+                *self._against_those_who_know(),
+                _HOLDS_FOR[self.arithmetic],
+            ]
         )
+
+    def _against_those_who_know(self) -> tuple[str, ...]:
+        """State what holds against the server that draws, where the rest holds only for those who do not know."""
+        if self.certified_if_draws_known is None:
+            return (SECRET_COHORT,) if SECRET_COHORT in self.conditions else ()
+        who = "for those who know" if self.trust == "server" else "for those who know, the server that draws among them"
+        known = self.certified_if_draws_known
+        left = f"ε = {rounded_up(known)}" if math.isfinite(known) else "nothing is promised"
+        return (f"{SECRET_COHORT[:-1]}; {who}, {left}.",)
 
 
 def rounded_up(value: float) -> str:

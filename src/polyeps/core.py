@@ -22,6 +22,9 @@ if TYPE_CHECKING:  # torch takes seconds to import; the command line must start 
 Adjacency = Literal["zero-out", "add-remove", "replace-one"]
 # What one guarantee protects: a record inside a client, or everything a client holds.
 Unit = Literal["record", "client"]
+# Whether a guarantee holds for the very bits that are released, or for ideal real numbers in their place.
+# exact-when-deployed: simulations draw noise in floating point, deployed clients on a grid of integers.
+Arithmetic = Literal["exact", "exact-when-deployed", "ideal"]
 # Whom the protected must trust with un-noised values.
 Trust = Literal["nobody", "secure-sum", "server"]
 # The fields of a profile a client may keep to itself.
@@ -230,6 +233,7 @@ class Algorithm:
     trust: Trust = "nobody"
     unit: Unit = "record"
     adjacency: Adjacency = "zero-out"
+    arithmetic: Arithmetic = "ideal"
     conditions: tuple[str, ...] = ()  # sentences on what its promise hangs on
     # How many answers a sum must have, given what a client was asked with, for its part of the noise to be enough.
     least: Callable[[Payload], int] | None = None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from polyeps import config
+from polyeps.accounting.known_draws import epsilon_if_draws_known
 from polyeps.algorithms import ALGORITHMS
 from polyeps.build import Job, checked_options
+from polyeps.certificate import SECRET_COHORT
 from polyeps.client import Cohort
 from polyeps.journal import ClientRow
+from polyeps.ledger import Ledger
 from polyeps.transport import codec
 
 _SMALL = 1 << 16  # numbers that are written whole after every round
@@ -59,12 +63,31 @@ def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
         "trust": job.algorithm.trust,
         "unit": job.algorithm.unit,
         "adjacency": job.algorithm.adjacency,
+        "arithmetic": job.algorithm.arithmetic,
         "sampler": _sampler(job),
         "conditions": job.algorithm.conditions,
         "parameters": job.population.model.size,
         "data": job.population.dataset.name,
         "scale_strategy": "own" if experiment.budgets.scale is None else "common",
     }
+
+
+def outcome(job: Job, ledger: Ledger | None, rounds_done: bool) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return what every client with a budget has spent, and facts about the end of a job."""
+    ended: dict[str, Any] = {"stopped": "rounds" if rounds_done else "budgets"}
+    if ledger is None:
+        return {}, ended
+    spent = {client: ledger.spent(client) for client in job.terms}
+    if SECRET_COHORT in job.algorithm.conditions:
+        # By what was spent: clients with the same history have one figure for those who know the draws.
+        known = {}
+        for client, epsilon in spent.items():
+            if repr(epsilon) not in known:
+                account = ledger.account(client)
+                terms = account.terms
+                known[repr(epsilon)] = epsilon_if_draws_known(account.history, terms.budget.delta, terms.adjacency)
+        ended["spent_if_draws_known"] = {key: value for key, value in known.items() if math.isfinite(value)}
+    return spent, ended
 
 
 def _summary(job: Job) -> str:

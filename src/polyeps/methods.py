@@ -12,10 +12,11 @@ import dp_accounting as dp
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import Accountant, epsilon
-from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, fold, split_clip_bit
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, fold, history_of, split_clip_bit
+from polyeps.accounting.known_draws import epsilon_if_draws_known
 from polyeps.accounting.open_cohorts import known_draws_epsilon
 from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT, Certificate, Form, Sampler
-from polyeps.core import Adjacency, Trust, Unit, check_delta
+from polyeps.core import Adjacency, Arithmetic, Trust, Unit, check_delta
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection, values
 from polyeps.mechanisms.selection import SelectName as SelectName
@@ -38,6 +39,8 @@ class Method:
     form: Form = "sound"
     conditions: tuple[str, ...] = ()
     details: Callable[[float, float], Mapping[str, Any]] = field(default=lambda *_: {})  # (scale, delta)
+    arithmetic: Arithmetic = "ideal"
+    secret_draws: bool = False  # whether the ε depends on nobody's knowing in which rounds the client was drawn
 
     def event(self, scale: float) -> DpEvent:
         """Everything one protected unit is exposed to."""
@@ -62,6 +65,12 @@ def certify(method: Method, scale: float, delta: float, accountant: Accountant =
         accountant=accountant,
         details=method.details(scale, delta),
         conditions=method.conditions,
+        arithmetic=method.arithmetic,
+        certified_if_draws_known=(
+            epsilon_if_draws_known(history_of(method.event(scale)), delta, method.adjacency)
+            if method.secret_draws
+            else None
+        ),
     )
 
 
@@ -88,6 +97,7 @@ def dp_sgd(*, records: int, batch: int, steps: int, sampler: Sampler = "poisson"
             10 * rate * math.sqrt(steps * math.log10(1 / delta)) / sigma if delta else math.inf
         ),
         details=lambda sigma, _: {"rate": rate, "steps": steps, "sigma": sigma},
+        arithmetic="ideal" if fixed else "exact-when-deployed",
     )
 
 
@@ -127,7 +137,9 @@ def fedhdp(*, rate: float, rounds: int, clip_bit_sigma: float | None = None) -> 
         unit="client",
         sampler="poisson",
         trust="server",
-        conditions=(PUBLIC_GROUP, SECRET_COHORT),
+        conditions=(PUBLIC_GROUP, SECRET_COHORT) if rate < 1 else (PUBLIC_GROUP,),
+        arithmetic="exact",
+        secret_draws=rate < 1,
         claimed=lambda sigma, delta: epsilon(dp.SelfComposedDpEvent(uncharged(sigma), rounds), delta, accountant="rdp"),
         details=details,
     )
@@ -171,8 +183,6 @@ def cmp_fed(
             "sigma": sigma,
             "survivors": honest,
             "effective_sigma": folded,
-            # Against whoever draws the cohorts as agreed; and if this client were drawn in every round.
-            "certified_if_draws_are_known": known_draws_epsilon(folded, rate, rounds, delta, adjacency),
             "certified_if_always_drawn": known_draws_epsilon(folded, 1.0, rounds, delta, adjacency),
         }
 
@@ -187,6 +197,7 @@ def cmp_fed(
         sampler=sampler,
         trust="secure-sum",
         conditions=(noisy, SECRET_COHORT) if rate < 1 else (noisy,),
+        secret_draws=rate < 1,
         claimed=theorem_1,
         details=details,
     )
@@ -249,7 +260,6 @@ def fedsel(
         if value != "none" and value != "exact":
             shown["variance_at_0"] = values.variance(value, second, 0.0)
             shown["variance_at_1"] = values.variance(value, second, 1.0)
-            shown["arithmetic"] = "ideal" if value in values.IDEAL_ONLY else "exact"
         return shown
 
     return Method(
@@ -263,6 +273,7 @@ def fedsel(
         trust="nobody",
         claimed=lambda scale, _: math.inf if value == "exact" else reports * sum(split(scale)),
         details=details,
+        arithmetic="ideal" if value in values.IDEAL_ONLY else "exact",
     )
 
 

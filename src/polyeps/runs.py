@@ -24,7 +24,7 @@ from polyeps.accounting.calibration import Progress
 from polyeps.algorithms.personal import personal_models
 from polyeps.build import Job, prepare
 from polyeps.core import Profile, State
-from polyeps.entries import changes, client_rows, facts, remind
+from polyeps.entries import changes, client_rows, facts, outcome, remind
 from polyeps.errors import InputError
 from polyeps.evaluation import by_group
 from polyeps.journal import Checkpoint, Journal
@@ -176,8 +176,7 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
     partial = path.with_suffix(".part")
     partial.write_bytes(codec.encode({"model": state.model}))
     partial.replace(path)
-    spent = {client: ledger.spent(client) for client in job.terms} if ledger else {}
-    journal.finish(job.name, spent, {"stopped": "rounds" if state.round == experiment.rounds else "budgets"})
+    journal.finish(job.name, *outcome(job, ledger, state.round == experiment.rounds))
     if ledger:
         ledger.close()
 

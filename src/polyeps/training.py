@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyeps.core import Adjacency, Records
+from polyeps.core import Adjacency, Arithmetic, Records
 from polyeps.engine.batching import Batching, Sampler
 from polyeps.engine.captured import Graphs, train_on_device
 from polyeps.engine.exact import train_exactly
@@ -67,6 +67,7 @@ class Training:
     # price(scale, row) -> DpEvent of one run, for one record of a client; None: no guarantee is given.
     price: Callable[..., Any] | None
     adjacency: Adjacency = "zero-out"  # of the price
+    arithmetic: Arithmetic = "ideal"
 
 
 def dp_sgd(
@@ -138,7 +139,8 @@ def dp_sgd(
         return dp_accounting.SelfComposedDpEvent(sampled, int(of_row("steps", steps, row)))
 
     adjacency: Adjacency = "replace-one" if batching.fixed else "add-remove" if hide_records else "zero-out"
-    return Training(model, _runner(model, memory, settings_for), price, adjacency)
+    arithmetic: Arithmetic = "ideal" if batching.fixed else "exact-when-deployed"
+    return Training(model, _runner(model, memory, settings_for), price, adjacency, arithmetic)
 
 
 def sgd(

@@ -4,6 +4,8 @@ import math
 import pytest
 from commands import refused, run, run_json
 
+from polyeps.certificate import rounded_up
+
 DP_SGD = ["dp-sgd", "--records", "1200", "--batch", "8", "--steps", "8000"]
 FEDSEL = ["fedsel", "--select", "pe", "--dimension", "123", "--top", "12"]
 CMP_FED = ["cmp-fed", "--clients", "6000", "--cohort", "100", "--rounds", "180"]
@@ -53,13 +55,14 @@ def test_cmp_fed() -> None:
 def test_cmp_fed_says_what_it_hangs_on_and_what_holds_against_the_server() -> None:
     shown = run_json("certify", *CMP_FED, "--sigma", "1.5134", "--survivors", "90")
     assert "90 of the 100 clients drawn" in shown["conditions"][0]
-    assert shown["sentence"].endswith("who do not know in which rounds the client was drawn.")
+    figure = rounded_up(shown["certified_if_draws_known"])
+    assert f"for those who know, the server that draws among them, ε = {figure}." in shown["sentence"]
     everybody = run_json("certify", *CMP_FED[:3], "--cohort", "6000", "--rounds", "1", "--sigma", "1.5134")
     assert len(everybody["conditions"]) == 1
-    known = everybody["details"]["certified_if_draws_are_known"]
-    assert known == pytest.approx(everybody["certified"], rel=1e-6)
-    assert shown["certified"] < shown["details"]["certified_if_draws_are_known"]
-    assert shown["details"]["certified_if_draws_are_known"] < shown["details"]["certified_if_always_drawn"]
+    assert everybody["certified_if_draws_known"] is None  # nothing is secret where everybody is drawn
+    assert "those who know" not in everybody["sentence"]
+    assert shown["certified"] < shown["certified_if_draws_known"]
+    assert shown["certified_if_draws_known"] < shown["details"]["certified_if_always_drawn"]
 
 
 @pytest.mark.parametrize("sigma", ["1e-7", "1e-5", "1e-4", "1e-3", "0.02", "1e99"])
@@ -68,7 +71,7 @@ def test_cmp_fed_with_hardly_any_noise_or_far_too_much(sigma: str) -> None:
         shown = run_json("certify", *CMP_FED, "--sigma", sigma, "--accountant", accountant)
         assert math.isfinite(shown["certified"])
         if accountant == "pld":
-            assert shown["certified"] <= shown["details"]["certified_if_draws_are_known"] * (1 + 1e-12)
+            assert shown["certified"] <= shown["certified_if_draws_known"] * (1 + 1e-12)
 
 
 def test_a_budget_next_to_nothing_has_its_noise() -> None:

@@ -59,7 +59,7 @@ def test_a_run_prints_methods_and_clients_and_says_where_everything_is(here: Pat
     spoken = run("run", "wards.toml")
     assert "fedavg" in spoken.stdout
     assert "non-private" in spoken.stdout
-    assert "No client spent more than the budget in force." in spoken.stdout
+    assert "Every client stayed within its effective budget" in spoken.stdout
     assert "Everything is in runs/wards; look at it with: polyeps report runs/wards" in spoken.stdout
     assert [line.split(",")[0] for line in spoken.stderr.splitlines()] == [
         "polyeps: fedavg-1 is done",

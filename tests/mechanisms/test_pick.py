@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy.stats import chisquare
 from scripted import Scripted, at_most_exp
 
@@ -188,3 +189,20 @@ def test_rows_without_epsilon_or_stream_are_refused() -> None:
         pick("ps", torch.ones(3, 4), 1, np.ones(2), SeededStreams(1, range(3), 0))
     with pytest.raises(InputError, match="as many"):
         pick("ps", torch.ones(3, 4), 1, np.ones(3), SeededStreams(1, range(2), 0))
+
+
+@pytest.mark.parametrize("select", ["ps", "pe"])
+def test_a_choice_does_not_depend_on_how_a_machine_orders_halves(
+    select: SelectName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What numpy's partition does within its halves differs between processors."""
+    values = torch.randn(300, 40, generator=torch.Generator().manual_seed(1)).round(decimals=1)
+    epsilon = np.linspace(0.5, 4.0, 300)
+    here = pick(select, values, 7, epsilon, SeededStreams(3, range(300), 0))
+
+    def elsewhere(words: NDArray[np.int64], place: int, axis: int) -> NDArray[np.int64]:
+        ordered = np.sort(words, axis=axis)
+        return np.concatenate([ordered[:, :place][:, ::-1], ordered[:, place : place + 1], ordered[:, :place:-1]], 1)
+
+    monkeypatch.setattr(np, "partition", elsewhere)
+    assert np.array_equal(pick(select, values, 7, epsilon, SeededStreams(3, range(300), 0)), here)

@@ -71,10 +71,15 @@ def with_draws_known(history: History, adjacency: Adjacency) -> KnownDraws | Non
         sampled |= inner is not step
         shift = reach / inner.noise_multiplier
         square += uses * shift * shift
-        if len(history) == 1 and isinstance(step, Poisson):
-            return _drawn_at(step.sampling_probability, shift, uses)
+        if len(history) == 1 and inner is not step:
+            return _drawn_at(_rate(step), shift, uses)
     # Of several kinds of steps, as if all samples had had this client: simpler, and still a bound.
     return KnownDraws(np.ones(1), np.array([math.sqrt(square)])) if sampled else None
+
+
+def _rate(step: Poisson | FixedSize) -> float:
+    """Return how likely a sample is to hold one unit."""
+    return step.sampling_probability if isinstance(step, Poisson) else step.sample_size / step.source_dataset_size
 
 
 def _drawn_at(rate: float, shift: float, rounds: int) -> KnownDraws:

@@ -29,7 +29,13 @@ def fedavg(training: Training, *, weights: Literal["equal", "examples"] = "equal
         return step(state, mean(replies.payload["update"], by))
 
     needs: tuple[Field, ...] = ("examples",) if weights == "examples" else ()
-    return Algorithm({"train": train_locally(training)}, round, needs=needs, adjacency=training.adjacency)
+    return Algorithm(
+        {"train": train_locally(training)},
+        round,
+        needs=needs,
+        adjacency=training.adjacency,
+        arithmetic=training.arithmetic,
+    )
 
 
 def public_only(training: Training, *, split: Split = "mixture", split_at: float | None = None) -> Algorithm:
@@ -41,4 +47,10 @@ def public_only(training: Training, *, split: Split = "mixture", split_at: float
         replies = ask_updates(state, ask, [client for client in state.roster if client.id in public])
         return step(state, mean(replies.payload["update"])) if replies.ids else state
 
-    return Algorithm({"train": train_locally(training)}, round, needs=("epsilon",), adjacency=training.adjacency)
+    return Algorithm(
+        {"train": train_locally(training)},
+        round,
+        needs=("epsilon",),
+        adjacency=training.adjacency,
+        arithmetic=training.arithmetic,
+    )

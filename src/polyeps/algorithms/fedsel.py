@@ -91,7 +91,7 @@ def fedsel(
         return sparse_mean(replies, size, torch.from_numpy(weight / weight.mean()))
 
     keeps = size if course.epochs > 1 else None
-    return reporting(course, draw, price, direction, learning_rate=rate, residual=keeps)
+    return reporting(course, draw, price, direction, learning_rate=rate, residual=keeps, value=value)
 
 
 def splitting(

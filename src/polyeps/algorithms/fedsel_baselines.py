@@ -43,7 +43,7 @@ def flat(training: Training, course: Course, *, value: ValueMechanism = "grid-pm
     def direction(_: State, replies: Replies) -> Tensor:
         return sparse_mean(replies, size) * (size / coordinates)
 
-    return reporting(course, draw, _price(coordinates), direction)
+    return reporting(course, draw, _price(coordinates), direction, value=value)
 
 
 def compressed(
@@ -65,7 +65,7 @@ def compressed(
         mean = sparse_mean(replies, kept) * kept
         return torch.mv(recovery.to(mean.device), mean)
 
-    return reporting(course, draw, _price(1), direction)
+    return reporting(course, draw, _price(1), direction, value=value)
 
 
 def exact(

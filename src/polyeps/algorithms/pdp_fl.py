@@ -86,7 +86,7 @@ def pdp_fl(
     actions = {"train": train_locally(training)}
     if delayed:
         actions["project"] = project_locally(training, per_tensor)
-    return Algorithm(actions, round, adjacency=training.adjacency)
+    return Algorithm(actions, round, adjacency=training.adjacency, arithmetic=training.arithmetic)
 
 
 def remember(state: State, replies: Replies, grouping: Grouping, anew: bool) -> dict[str, torch.Tensor]:

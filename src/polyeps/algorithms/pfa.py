@@ -44,4 +44,10 @@ def pfa(
         update, _ = combine(replies.payload["update"], weighing, public, directions, state.round)
         return step(state, update)
 
-    return Algorithm({"train": train_locally(training)}, round, needs=("epsilon",), adjacency=training.adjacency)
+    return Algorithm(
+        {"train": train_locally(training)},
+        round,
+        needs=("epsilon",),
+        adjacency=training.adjacency,
+        arithmetic=training.arithmetic,
+    )

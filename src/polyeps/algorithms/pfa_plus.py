@@ -59,4 +59,4 @@ def pfa_plus(
         return step(state, update, **kept_basis(basis))
 
     actions = {"train": train_locally(training), "project": project_locally(training, per_tensor)}
-    return Algorithm(actions, round, needs=("epsilon",), adjacency=training.adjacency)
+    return Algorithm(actions, round, needs=("epsilon",), adjacency=training.adjacency, arithmetic=training.arithmetic)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polyeps.algorithms.blocks import Course, step
 from polyeps.core import Action, Algorithm, Ask, Payload, Profile, Replies, State, Task, Work
+from polyeps.mechanisms.values import IDEAL_ONLY
 from polyeps.training import Training
 
 Floats = NDArray[np.float64]
@@ -31,6 +32,7 @@ def reporting(
     *,
     learning_rate: float | None = None,
     residual: int | None = None,
+    value: str = "exact",
 ) -> Algorithm:
     """One report per client and epoch; the server steps against the direction (d,) it reads from a round's reports."""
     rate = course.learning_rate if learning_rate is None else learning_rate
@@ -54,6 +56,7 @@ def reporting(
         round,
         unit="client",
         adjacency="replace-one",
+        arithmetic="ideal" if value in IDEAL_ONLY else "exact",
         memory={"epoch": ()} | ({} if residual is None else {"residual": (residual,)}),
     )
 

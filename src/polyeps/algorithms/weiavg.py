@@ -19,4 +19,10 @@ def weiavg(training: Training) -> Algorithm:
             return state
         return step(state, mean(replies.payload["update"], epsilons(state, replies.ids)))
 
-    return Algorithm({"train": train_locally(training)}, round, needs=("epsilon",), adjacency=training.adjacency)
+    return Algorithm(
+        {"train": train_locally(training)},
+        round,
+        needs=("epsilon",),
+        adjacency=training.adjacency,
+        arithmetic=training.arithmetic,
+    )

@@ -141,9 +141,11 @@ def print_clients(journal: Journal) -> None:
     if len(shown) > _MOST_CLIENTS:
         print(f"and {len(shown) - _MOST_CLIENTS} lines more, in the report.")
     if over:
-        print(f"{over} times a client spent more than the budget in force: do not trust this run.")
+        print(f"{over} times a client spent more than its effective budget: do not trust this run.")
     else:
-        print("No client spent more than the budget in force.")
+        print(
+            "Every client stayed within its effective budget (the controls minimum and maximum replace clients' own)."
+        )
 
 
 def _strictest_first(row: Mapping[str, Any]) -> tuple[float, list[tuple[int, str]]]:

@@ -101,10 +101,27 @@ def _with_rank(values: Tensor, rows: Whole, rank: Whole, seed: Whole, top: int |
         # A magnitude's bits are in the order of magnitudes; below them the coordinate itself, scrambled by chance.
         bits = torch.nan_to_num(mine.detach().cpu().float().abs(), nan=0.0, posinf=torch.inf).view(torch.int32)
         words = (bits.to(torch.int64) << 32 | (chance.to(torch.int64) & 0xFFFFFFFF)).numpy()
-        words = np.sort(words, axis=1) if top is None else np.partition(words, dimension - top - 1, axis=1)
-        chosen = np.take_along_axis(words, rank[some, None], axis=1)[:, 0]
+        if top is not None:
+            found[some] = _in_halves(words, rank[some], dimension - top)
+            continue
+        chosen = np.take_along_axis(np.sort(words, axis=1), rank[some, None], axis=1)[:, 0]
         found[some] = _unmixed((chosen & 0xFFFFFFFF).astype(np.uint32)) ^ keys.view(np.uint32)
     return found
+
+
+def _in_halves(words: Whole, rank: Whole, rest: int) -> Whole:
+    """The coordinate of each row that has a rank when the smallest `rest` come first, each half in its own order.
+
+    A partition leaves the halves in an order that depends on the machine; only which words are in them does not.
+    """
+    if not rest:
+        return rank
+    largest = np.partition(words, rest - 1, axis=1)[:, rest - 1 : rest]
+    in_top = (rank >= rest)[:, None]
+    mine = (words > largest) == in_top
+    wanted = np.where(rank >= rest, rank - rest, rank)[:, None] + 1
+    place: Whole = np.argmax(np.cumsum(mine, axis=1, dtype=np.int32) == wanted, axis=1)
+    return place
 
 
 def _mixed(words: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from polyeps.certificate import Certificate
 from polyeps.report.curves import accuracy_curve
@@ -186,12 +187,20 @@ def _promise(line: Line, job: Job, row: ClientSummary) -> str:
             accountant="pld",
             details={},
             conditions=tuple(facts.get("conditions", ())),
+            arithmetic=facts.get("arithmetic", "ideal"),
+            certified_if_draws_known=_if_draws_known(facts, row.spent),
         ).sentence
         return re.sub(
             r"(?<=\d) (?=\d)|(?<=ε) (?==)|(?<==) |(?<=in) (?=1)", "\u00a0", sentence
         )  # numbers stay on a line
     except KeyError as missing:
         return f"The journal does not say under which terms it was protected ({missing.args[0]} is missing)."
+
+
+def _if_draws_known(facts: Mapping[str, Any], spent: float) -> float | None:
+    """Return what was spent against those who know the draws: infinite where no figure is known, None without draws."""
+    known = facts.get("spent_if_draws_known")
+    return None if known is None else float(known.get(repr(spent), math.inf))
 
 
 # What a client must know that chose no protection where others are protected.

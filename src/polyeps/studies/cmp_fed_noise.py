@@ -124,7 +124,7 @@ def _account(setting: Setting, name: str, sigma: float) -> dict[str, Any]:
         "sigma": sigma,
         "true_poisson": drawn.certified,
         "true_fixed": fixed.certified,
-        "true_if_draws_are_known": drawn.details["certified_if_draws_are_known"],
+        "true_if_draws_are_known": drawn.certified_if_draws_known,
         "enough_for": [kind for kind, yes in enough.items() if yes],
         "conditions_hold": name != THEOREM or theorem_1_applies(setting, sigma),  # the others have none
     }

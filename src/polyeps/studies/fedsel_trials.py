@@ -243,6 +243,8 @@ class _Chance:
     Reports need uniforms alone; who asks for anything else is told so.
     """
 
+    exact = False
+
     def __init__(self, chance: np.random.Generator, clients: int) -> None:
         self.chance, self.clients = chance, clients
 
