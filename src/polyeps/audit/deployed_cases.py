@@ -60,9 +60,12 @@ def replies_of(
 
 
 def _records(model: Model, empty: bool, generator: torch.Generator) -> Records:
-    """The records of one client: usual ones, whose gradients have digits everywhere, or empty ones."""
-    rows = torch.zeros(6, *model.input_shape) if empty else torch.randn(6, *model.input_shape, generator=generator)
-    return Records(rows, torch.randint(0, 2, (6,), generator=generator), torch.tensor([0, 6]))
+    """The records of one client: usual ones, whose gradients have digits everywhere, or empty ones.
+
+    A record of zeros would still move a bias; one that is not a number contributes nothing.
+    """
+    rows = torch.randn(6, *model.input_shape, generator=generator)
+    return Records(rows * math.nan if empty else rows, torch.arange(6) % 2, torch.tensor([0, 6]))
 
 
 def grid_of(values: Tensor) -> int | None:

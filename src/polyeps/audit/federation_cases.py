@@ -200,7 +200,7 @@ def _one_run(run: Run, canaries: int, of_records: bool, what: str, effort: Effor
     put_in = effort.generator(what).random(canaries) < 0.5
     found = (watch_records if of_records else watch)(run, put_in, effort.seed_for(what), ordinary=_ORDINARY)
     scores = scores_of(run, found.moved)
-    shown = guesses_in_one_run(put_in, scores, run.delta, effort.confidence, (0.02, 0.05, 0.1, 0.2, 0.5))
+    shown = guesses_in_one_run(put_in, scores, run.delta, effort.confidence, (0.02, 0.1, 0.5, 1.0))
     along = np.sum(found.moved, axis=0)
     estimate = one_shot_estimate(along[put_in], along[~put_in], run.delta)
     return Shown(found.charged, found.charged, shown.epsilon, run.delta, canaries, estimate)
@@ -246,7 +246,7 @@ def cases() -> list[Case]:
         ),
         "dp-randagg: Skellam": Run("dp-randagg", {"rank": 0, "noise": "skellam"}),
     }
-    often: dict[str, Any] = {"rate": 0.5, "scale": 0.7, "rounds": 4, "delta": 1e-9}
+    often: dict[str, Any] = {"rate": 0.5, "scale": 3.0, "rounds": 4, "delta": 1e-9}
     factored = Run("cmp-fed", {**_WHOLE, "split": 0.2}, share=0.8, **often)
     opened = {
         "cmp-fed": Run("cmp-fed", _WHOLE, rate=1.0),
@@ -260,9 +260,9 @@ def cases() -> list[Case]:
             Case(what, "sound", "one run", partial(_one_run, run, canaries, of_records, what))
             for what, run, canaries, of_records in (
                 ("one run: DP-SGD, canary records", Run("fedavg", **often), 4000, True),
-                ("one run: fedhdp, canary clients", Run("fedhdp", _FIXED_CLIP, **often), 1000, False),
-                ("one run: cmp-fed, canary clients", factored, 1000, False),
-                ("one run: dp-randagg, canary clients", Run("dp-randagg", {"rank": 0}, **often), 1000, False),
+                ("one run: fedhdp, canary clients", Run("fedhdp", _FIXED_CLIP, **often), 2000, False),
+                ("one run: cmp-fed, canary clients", factored, 2000, False),
+                ("one run: dp-randagg, canary clients", Run("dp-randagg", {"rank": 0}, **often), 2000, False),
             )
         ),
         *(

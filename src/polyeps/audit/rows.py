@@ -24,15 +24,15 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard to try: the seed of what is simulated, and the confidence that each row must have."""
+    """How hard to try: the seed of what is simulated, how many trials, and the confidence that each row must have."""
 
     seed: int = 0
-    quick: bool = True
+    times: float = 1.0  # the trials of a quick audit
     confidence: float = CONFIDENCE
 
     def trials(self, quick: int) -> int:
-        """How many trials to run where a quick audit runs so many."""
-        return quick if self.quick else _MORE * quick
+        """Return how many trials to run where a quick audit runs so many."""
+        return max(1, round(self.times * quick))
 
     def seed_for(self, what: str) -> int:
         """Return a seed of a row's own, so that a row is the same whichever other rows are run."""
@@ -103,7 +103,7 @@ def selected(cases: Sequence[Case], pattern: str | None) -> list[Case]:
 
 def audit_all(cases: Sequence[Case], seed: int, quick: bool, progress: Progress = lambda *_: None) -> list[Row]:
     """Run attacks. The error is divided among all of them, so that `CONFIDENCE` holds for the whole table."""
-    effort = Effort(seed, quick, 1 - (1 - CONFIDENCE) / len(cases))
+    effort = Effort(seed, 1 if quick else _MORE, 1 - (1 - CONFIDENCE) / len(cases))
     rows = []
     for done, case in enumerate(cases, start=1):
         rows.append(Row(case.what, case.form, case.attack, case.run(effort)))
