@@ -12,6 +12,7 @@ from audited import row
 from torch import Tensor
 
 from polyeps import training
+from polyeps.accounting import afford
 from polyeps.engine import loop, network, noise
 from polyeps.errors import PolyepsError
 from polyeps.ledger import Ledger
@@ -118,6 +119,12 @@ def adjacency_forgotten(patch: Patch) -> None:
     patch.setattr("polyeps.audit.local_cases.dp_sgd", dp_sgd)
 
 
+def reach_of_one_clip(patch: Patch) -> None:
+    """Accountants price a replaced record as if it moved a sum by one clip."""
+    patch.setattr(afford, "_known", {})
+    patch.setattr("polyeps.accounting.profiles.clip_norms_moved", lambda _: 1)
+
+
 FOUND_BY: list[tuple[Any, str, float]] = [  # fault, row, and how many times the trials of the quick audit find it
     (halved_in_simulation, "fedavg: train", 0.5),
     (halved_in_simulation, "simulated DP-SGD: spread of the noise", 1),
@@ -137,6 +144,7 @@ FOUND_BY: list[tuple[Any, str, float]] = [  # fault, row, and how many times the
     (noise_of_the_round_before, "simulated DP-SGD: no noise twice", 1),
     (rate_doubled, "subsampled Gaussian: DP-SGD", 0.3),
     (rate_doubled, "deployed DP-SGD: Poisson batches", 0.2),
+    (reach_of_one_clip, "DP-SGD, fixed-size batches, replace-one", 0.5),
     (cohorts_doubled, "dp-randagg: all coordinates", 0.5),
 ]
 

@@ -27,6 +27,7 @@ from polyeps.models import MODELS, Model, Slice
 DELTA = 1e-5
 _ROOM = 1e-6  # beyond the clip, for rounding
 _NUMBERS = 1 << 19  # weights tried at a time
+_ENOUGH = 2.0  # clips of one record, after which there is nothing left to search for
 _CLASSES = 2  # labels that every model has
 _EXTREMES = (
     0.0,
@@ -72,7 +73,8 @@ def search(model: Model, clip: float, turns: int, generator: torch.Generator) ->
         candidates = (_sure if turn % 2 else _any)(model, count, generator)
         worst = max(worst, float(contributions(model, *candidates, clip).max()))
     for part, after in pairwise(_matrices(model)):
-        worst = max(worst, _cancelled(model, part, after, clip, turns, generator))
+        if worst < _ENOUGH:
+            worst = max(worst, _cancelled(model, part, after, clip, turns, generator))
     return worst
 
 
@@ -145,6 +147,8 @@ def _cancelled(model: Model, part: Slice, after: Slice, clip: float, turns: int,
         weights, shortest = torch.where(better[:, None], moved, weights), torch.where(better, length, shortest)
         step = max(1e-7, step * 0.85)
         worst = max(worst, float(contributions(model, weights, rows, labels, clip).max()))
+        if worst >= _ENOUGH:
+            break
     return worst
 
 
