@@ -10,8 +10,9 @@ from torch import Tensor
 from polyeps.accounting.events import PureDpEvent
 from polyeps.accounts import Terms
 from polyeps.client import Cohort, answer, profiles
-from polyeps.core import Action, Algorithm, Ask, Budget, Payload, Records, State, Task, Work
+from polyeps.core import Action, Algorithm, Ask, Budget, Payload, Records, Spec, State, Task, Work
 from polyeps.engine.noise import SeededStreams
+from polyeps.errors import TaskRefused
 from polyeps.ledger import Ledger
 
 IDS = ("a", "b", "c", "d")
@@ -26,7 +27,8 @@ def marked(name: str) -> Action:
     def allows(payload: Payload, memory: Payload) -> Tensor:
         return memory["first"] > payload["least"] if name == "second" else memory["first"] == 0
 
-    return Action(run, lambda scale, _: PureDpEvent(1 / scale), allows, pure=True)
+    takes = {"least": Spec(())}
+    return Action(run, lambda scale, _: PureDpEvent(1 / scale), allows, pure=True, takes=takes)
 
 
 def federation(path: Path, scale: list[float]) -> tuple[Algorithm, Cohort]:
@@ -65,7 +67,7 @@ def test_a_second_phase_only_after_the_first(tmp_path: Path) -> None:
 def test_an_answer_of_the_wrong_shape_is_no_agreement(tmp_path: Path) -> None:
     algorithm, cohort = federation(tmp_path / "a.db", [1.0] * 4)
     strange = Task("second", IDS, {"least": torch.full((5, 1), -1.0)}, "run", 0)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(TaskRefused, match="'least' must be a single number of float32"):
         answer(cohort, algorithm, strange)
     assert cohort.ledger is not None
     assert {cohort.ledger.spent(client) for client in IDS} == {0.0}

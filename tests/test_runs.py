@@ -4,6 +4,7 @@ import csv
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from killing import wanted
 
 from polyeps import runs
 from polyeps.algorithms import ALGORITHMS
-from polyeps.algorithms.releases import Held
-from polyeps.core import Work
+from polyeps.cohort import RoundMemory
+from polyeps.core import Replies, Task
 from polyeps.errors import InputError, JournalError
 from polyeps.journal import Journal
 from polyeps.ledger import Ledger
 from polyeps.server import Round
+from polyeps.transport.memory import InMemory
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -108,16 +110,16 @@ def test_stopped_between_the_two_releases_of_a_round(
     method = {"name": "cmp-fed", "noise": noise, "dropouts": 0.5}
     settings = experiment(method, rounds=4, participation={"kind": "poisson", "share": 0.8})
     runs.run(settings, tmp_path / "whole")
-    real, calls = Held.take, 0
+    real, calls = RoundMemory.take, 0
 
-    def take(self: Held, work: Work) -> torch.Tensor:
+    def take(self: RoundMemory, name: str, clients: Sequence[str]) -> torch.Tensor:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise StoppedError
-        return real(self, work)
+        return real(self, name, clients)
 
-    monkeypatch.setattr(Held, "take", take)
+    monkeypatch.setattr(RoundMemory, "take", take)
     with pytest.raises(StoppedError):
         runs.run(settings, tmp_path / "parts")
     runs.resume(tmp_path / "parts")
@@ -219,3 +221,49 @@ def test_a_folder_is_never_overwritten(tmp_path: Path) -> None:
         runs.run(experiment(), tmp_path / "run")
     with pytest.raises(InputError, match="there is no run at"):
         runs.resume(tmp_path / "nowhere")
+
+
+def test_a_folder_is_one_processs_at_a_time(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def meanwhile(*_: Any) -> None:
+        script = "import sys; from polyeps import runs; runs.resume(sys.argv[1])"
+        ran = subprocess.run([sys.executable, "-c", script, str(tmp_path / "run")], capture_output=True, text=True)
+        seen.append(ran.stderr)
+        runs.read(tmp_path / "run")  # looking on is free
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        runs.run(experiment(), tmp_path / "run", watch=runs.Watch(round_done=meanwhile))
+    assert f"another process is running {tmp_path / 'run'}; wait for it, or stop it first" in seen[0]
+    assert len(runs.resume(tmp_path / "run").models) == 1  # the lock went with who held it
+
+
+def test_a_model_that_diverged_ends_its_job_and_says_why(tmp_path: Path) -> None:
+    wanted = experiment(["non-private", "fedavg"], rounds=60, training={"learning_rate": 4e8})
+    runs.run(wanted, tmp_path / "run")
+    journal = Journal(tmp_path / "run" / "journal.db")
+    facts = {row["label"]: row["facts"] for row in journal.jobs()}
+    assert {row["status"] for row in journal.jobs()} == {"done"}
+    early = [fact["reason"] for fact in facts.values() if fact["stopped"] == "early"]
+    assert early
+    assert all(why.startswith("clients refuse the task: 'model' must lie between -1e+09 and 1e+09") for why in early)
+    spoken = run("report", str(tmp_path / "run"), "--output", str(tmp_path / "page.html"))
+    assert spoken.status == 0
+
+
+def test_discarded_replies_are_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = InMemory.__call__
+
+    def spoilt(self: InMemory, task: Task) -> Replies:
+        replies = real(self, task)
+        if task.round == 1:
+            replies.payload["update"][0] = float("nan")
+        return replies
+
+    monkeypatch.setattr(InMemory, "__call__", spoilt)
+    runs.run(experiment(), tmp_path / "run")
+    journal = Journal(tmp_path / "run" / "journal.db")
+    found = journal.query("SELECT round, value FROM metrics WHERE name = 'discarded replies'")
+    assert found == [{"round": 1, "value": 1.0}]
+    assert [row["answered"] for row in journal.query("SELECT answered FROM rounds")] == [6, 6, 6]

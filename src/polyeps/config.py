@@ -180,7 +180,9 @@ class Experiment(Section):
     @field_validator("seeds", mode="before")
     @classmethod
     def _count_of_seeds(cls, value: Any) -> Any:
-        return tuple(range(1, value + 1)) if isinstance(value, int) and not isinstance(value, bool) else value
+        if type(value) is int and value > 10_000:
+            raise ValueError("is a number of seeds, at most 10000; to choose seeds, list them: seeds = [7, 8]")
+        return tuple(range(1, value + 1)) if type(value) is int else value
 
     @field_validator("seeds")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -29,6 +30,7 @@ Arithmetic = Literal["exact", "exact-when-deployed", "ideal"]
 Trust = Literal["nobody", "secure-sum", "server"]
 # The fields of a profile a client may keep to itself.
 Field = Literal["examples", "epsilon", "group"]
+LONGEST_NAME = 255  # bytes of the name of a client or a run
 # Named tensors: all that crosses the wire, and all a client keeps between rounds.
 Payload = Mapping[str, "Tensor"]
 
@@ -59,6 +61,14 @@ def check_delta(delta: float) -> None:
 def clip_norms_moved(adjacency: Adjacency) -> int:
     """Return how far one unit can move a clipped sum, in clip norms."""
     return 2 if adjacency == "replace-one" else 1
+
+
+def check_name(what: str, name: Any) -> None:
+    """Refuse a name that cannot be written down everywhere: in messages, in files and on a screen."""
+    if not isinstance(name, str) or not name.isprintable():  # a lone surrogate is not printable
+        raise InputError(f"{what} must be printable text, not {ascii(name)[:80]}; choose another name")
+    if len(name.encode()) > LONGEST_NAME:
+        raise InputError(f"{what} has {len(name.encode())} bytes, and at most {LONGEST_NAME} are allowed; shorten it")
 
 
 @dataclass(frozen=True)
@@ -124,25 +134,47 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class Spec:
+    """What one tensor of a message must be; NaN and infinities are never allowed.
+
+    >>> Spec((2,), "float32", lowest=0.0)
+    Spec(shape=(2,), dtype='float32', lowest=0.0, highest=1.7976931348623157e+308, optional=False)
+    """
+
+    shape: tuple[int | None, ...]  # None: any length
+    dtype: str = "float32"
+    lowest: float = -sys.float_info.max
+    highest: float = sys.float_info.max
+    optional: bool = False  # whether a message may go without it
+
+
+Specs = Mapping[str, Spec]
+
+
+@dataclass(frozen=True)
 class Task:
-    """One request to some clients; the server's loop stamps it with run and round."""
+    """One request to some clients; the server's loop stamps it with run, round and the replies it expects."""
 
     action: str
     to: tuple[str, ...]
     payload: Payload
     run: str = ""
     round: int = 0
+    summed: bool = False  # set by the transport: replies go into a sum, and nobody sees a single one
+    gives: Specs | None = None  # what each reply must hold, by the server's reckoning; it is not sent to clients
 
 
 @dataclass(frozen=True)
 class Replies:
-    """What came back: row i of every tensor is from client ids[i]; who was asked and is missing declined."""
+    """What came back: row i of every tensor is from client ids[i]. Clients that were asked and are missing declined."""
 
     ids: tuple[str, ...]
     payload: Payload
     ready: tuple[bool, ...]  # whether each could pay for the same task once more
     received: int = 0  # bytes of the task, for each client
     sent: int = 0  # bytes of one reply
+    exhausted: tuple[str, ...] = ()  # clients that declined because they cannot afford the task
+    malformed: tuple[str, ...] = ()  # clients whose reply the transport could not use
 
 
 @dataclass(frozen=True)
@@ -195,6 +227,12 @@ class Action:
     # The price is one pure ε, of 1/scale where the form is sound, whatever the row: it needs no search, and clients
     # with equal scales pay alike.
     pure: bool = False
+    # The tensors a task must hold, no more and no fewer; anything else is refused before anybody pays.
+    takes: Specs = field(default_factory=dict)
+    fits: Callable[[Payload], None] | None = None  # raises InputError where tensors do not fit together
+    # payload -> the tensors of each reply; servers discard replies that differ. None: replies must only be alike
+    gives: Callable[[Payload], Specs] | None = None
+    recalls: tuple[str, ...] = ()  # what it needs of an earlier action of the same round; clients without it decline
 
 
 @dataclass(frozen=True)
@@ -206,6 +244,7 @@ class State:
     enrolled: tuple[Profile, ...] = ()  # all clients of the federation
     roster: tuple[Profile, ...] = ()  # those who take part in this round
     round: int = 0
+    stopped: str = ""  # why the rounds ended, in a sentence
 
     def to(self, device: torch.device) -> State:
         """The same state on another device."""
@@ -240,6 +279,13 @@ class Algorithm:
     memory: Mapping[str, tuple[int, ...]] = field(
         default_factory=dict
     )  # shape of what each client keeps, zero at first
+    groups: tuple[str, ...] = ()  # those a client may be in, where groups are needed
+    seeded: bool = False  # whether the server's own noise can be repeated: in simulation only
+
+    @property
+    def passed_on(self) -> frozenset[str]:
+        """What clients keep from one action of a round to the next, and no longer."""
+        return frozenset(name for action in self.actions.values() for name in action.recalls)
 
     @property
     def keeps(self) -> Mapping[str, tuple[int, ...]]:

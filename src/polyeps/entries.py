@@ -72,9 +72,9 @@ def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
     }
 
 
-def outcome(job: Job, ledger: Ledger | None, rounds_done: bool) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return what every client with a budget has spent, and facts about the end of a job."""
-    ended: dict[str, Any] = {"stopped": "rounds" if rounds_done else "budgets"}
+def outcome(job: Job, ledger: Ledger | None, ended: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return what every client with a budget has spent, and facts about the end of a job: those given, and more."""
+    ended = dict(ended)
     if ledger is None:
         return {}, ended
     spent = {client: ledger.spent(client) for client in job.terms}

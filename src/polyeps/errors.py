@@ -2,7 +2,8 @@
 
     PolyepsError
     ├── InputError          something the caller gave is wrong; nothing was changed
-    │   └── DataError       a data file or data set is missing, damaged or malformed
+    │   ├── DataError       a data file or data set is missing, damaged or malformed
+    │   └── TaskRefused     a client refuses what a server asks; nothing was charged
     ├── UnknownEvent        an accountant was shown an event it cannot judge
     ├── BudgetExceeded      a charge would pass a client's budget; nothing was charged
     ├── JournalError        a run's journal cannot be read or written
@@ -26,6 +27,10 @@ class InputError(PolyepsError, ValueError):
 
 class DataError(InputError):
     """A data file or data set is missing, damaged or malformed."""
+
+
+class TaskRefused(InputError):  # noqa: N818
+    """A client refuses what a server asks; nothing was charged."""
 
 
 class UnknownEvent(PolyepsError):  # noqa: N818 - a refusal, not a malfunction

@@ -16,7 +16,7 @@ from polyeps.accounting import afford
 from polyeps.accounting.events import canonical, describe, understand
 from polyeps.accounts import Account, Charge, Terms
 from polyeps.chain import Chain, Clock, Draft, Row, now
-from polyeps.core import Budget, Unit
+from polyeps.core import Budget, Unit, check_name
 from polyeps.errors import BudgetExceeded, InputError, LedgerError
 from polyeps.head import Head
 
@@ -256,6 +256,7 @@ class Ledger:
 def _enrolment(client: str, terms: Terms) -> Draft:
     if not client.strip():
         raise InputError("a client needs a name")
+    check_name("a client's id", client)
     return "budget", {
         "client": client,
         "epsilon": terms.budget.epsilon,

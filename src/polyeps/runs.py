@@ -12,7 +12,10 @@ the same result, and its charges, already on disk, are not made twice.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,7 @@ from polyeps.evaluation import by_group
 from polyeps.journal import Checkpoint, Journal
 from polyeps.ledger import Ledger
 from polyeps.populate import populate
-from polyeps.server import Round, check_disclosure
+from polyeps.server import ALL_ROUNDS, Round, check_disclosure
 from polyeps.transport import codec
 from polyeps.transport.memory import InMemory
 
@@ -73,7 +76,9 @@ def run(
         for method in experiment.algorithm:
             job = prepare(experiment, method, population, watch.calibrating)
             told: Any = dict.fromkeys(job.tells, 1)
-            check_disclosure(job.algorithm, [Profile(client, **told) for client in population.ids])
+            groups = job.groups or (None,) * len(population.ids)
+            faces = zip(population.ids, groups, strict=True)
+            check_disclosure(job.algorithm, [Profile(client, **{**told, "group": group}) for client, group in faces])
     _make_folder(folder)
     about = {
         "name": experiment.name,
@@ -95,6 +100,14 @@ def resume(folder: Path | str, *, device: str = "cpu", watch: Watch | None = Non
     folder = Path(folder)
     watch = watch or Watch()
     journal = Journal(folder / "journal.db")
+    with _alone_in(folder):
+        _do_all(journal, folder, device, watch)
+    journal.close()
+    return read(folder)
+
+
+def _do_all(journal: Journal, folder: Path, device: str, watch: Watch) -> None:
+    """Do the jobs of a run that are not done yet."""
     experiment = config.experiment(journal.about()["experiment"])
     methods = {method.title: method for method in experiment.algorithm}
     population = None
@@ -107,8 +120,6 @@ def resume(folder: Path | str, *, device: str = "cpu", watch: Watch | None = Non
         _do(job, experiment, journal, folder, watch)
         watch.job_done(job.name)
     _write_metrics(journal, folder / "metrics.csv")
-    journal.close()
-    return read(folder)
 
 
 def read(folder: Path | str) -> Outcome:
@@ -144,9 +155,12 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
     before = set(job.population.ids if active is None else active)
 
     def observe(round: Round, now: State) -> None:
-        last = round.number + 1 == experiment.rounds or not job.participation.goes_on(round.active)
+        goes_on = job.participation.goes_on(round.active) and not now.stopped
+        last = round.number + 1 == experiment.rounds or not goes_on
         due = (round.number + 1) % experiment.evaluate_every == 0 or last
         metrics = job.population.evaluate(now.model) if due else {}
+        if round.discarded:
+            metrics["discarded replies"] = len(round.discarded)
         if last and job.population.own_tests is not None:
             metrics |= by_group(job.population, now.model, personal_models(cohort.memory, now.model))
         counts = {
@@ -176,7 +190,8 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
     partial = path.with_suffix(".part")
     partial.write_bytes(codec.encode({"model": state.model}))
     partial.replace(path)
-    journal.finish(job.name, *outcome(job, ledger, state.round == experiment.rounds))
+    stopped = "rounds" if state.stopped == ALL_ROUNDS else "early"
+    journal.finish(job.name, *outcome(job, ledger, {"stopped": stopped, "reason": state.stopped}))
     if ledger:
         ledger.close()
 
@@ -197,6 +212,20 @@ def _restored(checkpoint: Checkpoint) -> State:
 
 def _model_path(folder: Path, job: str) -> Path:
     return folder / "models" / f"{job}.safetensors"
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Refuse to work in a folder in which another process does; the lock goes with the process that holds it."""
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"another process is running {folder}; wait for it, or stop it first") from None
+    else:
+        yield
+    finally:
+        os.close(held)
 
 
 def _make_folder(folder: Path) -> None:

@@ -2,92 +2,36 @@
 
 from __future__ import annotations
 
+import logging
+import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
 
-from polyeps.core import ENTER, Algorithm, Ask, Profile, Replies, State, Task, Total
-from polyeps.errors import InputError
+from polyeps.core import ENTER, Algorithm, Ask, Profile, Replies, Specs, State, Task, Total
+from polyeps.errors import InputError, TaskRefused
+from polyeps.messages import usable_rows
+from polyeps.participation import Participation as Participation
+from polyeps.participation import check_secret_cohorts as check_secret_cohorts
+from polyeps.participation import cohort_size as cohort_size
+
+log = logging.getLogger(__name__)
 
 
 class Transport(Ask, Protocol):
     """What carries tasks to clients and replies back."""
 
+    deployed: bool = False  # whether real clients are behind it: then nothing that is secret may be seeded
+
     def profiles(self) -> tuple[Profile, ...]:
-        """The faces of all enrolled clients."""
+        """Return the profiles of all enrolled clients."""
 
-
-@dataclass(frozen=True)
-class Participation:
-    """How a round's cohort is drawn among the clients that can still afford a round.
-
-    uniform: a fixed share of all clients, without replacement; poisson: every client by its own coin; full: all;
-    epoch: all clients are shuffled into cohorts of about that share, each asked once before anybody is asked again.
-    Each client's lot depends on the seed, the round and the set of all clients alone, so methods that are
-    compared under one seed draw the same cohorts as long as the same clients are left.
-    """
-
-    kind: Literal["uniform", "poisson", "full", "epoch"] = "full"
-    share: float = 1.0
-    quorum: int = 1  # the run ends when fewer clients than this can afford a round
-    including: frozenset[str] = frozenset()  # at least one of these is in every cohort; without any, the run ends
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise InputError(f"participation.share must be above 0 and at most 1, not {self.share}")
-        if self.quorum < 1:
-            raise InputError(f"participation.quorum must be at least 1, not {self.quorum}")
-        if self.kind == "epoch" and self.including:
-            raise InputError("participation: in an epoch every client is asked once, so nobody can be in every cohort")
-
-    def goes_on(self, active: Sequence[str]) -> bool:
-        """Whether a round can begin with those who are left: enough of them, and one that must be in every cohort."""
-        missing = bool(self.including) and self.including.isdisjoint(active)
-        return len(active) >= self.quorum and not missing
-
-    def batches(self, clients: int) -> int:
-        """In how many rounds an epoch asks every client once; a round is an epoch of its own where chance decides."""
-        return clients // cohort_size(self.share, clients) if self.kind == "epoch" else 1
-
-    def draw(self, everyone: Sequence[str], active: Sequence[str], seed: int, round: int) -> tuple[str, ...]:
-        """This round's cohort, in the order of `active`."""
-        if self.kind == "full":
-            return tuple(active)
-        if self.kind == "epoch":
-            batches = self.batches(len(everyone))
-            cohort = _shuffled(tuple(everyone), seed, round // batches, batches)[round % batches]
-            return tuple(client for client in active if client in cohort)
-        names = sorted(everyone)  # the order in which clients are listed must not matter
-        lots = dict(zip(names, np.random.default_rng([seed, round]).random(len(names)).tolist(), strict=True))
-        ordered = sorted(active, key=lots.__getitem__)
-        if self.kind == "poisson":
-            chosen = {client for client in ordered if lots[client] < self.share}
-        else:
-            chosen = set(ordered[: cohort_size(self.share, len(names))])
-        wanted = [client for client in ordered if client in self.including]
-        if wanted and chosen.isdisjoint(wanted):
-            if self.kind == "uniform" and chosen:
-                chosen.remove(max(chosen, key=lots.__getitem__))
-            chosen.add(wanted[0])
-        return tuple(client for client in active if client in chosen)
-
-
-@lru_cache(maxsize=2)
-def _shuffled(everyone: tuple[str, ...], seed: int, epoch: int, batches: int) -> list[frozenset[str]]:
-    """An epoch's cohorts, their sizes equal but for one; the order in which clients are listed does not matter."""
-    names = np.array(sorted(everyone), dtype=object)
-    np.random.default_rng([seed, epoch]).shuffle(names)
-    return [frozenset(part) for part in np.array_split(names, batches)]
-
-
-def cohort_size(share: float, clients: int) -> int:
-    """How many clients a share is, at least one; 0.8 of 50 is 40 whatever floats say."""
-    return max(1, int(share * clients + 1e-9))
+    def newcomers(self) -> tuple[Profile, ...]:
+        """Return the profiles of clients that joined, or came back, since profiles were last asked for."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -100,72 +44,105 @@ class Round:
     declined: tuple[str, ...]
     active: tuple[str, ...]  # clients that can afford a further round
     seconds: float
-    discarded: tuple[str, ...] = ()  # clients whose reply held a number that is not finite
+    discarded: tuple[str, ...] = ()  # clients whose reply was malformed or not finite, and counts as none
 
 
-@dataclass
 class _Counted:
     """Asks through a transport, stamps tasks, and keeps count of who answered and what it took."""
 
-    transport: Ask
-    run: str
-    round: int
-    dues: bool  # whether clients have paid for the round: then who fails to answer is missed, but not gone
-
-    def __post_init__(self) -> None:
+    def __init__(self, transport: Ask, algorithm: Algorithm, run: str, round: int) -> None:
+        self.transport, self.algorithm = transport, algorithm
+        self.run, self.round = run, round
         self.traffic: dict[str, tuple[int, int]] = {}
         self.declined: list[str] = []
         self.discarded: list[str] = []
-        self.leaving: set[str] = set()
+        self.leaving: set[str] = set()  # clients that say they cannot afford more; others are only missed
+        self.refused = ""  # why clients refuse what they are asked
 
     def __call__(self, task: Task) -> Replies:
         if not task.to:
             return Replies((), {}, ())
-        replies = self.transport(replace(task, run=self.run, round=self.round))
+        asked = self._stamped(task)
+        try:
+            replies = self.transport(asked)
+        except TaskRefused as why:
+            self._refuse(task, why)
+            return Replies((), {}, ())
         self._count(task, replies)
-        self.leaving.update(client for client, ready in zip(replies.ids, replies.ready, strict=True) if not ready)
-        usable = finite_replies(replies)
-        self.discarded += [client for client in replies.ids if client not in set(usable.ids)]
+        self._heard(replies)
+        usable = finite_replies(replies, asked.gives)
+        self._discard(lost(replies.ids, usable.ids))
         return usable
 
     def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
         if not task.to:
             return Total((), {})
-        total = self.transport.total(replace(task, run=self.run, round=self.round), least, bits)
+        asked = self._stamped(task)
+        try:
+            total = self.transport.total(asked, least, bits)
+        except TaskRefused as why:
+            self._refuse(task, why)
+            return Total((), {})
         self._count(task, total)
+        found = {name: tensor[None] for name, tensor in total.payload.items()}
+        if found and not bool(usable_rows(found, 1, asked.gives).all()):
+            log.warning("round %d: the sum of %r is not as it should be, and counts as none", self.round, task.action)
+            return replace(total, payload={})
         return total
 
     def enter(self, clients: Sequence[str]) -> list[str]:
-        """Have clients pay for the round; those who could. What this takes on the wire is not counted."""
+        """Have clients pay for the round; return those who could. What this takes on the wire is not counted."""
         replies = self.transport(Task(ENTER, tuple(clients), {}, self.run, self.round))
-        self.leaving.update(client for client, ready in zip(replies.ids, replies.ready, strict=True) if not ready)
+        self._heard(replies)
+        self.declined += lost(clients, replies.ids)
         paid = set(replies.ids)
-        self.declined += [client for client in clients if client not in paid]
         return [client for client in clients if client in paid]
 
+    def _stamped(self, task: Task) -> Task:
+        action = self.algorithm.actions.get(task.action)
+        gives = None if action is None or action.gives is None else action.gives(task.payload)
+        return replace(task, run=self.run, round=self.round, gives=gives)
+
+    def _heard(self, replies: Replies) -> None:
+        """Note who is leaving and whose replies could not be read."""
+        self.leaving.update(client for client, ready in zip(replies.ids, replies.ready, strict=True) if not ready)
+        self.leaving.update(replies.exhausted)
+        self._discard(replies.malformed)
+
+    def _discard(self, clients: Iterable[str]) -> None:
+        if some := list(clients):
+            named = ", ".join(map(repr, some[:5])) + (", …" if len(some) > 5 else "")
+            log.warning("round %d: %d malformed replies count as none, of %s", self.round, len(some), named)
+            self.discarded += some
+
+    def _refuse(self, task: Task, why: TaskRefused) -> None:
+        log.warning("round %d: all clients refuse %r: %s", self.round, task.action, why)
+        self.declined += task.to
+        self.refused = str(why)
+
     def _count(self, task: Task, replies: Replies | Total) -> None:
-        answered = set(replies.ids)
         for client in replies.ids:
             received, sent = self.traffic.get(client, (0, 0))
             self.traffic[client] = (received + replies.received, sent + replies.sent)
-        missing = [client for client in task.to if client not in answered]
-        self.declined += missing
-        if not self.dues:
-            self.leaving.update(missing)
+        self.declined += lost(task.to, replies.ids)
 
 
-def finite_replies(replies: Replies) -> Replies:
-    """The replies without those that hold a NaN or an infinity: one diverged client must not take all with it.
+def lost(before: Iterable[str], after: Iterable[str]) -> list[str]:
+    """Return those of some clients who are no longer there."""
+    left = set(after)
+    return [client for client in before if client not in left]
 
-    Such a client has paid, its bytes have travelled and it stays in the federation; the round goes on without it.
+
+def finite_replies(replies: Replies, gives: Specs | None = None) -> Replies:
+    """Return the replies without malformed ones: a single diverged client must not corrupt the average.
+
+    A client whose reply is left out has paid, its bytes have travelled and it stays in the federation; the round goes
+    on without it.
     """
-    finite = torch.ones(len(replies.ids), dtype=torch.bool)
-    for tensor in replies.payload.values():
-        if len(replies.ids) and tensor.is_floating_point():
-            finite &= torch.isfinite(tensor).reshape(len(finite), -1).all(1).cpu()
-    if bool(finite.all()):
+    usable = usable_rows(replies.payload, len(replies.ids), gives) if replies.ids else torch.ones(0, dtype=torch.bool)
+    if bool(usable.all()):
         return replies
-    rows = finite.nonzero()[:, 0].tolist()
+    rows = usable.nonzero()[:, 0].tolist()
     return replace(
         replies,
         ids=tuple(replies.ids[row] for row in rows),
@@ -181,43 +158,89 @@ def serve(
     *,
     rounds: int,
     participation: Participation,
-    seed: int,
+    seed: int | None,
     run: str = "",
     active: Iterable[str] | None = None,
     observe: Callable[[Round, State], None] = lambda *_: None,
 ) -> State:
-    """Run the rounds from `state` on; `active` says who was left at that point, when a run is resumed."""
+    """Run the rounds from `state` on, and return the last state, with the reason in `stopped`.
+
+    `active` says who was left at that point, when a run is resumed. Without a seed, cohorts are drawn from the system's
+    entropy. A client that fails to answer is skipped and asked again later; one that cannot afford more has left.
+    """
+    _check_entropy(algorithm, transport, participation, seed)
     roster = {profile.id: profile for profile in transport.profiles()}
     check_disclosure(algorithm, roster.values())
     if algorithm.dues is not None:
         check_secret_cohorts(participation)
-    state = replace(state, enrolled=tuple(roster.values()))
+    if seed is None and participation.kind == "epoch":
+        seed = secrets.randbits(63)  # not secret, but the same for all rounds
     left = [p.id for p in roster.values() if p.ready] if active is None else list(active)
+    state = replace(state, stopped="")
     for number in range(state.round, rounds):
+        for profile in _admitted(algorithm, transport.newcomers()):
+            if profile.ready and profile.id not in left:
+                left.append(profile.id)
+            roster[profile.id] = profile
         if not participation.goes_on(left):
-            break
+            return replace(state, stopped=_why(participation, left, len(roster), state.round))
         began = time.perf_counter()
-        ask = _Counted(transport, run, number, algorithm.dues is not None)
-        if algorithm.dues is not None:
-            left = ask.enter(left)
-        invited = participation.draw(tuple(roster), left, seed, number)
-        state = replace(state, round=number, roster=tuple(roster[client] for client in invited))
-        state = replace(algorithm.round(state, ask), round=number + 1)
+        ask = _Counted(transport, algorithm, run, number)
+        present = ask.enter(left) if algorithm.dues is not None else left
+        invited = participation.draw(tuple(roster), present, seed, number)
+        state = replace(
+            state, round=number, enrolled=tuple(roster.values()), roster=tuple(roster[client] for client in invited)
+        )
+        if present:  # where nobody has paid, noise alone would be all there is to learn from
+            state = algorithm.round(state, ask)
+        state = replace(state, round=number + 1, stopped=ask.refused and f"clients refuse the task: {ask.refused}")
         left = [client for client in left if client not in ask.leaving]
         seconds = time.perf_counter() - began
         observe(
             Round(number, invited, ask.traffic, tuple(ask.declined), tuple(left), seconds, tuple(ask.discarded)), state
         )
-    return state
+        if state.stopped:
+            return state
+    return replace(state, stopped=ALL_ROUNDS)
 
 
-def check_secret_cohorts(participation: Participation) -> None:
-    """Refuse cohorts whose price is not the one clients pay: theirs is that of every client's own coin."""
-    if participation.kind not in ("poisson", "full") or participation.including:
+ALL_ROUNDS = "all rounds were run"
+
+
+def _why(participation: Participation, left: Sequence[str], enrolled: int, done: int) -> str:
+    """Return the reason why no round can begin."""
+    if not enrolled:
+        return "no client is enrolled; connect clients first"
+    if len(left) < participation.quorum:
+        which = "a further round" if done else "a first round"
+        wanted = f", and {participation.quorum} are wanted" if participation.quorum > 1 else ""
+        return f"{len(left)} of {enrolled} clients can afford {which}{wanted}"
+    return "no client that must be in every cohort can afford a round"
+
+
+def _admitted(algorithm: Algorithm, profiles: Iterable[Profile]) -> Iterator[Profile]:
+    """Yield those who may join a run that is under way: the others are left out, and the run goes on."""
+    for profile in profiles:
+        try:
+            check_disclosure(algorithm, [profile])
+        except InputError as problem:
+            log.warning("%s", problem)
+        else:
+            yield profile
+
+
+def _check_entropy(algorithm: Algorithm, transport: Transport, participation: Participation, seed: int | None) -> None:
+    """Refuse seeded secrets where real clients rely on them."""
+    if not transport.deployed:
+        return
+    if algorithm.seeded:
         raise InputError(
-            "participation: noise on a sum is priced for cohorts in which every client is or is not by its own coin; "
-            f"drawn as {participation.kind}{' with chosen clients' if participation.including else ''}, one client "
-            'takes the place of another, which costs more; use kind = "poisson" or "full", without with_public'
+            "the server's noise is seeded, which protects nobody: whoever knows the seed can take it away; "
+            "build the algorithm with noise from SystemStreams"
+        )
+    if algorithm.dues is not None and participation.kind == "poisson" and seed is not None:
+        raise InputError(
+            f"seed = {seed} makes cohorts predictable, and their price assumes that they are secret; give seed = None"
         )
 
 
@@ -230,3 +253,8 @@ def check_disclosure(algorithm: Algorithm, roster: Iterable[Profile]) -> None:
                     f"client {profile.id!r} does not disclose its {name}, which this algorithm needs; "
                     "ask the client, or choose an algorithm that does without (pdp-fl)"
                 )
+        if "group" in algorithm.needs and algorithm.groups and profile.group not in algorithm.groups:
+            raise InputError(
+                f"client {profile.id!r} is in the group {ascii(profile.group)[:80]}, which this federation does not "
+                f"have; its groups are {', '.join(algorithm.groups)}"
+            )

@@ -21,7 +21,7 @@ from polyeps.audit.montecarlo import compare
 from polyeps.client import Cohort, answer
 from polyeps.core import Algorithm, Budget, Records, State, Task
 from polyeps.engine.noise import SeededStreams
-from polyeps.errors import InputError
+from polyeps.errors import InputError, TaskRefused
 from polyeps.ledger import Ledger
 from polyeps.mechanisms import selection, values
 from polyeps.methods import certify
@@ -106,9 +106,10 @@ def test_a_second_report_in_an_epoch_is_refused_and_costs_nothing(tmp_path: Path
     assert who.ledger is not None
     assert len(answer(who, algorithm, task(algorithm, who, 1)).ids) == 40
     spent, rows = who.ledger.spent("0"), len(who.ledger.rows())
-    for epoch in (1, 0, -5):
-        again = replace(task(algorithm, who, epoch), round=77)
-        assert answer(who, algorithm, again).ids == ()
+    assert answer(who, algorithm, replace(task(algorithm, who, 1), round=77)).ids == ()
+    for epoch in (0, -5, 10**9):
+        with pytest.raises(TaskRefused, match="'epoch' must lie between"):
+            answer(who, algorithm, replace(task(algorithm, who, epoch), round=77))
     assert (who.ledger.spent("0"), len(who.ledger.rows())) == (spent, rows)
     some = replace(task(algorithm, who, 2), to=("3", "5"))
     assert answer(who, algorithm, some).ids == ("3", "5")
@@ -388,7 +389,11 @@ def test_a_budget_too_large_for_its_mechanism_is_refused_before_it_is_charged(
 def test_a_model_under_which_records_overflow_spoils_nothing(tmp_path: Path) -> None:
     algorithm = fedsel(gradients(), replace(COURSE, epochs=2))
     who = cohort(algorithm, tmp_path / "a.db", epochs=2)
-    for broken in (math.nan, math.inf):
+    for broken in (math.nan, math.inf, 1e38):
+        with pytest.raises(TaskRefused, match="'model' must lie between"):
+            answer(who, algorithm, task(algorithm, who, 1, torch.full((SIZE,), broken)))
+    who.data.features.fill_(1e35)
+    for broken in (1e9, -1e9):
         replies = answer(who, algorithm, replace(task(algorithm, who, 1, torch.full((SIZE,), broken)), to=("1", "2")))
         assert torch.isfinite(replies.payload["value"]).all()
         who.memory["epoch"].zero_()

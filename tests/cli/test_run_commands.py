@@ -240,3 +240,17 @@ def test_the_demo_tells_its_story(here: Path, monkeypatch: pytest.MonkeyPatch) -
         assert len(rows) == 24
         assert all(row["spent"] <= row["epsilon"] for row in rows)
     assert "</html>" in (here / "demo.html").read_text()
+
+
+def test_a_run_that_ends_early_says_why(here: Path) -> None:
+    hot = ["--set", "training.learning_rate=4e8", "--set", "rounds=60"]
+    spoken = run("run", "wards.toml", *hot, "--output", "one")
+    assert "ended early: clients refuse the task: 'model' must lie between" in spoken.stdout
+    printed = run_json("run", "wards.toml", *hot, "--output", "two")
+    assert any(why.startswith("clients refuse the task: 'model'") for why in printed["stopped"].values())
+    assert set(printed["stopped"]) == {"fedavg-1", "non-private-1"}
+    assert run_json("run", "wards.toml")["stopped"]["fedavg-1"] == "all rounds were run"
+
+
+def test_too_many_seeds_are_refused_in_one_sentence() -> None:
+    refused("run", "wards.toml", "--set", "seeds=99999999999", naming=("seeds", "at most 10000", "list them"))

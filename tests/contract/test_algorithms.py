@@ -51,7 +51,7 @@ def first_task(job: Job, clients: tuple[str, ...], faces: tuple[Profile, ...] = 
             raise StoppedError
 
         def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-            raise AssertionError(least, bits, self(task))
+            raise AssertionError(least, bits, self(replace(task, summed=True)))
 
     faces = faces or tuple(
         Profile(client, epsilon=budget.epsilon, group=job.groups[place] if job.groups else None)
@@ -131,7 +131,8 @@ def test_declines_beyond_the_budget_whatever_the_server_asks(name: str, wrap: An
     overreaching = replace(first_task(job, clients), round=99)
     assert transport(overreaching).ids == ()
     if job.algorithm.dues is not None:
-        assert transport(replace(overreaching, action=ENTER)).ids == ()
+        entering = transport(Task(ENTER, clients, {}, "test", 99))
+        assert (entering.ids, set(entering.exhausted)) == ((), set(clients))
     assert done.spent() == spent
     assert len(done.ledger.rows()) == rows
 

@@ -205,6 +205,6 @@ def test_nobody_answers(name: str) -> None:
     clients = Prescribed(EPSILONS, drawn(), silent=lambda *_: True)
     state = clients.run(built(name), 3, start=START)
     assert torch.equal(state.model, START)
-    # Without an answer every client that was asked has left: nobody knows that it could still pay.
-    asked = {client for task in clients.tasks for client in task.to}
-    assert not asked & set(clients.traffic[-1].active)
+    # A client that fails to answer is missed, and asked again in the next round.
+    assert set(clients.traffic[-1].active) == {str(place) for place in range(len(EPSILONS))}
+    assert {task.round for task in clients.tasks} == {0, 1, 2}

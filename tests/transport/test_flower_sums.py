@@ -47,7 +47,7 @@ def on_flower(wanted: Job, folder: Path, lost: Mapping[Step, set[str]] | None = 
     def wrap(cohort: Any, made: Job) -> OnFlower:
         grids.append(LocalGrid(cohort, made, folder / "seats"))
         grids[0].lost = lost or {}
-        return OnFlower(grids[0])
+        return OnFlower(grids[0], rehearsal=True)
 
     return finish(wanted, folder / "flower.db", wrap, rounds=2), grids[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +16,11 @@ from torch import Tensor
 
 from polyeps.aggregation import weighted_mean
 from polyeps.certificate import Form
-from polyeps.core import Action, Ask, Payload, Profile, Replies, State, Streams, Task, Work
+from polyeps.core import Action, Ask, Payload, Profile, Replies, Spec, State, Streams, Task, Work
+from polyeps.engine.noise import SystemStreams
 from polyeps.grouping import split_by_epsilon
 from polyeps.mechanisms.clipping import check_clip
+from polyeps.messages import vector
 from polyeps.training import Training
 
 Floats = NDArray[np.float64]
@@ -61,6 +64,11 @@ class Federation:
         counts = Counter(self.groups)
         return {name: counts[name] for name in self.scales}
 
+    @property
+    def seeded(self) -> bool:
+        """Whether the server's noise can be repeated: in simulation only."""
+        return not isinstance(self.noise(0), SystemStreams)
+
     def seed(self, round: int) -> int:
         """A public seed of a round, of the server's own random numbers, which know nobody's data."""
         return int(self.noise(round).uniforms(1)[0, 0] * 2**53)
@@ -75,6 +83,7 @@ def with_padding(rows: int, device: torch.device) -> list[int]:
 
 
 RATE = "rate"  # in a task: what the learning rate is multiplied by in this round
+LEARNING = Spec((), "float64", math.ulp(0.0), 1.0)  # what it may be
 
 
 def trained_in_cohort(training: Training, work: Work) -> Tensor:
@@ -96,7 +105,8 @@ def train_locally(training: Training) -> Action:
     def run(work: Work) -> tuple[Payload, Payload]:
         return {"update": updates_of(training, work)}, {}
 
-    return Action(run, training.price)
+    size = vector(training.model.size)
+    return Action(run, training.price, takes={"model": size}, gives=lambda _: {"update": size})
 
 
 def updates_of(training: Training, work: Work) -> Tensor:

@@ -29,15 +29,17 @@ import torch
 
 from polyeps.accounting.events import Poisson, on_one_sample
 from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
-from polyeps.algorithms.releases import Held, NoiseKind, Release, SecureSums, check_rates, start_of
+from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, start_of, starting
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
 from polyeps.lowrank import Directions, WarmStart, Whole, low_rank
 from polyeps.mechanisms.clipping import check_clip
+from polyeps.messages import vector
 
 # The default clip of U, of that of V. Of U only the directions are used, so nothing is lost when everybody's is cut to
 # one length; and V_t shows the way so badly at first that U is a small part of Δ, and would drown in noise made for Δ.
 SHORT = 0.01
+UPDATE = "update"  # what a client passes on from the first release of a round to the second
 
 
 def cmp_fed(
@@ -76,15 +78,13 @@ def cmp_fed(
     expected = federation.rate * agents
     sums = SecureSums(max(federation.scales.values()), expected, federation.noise, dropouts, colluders)
     sums.check(*releases)
-    held = Held()
 
     def subspace(work: Work) -> tuple[Payload, Payload]:
         updates = trained_in_cohort(plain, work)
-        held.keep(work, updates)
-        return first.from_clients(work, factors.subspace_of(updates, work.payload["right"])), {}
+        return first.from_clients(work, factors.subspace_of(updates, work.payload["right"])), {UPDATE: updates}
 
     def embed(work: Work) -> tuple[Payload, Payload]:
-        updates = held.take(work) if paid else trained_in_cohort(plain, work)
+        updates = work.memory[UPDATE] if paid else trained_in_cohort(plain, work)
         return second.from_clients(work, factors.embedding_of(updates, work.payload["left"])), {}
 
     def round(state: State, ask: Ask) -> State:
@@ -107,15 +107,23 @@ def cmp_fed(
     def dice(round: int) -> torch.Generator:
         return torch.Generator().manual_seed(federation.seed(round))
 
-    actions = {"subspace": Action(subspace, price=None)} if paid else {}
+    begins, told = starting(plain.model.size, rate_decay), sums.takes(agents)
+    actions = {}
+    if paid:
+        takes = {**begins, **told, **first.takes(sums.scale), "right": vector(factors.right_size)}
+        actions["subspace"] = Action(subspace, price=None, takes=takes, gives=lambda _: first.gives(sums.scale))
+    takes = {**({} if paid else begins), **told, **second.takes(sums.scale), "left": vector(factors.subspace_size)}
+    recalls = (UPDATE,) if paid else ()
+    actions["embed"] = Action(embed, price=None, takes=takes, gives=lambda _: second.gives(sums.scale), recalls=recalls)
     return Algorithm(
-        {**actions, "embed": Action(embed, price=None)},
+        actions,
         round,
         dues=partial(dues, federation.rate, releases),
         trust="secure-sum",
         unit="client",
         conditions=sums.conditions(federation.rate),
         least=sums.least_told,
+        seeded=federation.seeded,
     )
 
 

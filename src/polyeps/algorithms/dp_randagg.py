@@ -17,11 +17,12 @@ from torch import Tensor
 
 from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
 from polyeps.algorithms.cmp_fed import dues
-from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, start_of
+from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, start_of, starting
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
 from polyeps.lowrank import Whole, low_rank
 from polyeps.mechanisms.clipping import clip_to_norm
+from polyeps.messages import whole_number
 
 
 def dp_randagg(
@@ -71,12 +72,16 @@ def dp_randagg(
             update = torch.zeros_like(state.model).index_put_((coordinates(seed).to(update.device),), update)
         return step(state, update)
 
+    takes = {**starting(size, rate_decay), **sums.takes(agents), **release.takes(sums.scale)}
+    if kept < size:
+        takes["mask"] = whole_number(0, 2**53)
     return Algorithm(
-        {"train": Action(train, price=None)},
+        {"train": Action(train, price=None, takes=takes, gives=lambda _: release.gives(sums.scale))},
         round,
         dues=partial(dues, federation.rate, (release,)),
         trust="secure-sum",
         unit="client",
         conditions=sums.conditions(federation.rate),
         least=sums.least_told,
+        seeded=federation.seeded,
     )

@@ -17,6 +17,7 @@ their means are from everybody's, which is lemma 1 for any number of groups and 
 from __future__ import annotations
 
 import math
+import sys
 from functools import partial
 from typing import Any, Literal
 
@@ -27,12 +28,13 @@ from polyeps.accounting.events import Gaussian, Poisson, split_clip_bit
 from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
 from polyeps.algorithms.group_sums import Noise, summed_by_server, summed_securely
 from polyeps.algorithms.personal import Personal
-from polyeps.algorithms.releases import HONEST, SecureSums, with_parts_of_noise
+from polyeps.algorithms.releases import SecureSums, with_parts_of_noise
 from polyeps.algorithms.weighing import Groups, best_weights, learn_differences, weights_by_ratio
 from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT
-from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
+from polyeps.core import Action, Algorithm, Ask, Payload, Spec, Specs, State, Work
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import LONGEST, SHORTEST, clip_to_norm, norms_of
+from polyeps.messages import vector
 
 
 def fedhdp(
@@ -69,7 +71,7 @@ def fedhdp(
         clip = float(work.payload["clip"])
         bits = (norms_of(updates) <= clip).to(updates) - 0.5
         reply = {"update": clip_to_norm(updates, clip), "bit": bits}
-        if HONEST in work.payload:
+        if trust == "secure-sum":  # whatever was sent: alone, a client never replies without its part of the noise
             values = torch.cat([reply["update"], bits[:, None]], 1)
             own_multipliers = [noise.sums[federation.groups[row]] for row in work.rows]
             deviations = noise.deviations(own_multipliers, work.payload["clip"], values.shape[1])
@@ -99,8 +101,16 @@ def fedhdp(
             clip = (clip * math.exp(-clip_rate * (share - quantile))).clamp(SHORTEST, LONGEST)
         return step(state, weights.to(means) @ means, clip=clip, **kept)
 
+    bounds = (SHORTEST, LONGEST) if adaptive else (federation.clip, federation.clip)
+    takes = {"model": vector(plain.model.size), "clip": Spec((), "float64", *bounds)}
+    if trust == "secure-sum":
+        takes |= secure.takes(len(federation.groups))
+
+    def gives(_: Payload) -> Specs:
+        return {"update": vector(plain.model.size, sys.float_info.max), "bit": Spec(())}
+
     return Algorithm(
-        {"train": Action(train, price=None)},
+        {"train": Action(train, price=None, takes=takes, gives=gives)},
         round,
         dues=partial(_dues, federation.rate),
         needs=("group",),
@@ -108,6 +118,8 @@ def fedhdp(
         unit="client",
         conditions=(PUBLIC_GROUP, *(secure.conditions(federation.rate) if trust == "secure-sum" else (SECRET_COHORT,))),
         memory={} if own is None else own.memory(plain.model.size),
+        groups=tuple(names),
+        seeded=federation.seeded,
     )
 
 

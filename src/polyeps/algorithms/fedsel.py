@@ -29,7 +29,7 @@ from torch import Tensor
 
 from polyeps.accounting.events import PureDpEvent
 from polyeps.algorithms.blocks import Course
-from polyeps.algorithms.reporting import Floats, disclosed, gradients_of, reporting, sparse_mean
+from polyeps.algorithms.reporting import Floats, disclosed, gradients_of, reporting, sparse, sparse_mean
 from polyeps.core import Algorithm, Payload, Replies, State, Work
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection, values
@@ -91,7 +91,10 @@ def fedsel(
         return sparse_mean(replies, size, torch.from_numpy(weight / weight.mean()))
 
     keeps = size if course.epochs > 1 else None
-    return reporting(course, draw, price, direction, learning_rate=rate, residual=keeps, value=value)
+    given = sparse(1, size)
+    return reporting(
+        course, draw, price, direction, gives=given, size=size, learning_rate=rate, residual=keeps, value=value
+    )
 
 
 def splitting(

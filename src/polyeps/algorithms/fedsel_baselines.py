@@ -21,13 +21,14 @@ from torch import Tensor
 
 from polyeps.accounting.events import PureDpEvent
 from polyeps.algorithms.blocks import Course
-from polyeps.algorithms.reporting import gradients_of, reporting, sparse_mean
+from polyeps.algorithms.reporting import gradients_of, reporting, sparse, sparse_mean
 from polyeps.core import Algorithm, Payload, Replies, State, Streams, Work
 from polyeps.errors import InputError
 from polyeps.mechanisms.perturb import perturb
 from polyeps.mechanisms.pick import pick, whole_numbers
 from polyeps.mechanisms.selection import SelectName
 from polyeps.mechanisms.values import ValueMechanism, check
+from polyeps.messages import vector
 from polyeps.training import Training
 
 
@@ -43,7 +44,9 @@ def flat(training: Training, course: Course, *, value: ValueMechanism = "grid-pm
     def direction(_: State, replies: Replies) -> Tensor:
         return sparse_mean(replies, size) * (size / coordinates)
 
-    return reporting(course, draw, _price(coordinates), direction, value=value)
+    return reporting(
+        course, draw, _price(coordinates), direction, gives=sparse(coordinates, size), size=size, value=value
+    )
 
 
 def compressed(
@@ -65,7 +68,7 @@ def compressed(
         mean = sparse_mean(replies, kept) * kept
         return torch.mv(recovery.to(mean.device), mean)
 
-    return reporting(course, draw, _price(1), direction, value=value)
+    return reporting(course, draw, _price(1), direction, gives=sparse(1, kept), size=size, value=value)
 
 
 def exact(
@@ -103,7 +106,8 @@ def exact(
         return sparse_mean(replies, size) * (size if send == "random" else 1)
 
     keeps = size if course.epochs > 1 and send not in ("all", "random") else None
-    return reporting(course, draw, None, direction, residual=keeps)
+    given = {"value": vector(size)} if send == "all" else sparse(1, size)
+    return reporting(course, draw, None, direction, gives=given, size=size, residual=keeps)
 
 
 def _random_parts(rows: Tensor, work: Work, course: Course, value: ValueMechanism, count: int) -> Payload:

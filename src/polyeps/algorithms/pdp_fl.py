@@ -44,6 +44,7 @@ from polyeps.training import Training
 
 Grouping = Literal["noise", "robust", "mixture"]
 Weights = Literal["noise", "count"]
+KNOWN = ("log_norms", "log_noise", "seen")  # what is kept of every enrolled client
 
 
 def pdp_fl(
@@ -64,7 +65,8 @@ def pdp_fl(
 
     def round(state: State, ask: Ask) -> State:
         if delayed and state.round >= warm_up and "basis" in state.kept:
-            quiet, trust = estimates(state.kept, size, grouping, weights, groups)
+            known = {name: _of_everybody(state, state.kept, name) for name in KNOWN if name in state.kept}
+            quiet, trust = estimates(known, size, grouping, weights, groups)
             public = {client.id for client, yes in zip(state.enrolled, quiet, strict=True) if yes}
             if public:
 
@@ -94,9 +96,8 @@ def remember(state: State, replies: Replies, grouping: Grouping, anew: bool) -> 
 
     Where clients are grouped by noise, the same of the noise alone, as far as it can be told from the signal.
     """
-    nothing = torch.zeros(len(state.enrolled), dtype=torch.float64)
     before = {} if anew else state.kept
-    sums, noise, seen = (before.get(name, nothing).cpu().clone() for name in ("log_norms", "log_noise", "seen"))
+    sums, noise, seen = (_of_everybody(state, before, name) for name in KNOWN)
     places = _places(state, replies.ids)
     norms = torch.linalg.vector_norm(replies.payload["update"], dim=1, dtype=torch.float64).cpu()
     finite = torch.isfinite(norms) & (norms > 0)  # an update without a length says nothing of its noise
@@ -135,6 +136,14 @@ def estimates(
         trust[known] = inverse_variance_weights(variances_of_norms(squares, size), signal).numpy()
         trust[~known] = trust[known].min()
     return quiet, trust
+
+
+def _of_everybody(state: State, kept: Payload, name: str) -> torch.Tensor:
+    """Return a number of every enrolled client, 0 for clients that joined since."""
+    held = torch.zeros(len(state.enrolled), dtype=torch.float64)
+    if name in kept:
+        held[: len(kept[name])] = kept[name].cpu()
+    return held
 
 
 def _places(state: State, ids: tuple[str, ...]) -> list[int]:

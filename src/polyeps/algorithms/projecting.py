@@ -12,13 +12,15 @@ from torch import Tensor
 from polyeps import aggregation
 from polyeps.aggregation import Basis, basis_from_tensors, random_basis
 from polyeps.algorithms.blocks import ask_updates, mean, step, updates_of
-from polyeps.core import Action, Ask, Payload, State, Task, Work
+from polyeps.core import Action, Ask, Payload, Spec, Specs, State, Task, Work
+from polyeps.messages import LARGEST, vector
 from polyeps.training import Training
 
 Rank = Annotated[int, Field(ge=1)] | Literal["auto"]  # an option of a file: checked before anybody is asked
 SubspaceOf = Literal["set", "mean", "centred"]
 Projection = Literal["subspace", "gaussian", "sparse"]
 BASIS = ("basis", "ranks", "centre")  # the tensors a basis travels as
+_UNIT = 1.01  # entries of an orthonormal basis, with what float32 may add to them
 # (public updates, their weights, round) -> the directions private updates are projected onto
 Directions = Callable[[Tensor, Sequence[float], int], Basis]
 
@@ -118,7 +120,20 @@ def project_locally(training: Training, per_tensor: bool) -> Action:
         basis = received_basis(training, {name: work.payload[name].to(device) for name in BASIS}, per_tensor)
         return {"coordinates": basis.coordinates(updates_of(training, work))}, {}
 
-    return Action(run, training.price)
+    def fits(payload: Payload) -> None:
+        received_basis(training, payload, per_tensor)
+
+    def gives(payload: Payload) -> Specs:
+        return {"coordinates": vector(int(payload["ranks"].sum()), LARGEST * training.model.size)}
+
+    size = training.model.size
+    takes = {
+        "model": vector(size),
+        "basis": Spec((None,), "float32", -_UNIT, _UNIT),
+        "ranks": Spec((len(training.model.slices) if per_tensor else 1,), "int64", 0, size),
+        "centre": Spec((None,), "float32", -LARGEST, LARGEST),
+    }
+    return Action(run, training.price, takes=takes, fits=fits, gives=gives)
 
 
 def received_basis(training: Training, tensors: Payload, per_tensor: bool) -> Basis:

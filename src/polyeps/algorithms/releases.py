@@ -15,6 +15,7 @@ whoever was drawn: sums that wrap around elsewhere would tell of a larger cohort
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -23,9 +24,9 @@ import torch
 from torch import Tensor
 
 from polyeps.accounting.events import Gaussian
-from polyeps.algorithms.blocks import RATE
+from polyeps.algorithms.blocks import LEARNING, RATE
 from polyeps.certificate import SECRET_COHORT
-from polyeps.core import PROGRESS, Ask, Payload, State, Streams, Task, Work
+from polyeps.core import Ask, Payload, Spec, Specs, State, Streams, Task, Work
 from polyeps.engine.noise import normals_for
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
@@ -33,6 +34,7 @@ from polyeps.mechanisms.integer import Grid, event_of_parts, padded
 from polyeps.mechanisms.lattice_noise import LARGEST, SMALLEST, NoiseName
 from polyeps.mechanisms.rounding import decode, encode
 from polyeps.mechanisms.words import words_of
+from polyeps.messages import MOST_ROUNDS, vector, whole_number
 
 HONEST = "honest"  # in a task: how many clients' noise makes up all of it, not always a whole number
 DRAWN, ROTATION, BITS = "drawn", "rotation", "bits"  # in a task, where noise is on integers: their grid hangs on them
@@ -85,6 +87,22 @@ class Release:
         drawn, rotation, bits = (int(work.payload[name]) for name in (DRAWN, ROTATION, BITS))
         grid = self._grid(float(work.scale.max()), honest, drawn, bits, rotation)
         return {self.action: torch.from_numpy(encode(grid, values, words_of(work.streams, self.action)))}
+
+    def gives(self, scale: float) -> Specs:
+        """What a client, or the sum over clients, sends of it."""
+        if self.noise == "gaussian" or not scale:
+            return {self.action: vector(self.size, sys.float_info.max)}
+        return {self.action: Spec((padded(self.size),), "int64", 0, 2**62)}
+
+    def takes(self, scale: float) -> Specs:
+        """What clients are told to make it."""
+        if self.noise == "gaussian" or not scale:
+            return {}
+        return {
+            DRAWN: whole_number(1, self.agents),
+            ROTATION: whole_number(0, MOST_ROUNDS),
+            BITS: whole_number(2, 62),
+        }
 
     def to_ask(self, state: State, bits: int | None) -> Payload:
         """What clients must know to make it, besides what they work on."""
@@ -208,6 +226,10 @@ class SecureSums:
         told = replace(task, payload={**task.payload, **self.noise_of(len(task.to))})
         return ask.total(told, self.least(len(task.to)), bits).payload
 
+    def takes(self, agents: int) -> Specs:
+        """What clients of a federation of `agents` are told about parts of noise: bounded by what they agreed to."""
+        return {HONEST: Spec((), "float64", self.honest_share * (1 - 1e-9), agents * self.honest_share * (1 + 1e-9))}
+
     def noise_of(self, drawn: int) -> Payload:
         """What clients must know to add their parts of the noise."""
         return {HONEST: torch.tensor(drawn * self.honest_share, dtype=torch.float64)}
@@ -236,36 +258,9 @@ def with_parts_of_noise(work: Work, values: Tensor, deviations: Tensor, release:
     return values + parts * normals_for(work.streams, values, release)
 
 
-class Held:
-    """Updates that clients keep from one release of a round to the next, and no longer.
-
-    In a client's memory they would be written down with every round: of thousands of clients who are simulated, tens of
-    gigabytes, though only a cohort has any. So they are held here, by whoever is drawn, until they are used or the
-    next round begins. A client that has lost its update fails, which counts as dropping out.
-    """
-
-    def __init__(self) -> None:
-        self._round = 0
-        self._places: dict[int, tuple[Tensor, int]] = {}
-
-    def keep(self, work: Work, updates: Tensor) -> None:
-        number = int(work.memory[PROGRESS][0, 0])
-        if number != self._round:
-            self._round, self._places = number, {}
-        self._places |= {int(row): (updates, place) for place, row in enumerate(work.rows)}
-
-    def take(self, work: Work) -> Tensor:
-        """The updates (n, d), which are then forgotten."""
-        try:
-            found = [self._places.pop(int(row)) for row in work.rows]
-        except KeyError:
-            raise InputError("a client no longer has the update it began the round with; leave it out") from None
-        together = found[0][0]
-        if len(found) == len(together) and all(
-            held is together and place == i for i, (held, place) in enumerate(found)
-        ):
-            return together
-        return torch.stack([held[place] for held, place in found])
+def starting(size: int, rate_decay: float) -> Specs:
+    """What `start_of` sends for a model of `size` parameters."""
+    return {"model": vector(size)} | ({RATE: LEARNING} if rate_decay != 1 else {})
 
 
 def start_of(state: State, rate_decay: float) -> Payload:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.algorithms.blocks import Course, step
-from polyeps.core import Action, Algorithm, Ask, Payload, Profile, Replies, State, Task, Work
+from polyeps.core import Action, Algorithm, Ask, Payload, Profile, Replies, Spec, Specs, State, Task, Work
 from polyeps.mechanisms.values import IDEAL_ONLY
+from polyeps.messages import LARGEST, MOST_ROUNDS, vector, whole_number
 from polyeps.training import Training
 
 Floats = NDArray[np.float64]
@@ -30,6 +31,8 @@ def reporting(
     price: Callable[[float, int], Any] | None,
     direction: Callable[[State, Replies], Tensor],
     *,
+    gives: Specs,
+    size: int,
     learning_rate: float | None = None,
     residual: int | None = None,
     value: str = "exact",
@@ -51,8 +54,9 @@ def reporting(
         replies = ask(Task("report", asked, {"model": state.model, "epoch": epoch}))
         return step(state, -rate * direction(state, replies)) if replies.ids else state
 
+    takes = {"model": vector(size), "epoch": whole_number(1, MOST_ROUNDS)}
     return Algorithm(
-        {"report": Action(run, price, allows, pure=price is not None)},
+        {"report": Action(run, price, allows, pure=price is not None, takes=takes, gives=lambda _: gives)},
         round,
         unit="client",
         adjacency="replace-one",
@@ -68,6 +72,11 @@ def gradients_of(training: Training, work: Work) -> Tensor:
     """
     steps = training.run(work.payload["model"], work.data, work.streams, None, rows=work.rows.tolist())
     return steps.neg_().nan_to_num_(nan=0.0)
+
+
+def sparse(count: int, size: int) -> Specs:
+    """Return what a report of a few coordinates holds; index -1 stands for none."""
+    return {"index": Spec((count,), "int64", -1, size - 1), "value": vector(count, LARGEST * size)}
 
 
 def sparse_mean(replies: Replies, size: int, weights: Tensor | None = None) -> Tensor:

@@ -53,6 +53,7 @@ def watching() -> Iterator[Watch]:
             if "accuracy" in metrics:
                 latest[job] = f"accuracy {metrics['accuracy']:.1%}"
             note = f"{latest.get(job, '')}, {len(round.active)} active, {len(round.declined)} declined"
+            note += f", {len(round.discarded)} discarded" if round.discarded else ""
             bars.update(rows[job], completed=round.number + 1, note=note)
 
         def job_done(job: str) -> None:
@@ -72,10 +73,14 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
     if as_json:
         clients = {job.name: [asdict(row) for row in job.clients] for line in lines for job in line.jobs}
         methods = [asdict(summarise(line)) for line in lines]
-        print_json({"folder": str(folder), "methods": methods, "clients": clients})
+        stopped = {job["job"]: job["facts"].get("reason", "") for job in journal.jobs()}
+        print_json({"folder": str(folder), "methods": methods, "clients": clients, "stopped": stopped})
         return
     print_clients(journal)
     print_methods(lines)
+    for job in journal.jobs():
+        if job["facts"].get("stopped") == "early":
+            print(f"{job['job']} ended early: {job['facts']['reason']}.")
     print(f"Everything is in {folder}; look at it with: polyeps report {folder}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -12,8 +13,9 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from polyeps.core import Payload, Replies, Total
+from polyeps.core import Payload, Replies, Specs, Total
 from polyeps.errors import InputError
+from polyeps.messages import usable_rows
 from polyeps.transport.masks import bytes_of
 
 
@@ -37,7 +39,7 @@ def decode(content: bytes) -> Payload:
 
 def size(payload: Payload) -> int:
     """How many bytes a payload is on the wire: the same for all of its kinds and shapes."""
-    return _size(tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in payload.items()))
+    return _size(_kind(payload))
 
 
 @lru_cache(maxsize=256)
@@ -50,19 +52,35 @@ def row(payload: Payload, place: int) -> Payload:
     return {name: tensor[place] for name, tensor in payload.items()}
 
 
-def stack(answers: Sequence[Replies]) -> Replies:
-    """Answers of single clients as the rows of one; clients that declined are left out."""
+def stack(answers: Sequence[Replies], gives: Specs | None = None) -> Replies:
+    """Return answers of single clients as the rows of one; clients that declined are left out.
+
+    Answers that are not as `gives` says, or else not like most of the others, are left out as malformed.
+    """
+    exhausted = tuple(client for answer in answers for client in answer.exhausted)
+    malformed = [client for answer in answers for client in answer.malformed]
     given = [answer for answer in answers if answer.ids]
-    if not given:
-        return Replies((), {}, ())
-    payload = {name: torch.cat([answer.payload[name] for answer in given]) for name in given[0].payload}
+    fitting = [answer for answer in given if bool(usable_rows(answer.payload, 1, gives).all())]
+    kinds = Counter(_kind(answer.payload) for answer in fitting)
+    usual = kinds.most_common(1)[0][0] if kinds else ()
+    rows = [answer for answer in fitting if _kind(answer.payload) == usual]
+    heard = {client for answer in rows for client in answer.ids}
+    malformed += [client for answer in given for client in answer.ids if client not in heard]
+    if not rows:
+        return Replies((), {}, (), exhausted=exhausted, malformed=tuple(malformed))
     return Replies(
-        ids=tuple(client for answer in given for client in answer.ids),
-        payload=payload,
-        ready=tuple(ready for answer in given for ready in answer.ready),
-        received=given[0].received,
-        sent=given[0].sent,
+        ids=tuple(client for answer in rows for client in answer.ids),
+        payload={name: torch.cat([answer.payload[name] for answer in rows]) for name in rows[0].payload},
+        ready=tuple(ready for answer in rows for ready in answer.ready),
+        received=rows[0].received,
+        sent=rows[0].sent,
+        exhausted=exhausted,
+        malformed=tuple(malformed),
     )
+
+
+def _kind(payload: Payload) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]:
+    return tuple(sorted((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in payload.items()))
 
 
 def add(replies: Replies, least: int = 1, bits: int | None = None) -> Total:

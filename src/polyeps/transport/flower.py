@@ -1,80 +1,31 @@
-"""The same tasks and replies as Flower messages: a ClientApp, a ServerApp and nothing that computes.
+"""The same tasks and replies as Flower messages, on the server's side; `flower_client` is the other.
 
-A node is one client. Flower starts a new process per message, so whatever a client keeps (ledger, memory) must
-be opened by the function it is given, from files the client owns. A node that fails counts as one that declined.
-
-What an algorithm wants summed unseen, a client gives into secure sums and nowhere else: alone, it has only this
-client's part of the noise.
+A node is one client. A node that fails, or sends what cannot be read, counts as one that declined.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from polyeps.client import Cohort, answer, profiles
-from polyeps.core import ENTER, Algorithm, Field, Payload, Profile, Replies, Task, Total
+from polyeps.core import Profile, Replies, Task, Total, check_name
 from polyeps.errors import InputError
 from polyeps.server import Transport
 from polyeps.transport import codec
-from polyeps.transport.flower_sums import Asked, Seat, run_sum
+from polyeps.transport.flower_client import arrays, tensors
+from polyeps.transport.flower_client import client_app as client_app
+from polyeps.transport.flower_sums import Asked, run_sum
 from polyeps.transport.masks import bytes_of
 
-# What a node opens for a message: itself as a cohort of one, what it is asked to run, and what it tells.
-Open = Callable[[Context], tuple[Cohort, Algorithm, Iterable[Field]]]
-
-
-def client_app(open_client: Open, open_seat: Callable[[Context], Seat] | None = None) -> ClientApp:
-    """A ClientApp that answers tasks, takes the steps of secure sums, and introduces itself when queried."""
-    app = ClientApp()
-
-    @app.query()  # type: ignore[untyped-decorator,unused-ignore]
-    def introduce(message: Message, context: Context) -> Message:
-        (face,) = profiles(*open_client(context))
-        told = {"id": face.id, "ready": face.ready}
-        told |= {name: value for name in ("examples", "epsilon", "group") if (value := getattr(face, name)) is not None}
-        told |= {"identity": open_seat(context).public} if open_seat else {}
-        return Message(RecordDict({"profile": ConfigRecord(told)}), reply_to=message)
-
-    @app.train()  # type: ignore[untyped-decorator,unused-ignore]
-    def work(message: Message, context: Context) -> Message:
-        cohort, algorithm, _ = open_client(context)
-        asked = message.content["task"]
-        payload = _tensors(message.content["payload"])
-        task = Task(str(asked["action"]), cohort.ids, payload, str(asked["run"]), int(asked["round"]))
-        bits = asked.get("bits")
-        if algorithm.trust == "secure-sum" and task.action != ENTER and (bits is None or open_seat is None):
-            raise InputError(f"client {cohort.ids[0]!r} gives {task.action!r} into secure sums alone; ask for a sum")
-        replies = answer(cohort, algorithm, task)
-        told: dict[str, Any] = {"answered": bool(replies.ids), "ready": all(replies.ready)}
-        content: dict[str, Any] = {"reply": ConfigRecord(told)}
-        if replies.ids:
-            own = codec.row(replies.payload, 0)
-            if bits is None:
-                content["payload"] = _arrays(own)
-            else:
-                assert open_seat is not None
-                open_seat(context).prepare(algorithm, task, own, int(bits))
-                content["shapes"] = _shapes(own)
-        return Message(RecordDict(content), reply_to=message)
-
-    @app.train("sum")  # type: ignore[untyped-decorator,unused-ignore]
-    def take_part(message: Message, context: Context) -> Message:
-        if open_seat is None:
-            raise InputError("this client has no seat in secure sums; give client_app one")
-        (name,) = open_client(context)[0].ids
-        asked = dict(message.content["sum"])
-        answered = open_seat(context).answer(name, asked, bytes(asked["message"]))
-        return Message(RecordDict({"sum": ConfigRecord({"message": answered})}), reply_to=message)
-
-    return app
+log = logging.getLogger(__name__)
 
 
 def server_app(federate: Callable[[Transport, Context], None], timeout: float | None = None) -> ServerApp:
@@ -90,59 +41,82 @@ def server_app(federate: Callable[[Transport, Context], None], timeout: float | 
 
 @dataclass
 class OnFlower(Transport):
-    """Clients on Flower nodes."""
+    """Clients on Flower nodes. Nodes may join late, restart or fail; none of it ends a run."""
 
     grid: Grid
     timeout: float | None = None  # seconds to wait for replies; None: for ever
+    rehearsal: bool = False  # whether clients are simulated: then a server's secrets may be seeded
     _nodes: dict[str, int] = field(default_factory=dict)
     _identities: dict[str, bytes] = field(default_factory=dict)  # of clients with a seat in secure sums
 
+    def __post_init__(self) -> None:
+        self.deployed = not self.rehearsal
+
     def profiles(self) -> tuple[Profile, ...]:
         """Ask every connected node who it is."""
-        query = [Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in self._connected()]
-        faces = []
-        for reply in self.grid.send_and_receive(query, timeout=self.timeout):
-            if reply.has_error():
+        return tuple(sorted(self._introduced(self._connected(), strict=True), key=lambda face: face.id))
+
+    def newcomers(self) -> tuple[Profile, ...]:
+        """Ask the nodes that are connected and not known yet: those that joined late or were restarted."""
+        known = set(self._nodes.values())
+        return tuple(self._introduced([node for node in self._connected() if node not in known], strict=False))
+
+    def _introduced(self, nodes: Sequence[int], *, strict: bool) -> Iterator[Profile]:
+        """Yield who nodes say they are. A name that another connected node bears is refused, or left to that node."""
+        query = [Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]
+        connected = set(self._connected())
+        for reply in self.grid.send_and_receive(query, timeout=self.timeout) if query else ():
+            node = reply.metadata.src_node_id
+            try:
+                told = reply.content["profile"]
+                face = _profile(told)
+                identity = bytes(told.get("identity", b""))
+            except Exception:
+                log.warning("node %d does not introduce itself as a client does, and is left out", node)
                 continue
-            told = reply.content["profile"]
-            face = Profile(
-                id=str(told["id"]),
-                examples=told.get("examples"),
-                epsilon=told.get("epsilon"),
-                group=told.get("group"),
-                ready=bool(told["ready"]),
-            )
-            if self._nodes.setdefault(face.id, reply.metadata.src_node_id) != reply.metadata.src_node_id:
-                raise InputError(f"two nodes call themselves client {face.id!r}; give each its own name")
-            if "identity" in told:
-                self._identities[face.id] = bytes(told["identity"])
-            faces.append(face)
-        return tuple(sorted(faces, key=lambda face: face.id))
+            if self._nodes.get(face.id, node) in connected - {node}:
+                problem = f"two nodes call themselves client {face.id!r}; give each its own name"
+                if strict:
+                    raise InputError(problem)
+                log.warning("%s", problem)
+                continue
+            self._nodes[face.id] = node
+            self._identities |= {face.id: identity} if identity else {}
+            yield face
 
     def __call__(self, task: Task) -> Replies:
         received = codec.size(task.payload)
         answers: dict[str, Replies] = {}
-        for client, reply in self._done(task):
-            payload = _tensors(reply.content["payload"])
-            answers[client] = Replies(
-                ids=(client,),
-                payload={name: tensor[None] for name, tensor in payload.items()},
-                ready=(bool(reply.content["reply"]["ready"]),),
-                received=received,
-                sent=codec.size(payload),
-            )
+        for client, reply in self._sent(MessageType.TRAIN, self._asked(task), task.round):
+            try:
+                answers[client] = _answered(client, reply, received)
+            except Exception:
+                log.warning("the reply of client %r cannot be read", client)
+                answers[client] = Replies((), {}, (), malformed=(client,))
         # Rows in the order they were asked for, whatever order replies arrived in.
-        return codec.stack([answers[client] for client in task.to if client in answers])
+        return codec.stack([answers[client] for client in task.to if client in answers], task.gives)
 
     def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
         if bits is None:
             return super().total(task, least, bits)
-        shapes = {client: reply.content["shapes"] for client, reply in self._done(task, bits=bits)}
-        ids = tuple(client for client in task.to if client in shapes and client in self._identities)
+        shapes: dict[str, dict[str, list[int]]] = {}
+        for client, reply in self._sent(MessageType.TRAIN, self._asked(task, bits=bits), task.round):
+            with contextlib.suppress(Exception):  # one that cannot be read counts as none
+                if reply.content["reply"]["answered"]:
+                    shapes[client] = {
+                        name: [int(side) for side in shape] for name, shape in reply.content["shapes"].items()
+                    }
+        wanted = {name: list(spec.shape) or [1] for name, spec in (task.gives or {}).items()}
+        usual = wanted or (Counter(map(repr, shapes.values())).most_common(1)[0][0] if shapes else "")
+        ids = tuple(
+            client
+            for client in task.to
+            if client in self._identities and client in shapes and usual in (shapes[client], repr(shapes[client]))
+        )
         received = codec.size(task.payload)
         if not ids:
             return Total((), {}, received)
-        sizes = {name: [int(side) for side in shape] for name, shape in shapes[ids[0]].items()}
+        sizes = shapes[ids[0]]
         length = sum(map(math.prod, sizes.values()))
         identities = {client: self._identities[client] for client in ids}
         found = run_sum(task, identities, least, bits, length, self._passed_on)
@@ -151,13 +125,10 @@ class OnFlower(Transport):
             return Total(ids, {}, received, sent)
         return Total(found.survivors, codec.unflattened(found.total, sizes), received, sent)
 
-    def _done(self, task: Task, **more: int) -> Iterator[tuple[str, Message]]:
-        """Who did the task, with the reply."""
+    def _asked(self, task: Task, **more: int) -> dict[str, RecordDict]:
+        """Return a task as the message to each client."""
         asked = ConfigRecord({"action": task.action, "run": task.run, "round": task.round, **more})
-        content = RecordDict({"task": asked, "payload": _arrays(task.payload)})
-        for client, reply in self._sent(MessageType.TRAIN, dict.fromkeys(task.to, content), task.round):
-            if reply.content["reply"]["answered"]:
-                yield client, reply
+        return dict.fromkeys(task.to, RecordDict({"task": asked, "payload": arrays(task.payload)}))
 
     def _passed_on(self, asked: Asked, messages: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
         """A step of a secure sum, with those who are in it."""
@@ -166,31 +137,46 @@ class OnFlower(Transport):
             for client, message in messages.items()
         }
         for client, reply in self._sent(f"{MessageType.TRAIN}.sum", contents, asked["round"]):
-            yield client, bytes(reply.content["sum"]["message"])
+            with contextlib.suppress(Exception):  # a message that cannot be read counts as none
+                yield client, bytes(reply.content["sum"]["message"])
 
     def _sent(self, kind: str, contents: Mapping[str, RecordDict], round: int) -> Iterator[tuple[str, Message]]:
         """Replies without those that are errors, in any order."""
-        clients = {self._nodes[client]: client for client in contents}
+        clients = {self._nodes[client]: client for client in contents if client in self._nodes}
         messages = [
             Message(contents[client], dst_node_id=node, message_type=kind, group_id=str(round))
             for node, client in clients.items()
         ]
         for reply in self.grid.send_and_receive(messages, timeout=self.timeout):
-            if not reply.has_error():
+            if not reply.has_error() and reply.metadata.src_node_id in clients:
                 yield clients[reply.metadata.src_node_id], reply
 
     def _connected(self) -> list[int]:
         return sorted(self.grid.get_node_ids())
 
 
-def _arrays(payload: Payload) -> ArrayRecord:
-    return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in payload.items()})
+def _profile(told: Mapping[str, Any]) -> Profile:
+    """Return what a node says of itself; anything but plain, sensible values is refused."""
+    face = Profile(told["id"], told.get("examples"), told.get("epsilon"), told.get("group"), told["ready"])
+    check_name("a client's id", face.id)
+    if face.group is not None:
+        check_name("a client's group", face.group)
+    sensible = (
+        bool(face.id)
+        and isinstance(face.ready, bool)
+        and (face.examples is None or (type(face.examples) is int and 0 < face.examples < 2**53))
+        and (face.epsilon is None or (type(face.epsilon) in (int, float) and 0 < face.epsilon < math.inf))
+    )
+    if not sensible:
+        raise InputError(f"client {face.id!r} introduces itself with impossible values")
+    return face
 
 
-def _shapes(payload: Payload) -> ConfigRecord:
-    return ConfigRecord({name: list(tensor.shape) or [1] for name, tensor in payload.items()})
-
-
-def _tensors(record: ArrayRecord) -> Payload:
-    # Arrays that arrived are read-only; a tensor must own its memory.
-    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+def _answered(client: str, reply: Message, received: int) -> Replies:
+    """Return one client's reply to a task."""
+    told = reply.content["reply"]
+    if not told["answered"]:
+        return Replies((), {}, (), exhausted=() if told["ready"] else (client,))
+    payload = tensors(reply.content["payload"])
+    rows = {name: tensor[None] for name, tensor in payload.items()}
+    return Replies((client,), rows, (bool(told["ready"]),), received, codec.size(payload))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -10,11 +11,13 @@ import torch
 
 from polyeps.client import Cohort, answer, profiles
 from polyeps.core import Algorithm, Field, Profile, Replies, Task, Total
-from polyeps.errors import InputError, SumAborted
+from polyeps.errors import InputError, SumAborted, TaskRefused
 from polyeps.server import Transport
 from polyeps.transport import codec
 from polyeps.transport.envelopes import Step, enough
 from polyeps.transport.secagg import secure_sum
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -35,7 +38,7 @@ class InMemory(Transport):
         return replace(replies, received=codec.size(task.payload), sent=codec.size(codec.row(replies.payload, 0)))
 
     def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-        return codec.add(self(task), least, bits)
+        return codec.add(self(replace(task, summed=True)), least, bits)
 
 
 @dataclass
@@ -48,7 +51,7 @@ class Securely(InMemory):
     dropouts: Mapping[Step, set[str]] = field(default_factory=dict)
 
     def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-        replies = self(task)
+        replies = self(replace(task, summed=True))
         codec.check_integers(replies.payload)
         if bits is None:
             raise InputError(f"a secure sum of {task.action!r} needs to know modulo which power of two; give bits")
@@ -72,14 +75,20 @@ class AsBytes(InMemory):
 
     def __call__(self, task: Task) -> Replies:
         sent = codec.encode(task.payload)
-        answers = []
-        for client in task.to:
-            own = answer(
-                self.cohort.alone(client), self.algorithm, replace(task, to=(client,), payload=codec.decode(sent))
-            )
-            if own.ids:
-                content = codec.encode(codec.row(own.payload, 0))
-                payload = {name: tensor[None] for name, tensor in codec.decode(content).items()}
-                own = replace(own, payload=payload, received=len(sent), sent=len(content))
-            answers.append(own)
-        return codec.stack(answers)
+        return codec.stack([self._one(client, task, sent) for client in task.to], task.gives)
+
+    def _one(self, client: str, task: Task, sent: bytes) -> Replies:
+        """Return the answer of one client; one that fails counts as malformed, and others are asked all the same."""
+        asked = replace(task, to=(client,), payload=codec.decode(sent))
+        try:
+            own = answer(self.cohort.alone(client), self.algorithm, asked)
+        except TaskRefused:
+            raise  # what one refuses, all do
+        except Exception:
+            log.exception("client %r failed at %r", client, task.action)
+            return Replies((), {}, (), malformed=(client,))
+        if not own.ids:
+            return own
+        content = codec.encode(codec.row(own.payload, 0))
+        payload = {name: tensor[None] for name, tensor in codec.decode(content).items()}
+        return replace(own, payload=payload, received=len(sent), sent=len(content))

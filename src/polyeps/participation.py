@@ -1,0 +1,101 @@
+"""How the cohort of a round is drawn among the clients that can still afford one."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from polyeps.errors import InputError
+
+
+@dataclass(frozen=True)
+class Participation:
+    """How a round's cohort is drawn among the clients that can still afford a round.
+
+    uniform: a fixed share of all clients, without replacement; poisson: every client by its own coin; full: all;
+    epoch: all clients are shuffled into cohorts of about that share, each asked once before anybody is asked again.
+    Each client's lot depends on the seed, the round and the set of all clients alone, so methods that are
+    compared under one seed draw the same cohorts as long as the same clients are left.
+    """
+
+    kind: Literal["uniform", "poisson", "full", "epoch"] = "full"
+    share: float = 1.0
+    quorum: int = 1  # the run ends when fewer clients than this can afford a round
+    including: frozenset[str] = frozenset()  # at least one of these is in every cohort; without any, the run ends
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise InputError(f"participation.share must be above 0 and at most 1, not {self.share}")
+        if self.quorum < 1:
+            raise InputError(f"participation.quorum must be at least 1, not {self.quorum}")
+        if self.kind == "epoch" and self.including:
+            raise InputError("participation: in an epoch every client is asked once, so nobody can be in every cohort")
+
+    def goes_on(self, active: Sequence[str]) -> bool:
+        """Whether a round can begin with those who are left: enough of them, and one that must be in every cohort."""
+        missing = bool(self.including) and self.including.isdisjoint(active)
+        return len(active) >= self.quorum and not missing
+
+    def batches(self, clients: int) -> int:
+        """In how many rounds an epoch asks every client once; a round is an epoch of its own where chance decides."""
+        return clients // cohort_size(self.share, clients) if self.kind == "epoch" else 1
+
+    def draw(self, everyone: Sequence[str], active: Sequence[str], seed: int | None, round: int) -> tuple[str, ...]:
+        """Draw this round's cohort, in the order of `active`; without a seed, from the system's entropy."""
+        if self.kind == "full":
+            return tuple(active)
+        if self.kind == "epoch":
+            if seed is None:
+                raise InputError("participation: cohorts of one epoch are drawn together; give a seed, which is public")
+            batches = self.batches(len(everyone))
+            cohort = _shuffled(tuple(everyone), seed, round // batches, batches)[round % batches]
+            return tuple(client for client in active if client in cohort)
+        names = sorted(everyone)  # the order in which clients are listed must not matter
+        lots = dict(zip(names, _lots(len(names), seed, round), strict=True))
+        ordered = sorted(active, key=lots.__getitem__)
+        if self.kind == "poisson":
+            chosen = {client for client in ordered if lots[client] < self.share}
+        else:
+            chosen = set(ordered[: cohort_size(self.share, len(names))])
+        wanted = [client for client in ordered if client in self.including]
+        if wanted and chosen.isdisjoint(wanted):
+            if self.kind == "uniform" and chosen:
+                chosen.remove(max(chosen, key=lots.__getitem__))
+            chosen.add(wanted[0])
+        return tuple(client for client in active if client in chosen)
+
+
+def _lots(count: int, seed: int | None, round: int) -> list[float]:
+    if seed is None:
+        secret = secrets.SystemRandom()
+        return [secret.random() for _ in range(count)]
+    drawn: list[float] = np.random.default_rng([seed, round]).random(count).tolist()
+    return drawn
+
+
+@lru_cache(maxsize=2)
+def _shuffled(everyone: tuple[str, ...], seed: int, epoch: int, batches: int) -> list[frozenset[str]]:
+    """An epoch's cohorts, their sizes equal but for one; the order in which clients are listed does not matter."""
+    names = np.array(sorted(everyone), dtype=object)
+    np.random.default_rng([seed, epoch]).shuffle(names)
+    return [frozenset(part) for part in np.array_split(names, batches)]
+
+
+def cohort_size(share: float, clients: int) -> int:
+    """How many clients a share is, at least one; 0.8 of 50 is 40 whatever floats say."""
+    return max(1, int(share * clients + 1e-9))
+
+
+def check_secret_cohorts(participation: Participation) -> None:
+    """Refuse cohorts whose price is not the one clients pay: theirs is that of every client's own coin."""
+    if participation.kind not in ("poisson", "full") or participation.including:
+        raise InputError(
+            "participation: noise on a sum is priced for cohorts in which every client is or is not by its own coin; "
+            f"drawn as {participation.kind}{' with chosen clients' if participation.including else ''}, one client "
+            'takes the place of another, which costs more; use kind = "poisson" or "full", without with_public'
+        )

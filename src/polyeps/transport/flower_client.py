@@ -1,0 +1,140 @@
+"""A client as a Flower ClientApp: it opens its own files, answers tasks, and says nothing of what goes wrong.
+
+Flower starts a new process per message, so whatever a client keeps (ledger, memory) must be opened by the function it
+is given, from files the client owns. What an algorithm wants summed unseen, a client gives into secure sums and nowhere
+else: alone, it has only this client's part of the noise.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+
+from polyeps.client import Cohort, answer, profiles
+from polyeps.core import ENTER, Algorithm, Field, Payload, Task
+from polyeps.engine.noise import SystemStreams
+from polyeps.errors import InputError
+from polyeps.transport import codec
+from polyeps.transport.flower_sums import Seat
+
+log = logging.getLogger(__name__)
+DECLINED = "declined"  # all that a server learns of what went wrong at a client
+MOST_BITS = 62  # of an integer that is summed
+Handler = Callable[[Message, Context], Message]
+# What a node opens for a message: itself as a cohort of one, what it is asked to run, and what it tells.
+Open = Callable[[Context], tuple[Cohort, Algorithm, Iterable[Field]]]
+
+
+def client_app(
+    open_client: Open, open_seat: Callable[[Context], Seat] | None = None, *, rehearsal: bool = False
+) -> ClientApp:
+    """Return a ClientApp that answers tasks, takes the steps of secure sums, and introduces itself when queried.
+
+    A client must draw its noise from the system's entropy, and have a keeper for its memory and replies. A `rehearsal`
+    does without: it is a simulation over Flower's messages, and protects nobody.
+
+    Whatever goes wrong at a client, the server reads the one word "declined"; the details are in the client's own log.
+    """
+    app = ClientApp()
+
+    def opened(context: Context) -> tuple[Cohort, Algorithm, Iterable[Field]]:
+        cohort, algorithm, tells = open_client(context)
+        if not rehearsal:
+            _check_deployed(cohort)
+        return cohort, algorithm, tells
+
+    @app.query()  # type: ignore[untyped-decorator,unused-ignore]
+    @_discreetly
+    def introduce(message: Message, context: Context) -> Message:
+        (face,) = profiles(*opened(context))
+        told = {"id": face.id, "ready": face.ready}
+        told |= {name: value for name in ("examples", "epsilon", "group") if (value := getattr(face, name)) is not None}
+        told |= {"identity": open_seat(context).public} if open_seat else {}
+        return Message(RecordDict({"profile": ConfigRecord(told)}), reply_to=message)
+
+    @app.train()  # type: ignore[untyped-decorator,unused-ignore]
+    @_discreetly
+    def work(message: Message, context: Context) -> Message:
+        cohort, algorithm, _ = opened(context)
+        asked = message.content["task"]
+        bits = asked.get("bits")
+        if bits is not None and (type(bits) is not int or not 2 <= bits <= MOST_BITS):
+            raise InputError(f"a sum must be of 2 to {MOST_BITS} bits, not of {bits!r}")
+        task = Task(
+            asked["action"],
+            cohort.ids,
+            tensors(message.content["payload"]),
+            asked["run"],
+            asked["round"],
+            summed=bits is not None and open_seat is not None,
+        )
+        replies = answer(cohort, algorithm, task)
+        told: dict[str, Any] = {"answered": bool(replies.ids), "ready": all(replies.ready) and not replies.exhausted}
+        content: dict[str, Any] = {"reply": ConfigRecord(told)}
+        if replies.ids:
+            own = codec.row(replies.payload, 0)
+            if task.summed and task.action != ENTER:
+                assert open_seat is not None
+                assert bits is not None
+                open_seat(context).prepare(algorithm, task, own, bits)
+                content["shapes"] = shapes(own)
+            else:
+                content["payload"] = arrays(own)
+        return Message(RecordDict(content), reply_to=message)
+
+    @app.train("sum")  # type: ignore[untyped-decorator,unused-ignore]
+    @_discreetly
+    def take_part(message: Message, context: Context) -> Message:
+        if open_seat is None:
+            raise InputError("this client has no seat in secure sums; give client_app one")
+        (name,) = opened(context)[0].ids
+        asked = dict(message.content["sum"])
+        answered = open_seat(context).answer(name, asked, bytes(asked["message"]))
+        return Message(RecordDict({"sum": ConfigRecord({"message": answered})}), reply_to=message)
+
+    return app
+
+
+def _discreetly(handle: Handler) -> Handler:
+    """Answer "declined" in place of any exception: Flower would send its text, which may hold what is private."""
+
+    @functools.wraps(handle)
+    def handled(message: Message, context: Context) -> Message:
+        try:
+            return handle(message, context)
+        except Exception:
+            log.exception("a task was declined")
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DECLINED), reply_to=message)
+
+    return handled
+
+
+def _check_deployed(cohort: Cohort) -> None:
+    """Refuse clients whose noise could be repeated, or whose memory ends with the process."""
+    if cohort.repeatable or not isinstance(cohort.streams(cohort.ids, 0), SystemStreams):
+        raise InputError(
+            f"client {cohort.ids[0]!r} draws noise that can be repeated, which protects nobody once it is deployed; "
+            "give it SystemStreams and repeatable = False"
+        )
+    if cohort.keeper is None:
+        raise InputError(f"client {cohort.ids[0]!r} has no keeper, so it would forget between messages; give it one")
+
+
+def arrays(payload: Payload) -> ArrayRecord:
+    return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in payload.items()})
+
+
+def shapes(payload: Payload) -> ConfigRecord:
+    return ConfigRecord({name: list(tensor.shape) or [1] for name, tensor in payload.items()})
+
+
+def tensors(record: ArrayRecord) -> Payload:
+    # Arrays that arrived are read-only; a tensor must own its memory.
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
