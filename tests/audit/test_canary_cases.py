@@ -11,7 +11,7 @@ from polyeps.engine.network import clip_rows
 from polyeps.engine.sums import Each
 
 ACCOUNTS = {account.what.replace(" account", ""): account for account in accounts()}
-DEAR = "cmp-fed: C5 noise of dropouts lost"  # five seconds and more
+DEAR = ("cmp-fed: C5 noise of dropouts lost", "cmp-fed: C3 one of two releases charged")  # five seconds and more
 ERROR = 1e-4  # of a row: that of a table of a hundred
 
 
@@ -22,7 +22,7 @@ def judged(name: str, seed: int = 0) -> Row:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", [name for name in ACCOUNTS if name != DEAR])
+@pytest.mark.parametrize("name", [name for name in ACCOUNTS if name not in DEAR])
 def test_mistakes_are_refuted_and_sound_forms_never(name: str, seed: int) -> None:
     row = judged(name, seed)
     assert row.refuted != ACCOUNTS[name].sound
@@ -30,8 +30,9 @@ def test_mistakes_are_refuted_and_sound_forms_never(name: str, seed: int) -> Non
     assert row.shown.audited > 0.25 * row.shown.claimed  # the audit of a sound form is not toothless
 
 
-def test_noise_lost_by_dropouts_takes_a_million_trials() -> None:
-    row = judged(DEAR)
+@pytest.mark.parametrize("name", DEAR)
+def test_small_differences_take_up_to_a_million_trials(name: str) -> None:
+    row = judged(name)
     assert row.refuted
     assert row.shown.audited <= row.shown.certified
 
