@@ -161,7 +161,7 @@ def test_the_audit_finds_it(fault: Any, what: str, times: float, monkeypatch: Pa
     ("fault", "what", "named"),
     [
         (one_stream_for_two_clients, "fedavg: train", "same id"),
-        (adjacency_forgotten, "DP-SGD, fixed-size batches, replace-one", "replace-one"),
+        (adjacency_forgotten, "DP-SGD, fixed-size batches, replace-one", "SampledWithoutReplacement|replace-one"),
     ],
     ids=lambda one: getattr(one, "__name__", one),
 )

@@ -12,7 +12,8 @@ from polyeps.algorithms.blocks import step
 from polyeps.audit import audit_algorithm
 from polyeps.core import Action, Algorithm, Ask, Payload, Records, State, Task, Work
 from polyeps.engine.noise import normals_for
-from polyeps.errors import InputError
+from polyeps.errors import InputError, PolyepsError
+from polyeps.messages import vector
 
 SIZE = 3
 
@@ -39,7 +40,8 @@ def noisy_mean(added: float, promised: float = 1.0) -> Algorithm:
         replies = ask(Task("send", tuple(client.id for client in state.roster), {"model": state.model}))
         return step(state, replies.payload["mean"].mean(0))
 
-    return Algorithm({"send": Action(run, lambda scale, _: Gaussian(promised * scale))}, round)
+    price = lambda scale, _: Gaussian(promised * scale)  # noqa: E731
+    return Algorithm({"send": Action(run, price, takes={"model": vector(SIZE)})}, round)
 
 
 def noisy_sum(added: float) -> Algorithm:
@@ -55,7 +57,7 @@ def noisy_sum(added: float) -> Algorithm:
         return step(state, total + added * torch.randn(SIZE, generator=generator))
 
     return Algorithm(
-        {"send": Action(run, price=None)},
+        {"send": Action(run, price=None, takes={"model": vector(SIZE)})},
         round,
         dues=lambda scale: Poisson(0.5, Gaussian(scale)),
         trust="server",
@@ -117,3 +119,17 @@ def test_impossible_audits_are_refused() -> None:
         audit(noisy_mean(1.0), scale=1.0, trials=10)
     with pytest.raises(InputError, match="1 client"):
         audit_algorithm(noisy_mean(1.0), torch.zeros(SIZE), federation(1.0), federation(0.0), scale=1.0)
+
+
+def test_clients_that_refuse_are_no_evidence() -> None:
+    with pytest.raises(PolyepsError):
+        audit(noisy_mean(1.0), scale=1.0, trials=100, sent={"more": torch.zeros(1)})
+    with pytest.raises(InputError, match="did not answer"):
+        audit_algorithm(
+            noisy_sum(1.0),
+            torch.zeros(SIZE, dtype=torch.float64),
+            federation(1.0),
+            federation(0.0),
+            scale=1.0,
+            trials=100,
+        )

@@ -27,13 +27,13 @@ from polyeps.algorithms import ALGORITHMS
 from polyeps.algorithms.blocks import Federation
 from polyeps.audit.montecarlo import Scores, bound, guesses_in_one_run, log_ratio, one_shot_estimate
 from polyeps.audit.rows import Case, Effort, Shown
-from polyeps.audit.trial_clients import PLENTY, charged, deployed, seeded
+from polyeps.audit.trial_clients import PLENTY, charged, check_answered, deployed, seeded
 from polyeps.client import Cohort
 from polyeps.core import Algorithm, Budget, Records, State, Task, Total
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.ledger import Ledger
 from polyeps.models import Model, logistic
-from polyeps.server import Participation, serve
+from polyeps.server import Participation, Round, serve
 from polyeps.training import dp_sgd, proximal
 from polyeps.transport.memory import InMemory
 
@@ -144,7 +144,8 @@ def _observed(
     moved: list[Scores] = []
     before = [torch.zeros(model.size), torch.tensor(1.0)]
 
-    def look(_: object, state: State) -> None:
+    def look(round: Round, state: State) -> None:
+        check_answered(round)
         change = torch.unflatten(state.model - before[0], 0, (2, -1))[:, _ORDINARY:]
         along = (change[1] - change[0]) / math.sqrt(2) * divisor / before[1]
         moved.append(along.numpy().astype(np.float32)[:canaries])

@@ -14,13 +14,13 @@ from torch import Tensor
 from polyeps.accounts import Terms
 from polyeps.audit.montecarlo import Floats, bound
 from polyeps.audit.rows import CONFIDENCE, Row, Shown
-from polyeps.audit.trial_clients import PLENTY, ask_trials, charged, seeded
+from polyeps.audit.trial_clients import PLENTY, ask_trials, charged, check_answered, seeded
 from polyeps.client import Cohort
 from polyeps.core import Algorithm, Budget, Payload, Records, State
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.ledger import Ledger
-from polyeps.server import Participation, serve
+from polyeps.server import Participation, Round, serve
 from polyeps.transport.memory import InMemory
 
 Score = Callable[[Floats], Floats]  # of what was seen of each trial (n, k): larger where the first data set is likelier
@@ -129,7 +129,8 @@ def _runs(
         )
         transport = InMemory(cohort, algorithm, ("epsilon", "examples", "group"))
 
-        def look(_: object, state: State) -> None:
+        def look(round: Round, state: State) -> None:
+            check_answered(round)
             seen[number, state.round - 1] = state.model
 
         lots = seed * trials + number

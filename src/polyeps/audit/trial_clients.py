@@ -22,6 +22,7 @@ from polyeps.core import Algorithm, Budget, Payload, Records, Streams, Task
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.ledger import Ledger
+from polyeps.server import Round
 
 PLENTY = 1e3  # the ε of a trial's account: no trial is to decline
 StreamsOf = Callable[[Sequence[str], int], Streams]
@@ -51,6 +52,13 @@ def charged(ledger: Ledger, client: str, delta: float) -> float:
     if not account.history:
         return 0.0
     return known_epsilon(account.history, delta, account.terms.adjacency, best_accountant(account.history))
+
+
+def check_answered(round: Round) -> None:
+    """Refuse a round in which clients did not do what was asked: an attack on nothing would refute nothing."""
+    if round.invited and len(round.traffic) < len(round.invited):
+        missing = len(round.invited) - len(round.traffic)
+        raise InputError(f"{missing} of {len(round.invited)} clients drawn for a round of the audit did not answer")
 
 
 def ask_trials(
