@@ -184,7 +184,10 @@ def _with_ledger(model: Model, steps: int, records: Records, rounds: int) -> tup
         seconds.append(round.seconds / len(round.invited) * DRAWN)
 
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        terms = dict.fromkeys(IDS[:-OPEN], Terms(Budget(3.6, 1e-4), "client", "zero-out"))
+        dues = Batched(model, steps, records).algorithm.dues
+        assert dues is not None
+        agreed = Terms(Budget(3.6, 1e-4), "client", "zero-out", "fixed", plan=dues(SCALE))
+        terms = dict.fromkeys(IDS[:-OPEN], agreed)
         ledger = Ledger.create(Path(folder) / "ledger.db", terms)
         Batched(model, steps, records, ledger).run(rounds, observe)
         ledger.close()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyeps.algorithms.blocks import Federation
 from polyeps.client import Cohort, answer
-from polyeps.core import ENTER, Algorithm, Profile, Records, Replies, State, Task, Total
+from polyeps.core import ENTER, PROGRESS, Algorithm, Payload, Profile, Records, Replies, State, Task, Total, Work
 from polyeps.engine.noise import SeededStreams
 from polyeps.models import Model, mlp
 from polyeps.server import Participation, serve
@@ -98,6 +98,13 @@ def entered(algorithm: Algorithm, clients: int, scale: float) -> Cohort:
     people = cohort(algorithm, clients, scale)
     answer(people, algorithm, Task(ENTER, people.ids, {}))
     return people
+
+
+def work(scale: float, payload: Payload) -> Work:
+    """One client of the cohort, in the first round."""
+    nothing = Records(torch.zeros(0), torch.zeros(0), torch.zeros(2, dtype=torch.int64))
+    memory = {PROGRESS: torch.tensor([[1.0, 0.0]])}
+    return Work(np.arange(1), payload, nothing, np.full(1, scale), SeededStreams(1, ["x"], 0), memory)
 
 
 def alone_with(algorithm: Algorithm, roster: int = 0) -> State:

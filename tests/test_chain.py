@@ -2,13 +2,14 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from polyeps import chain
 from polyeps.chain import Chain, Row
 from polyeps.errors import LedgerError, LedgerTampered
-from polyeps.head import Head, read_head
+from polyeps.head import Head, Kept, head_path, read_head
 
 
 @pytest.fixture
@@ -29,6 +30,16 @@ def open_chain(path: Path) -> Chain:
 def tamper(path: Path, *statements: str) -> None:
     with sqlite3.connect(path) as connection:
         connection.executescript("DROP TRIGGER rows_are_final; DROP TRIGGER rows_stay;" + ";".join(statements))
+    connection.close()
+
+
+def forge(path: Path, *contents: dict[str, Any], kind: str = "note") -> None:
+    """Append rows with right hashes, as an attacker can who writes to the file but not to its head."""
+    with sqlite3.connect(path) as connection:
+        for content in contents:
+            seq, previous = connection.execute("SELECT seq, hash FROM rows ORDER BY seq DESC").fetchone()
+            (row,) = chain._chained([(kind, content)], Head(seq, previous), chain.now)
+            connection.execute("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?)", row)
     connection.close()
 
 
@@ -153,32 +164,66 @@ def test_a_damaged_head_is_found(path: Path, damage: Callable[[Path], None], wor
         open_chain(path)
 
 
-def test_a_crash_between_row_and_head_is_no_tampering(path: Path) -> None:
-    head = path.with_name(path.name + ".head")
-    before = head.read_text()
-    open_chain(path).append(lambda: [("note", {"n": 6})])
-    head.write_text(before)  # as if the process died before the head was written
+@pytest.mark.parametrize("notes", [1, 3])
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_crash_within_an_append_is_no_tampering(path: Path, notes: int, committed: bool) -> None:
+    """The head announces rows before they are committed, and they are confirmed after."""
+    head, before = head_path(path), path.read_bytes()
+    open_chain(path).append(lambda: [("note", {"n": 6})] * notes)
+    announced = head.read_text().replace('"pending": 0', '"pending": 1')
+    assert announced != head.read_text()
+    head.write_text(announced)
+    if not committed:
+        path.write_bytes(before)
     chain = open_chain(path)
-    assert len(chain.rows()) == 7
+    assert len(chain.rows()) == 6 + notes * committed
     chain.append(lambda: [("note", {"n": 7})])
-    assert '"seq": 8' in head.read_text()
+    assert open_chain(path).verify().seq == 7 + notes * committed
 
 
+def test_only_what_was_announced_may_follow_a_crash(path: Path) -> None:
+    head, before = head_path(path), path.read_bytes()
+    open_chain(path).append(lambda: [("note", {"n": 6}), ("note", {"n": 7})])
+    head.write_text(head.read_text().replace('"pending": 0', '"pending": 1'))
+    tamper(path, "DELETE FROM rows WHERE seq = 8")
+    with pytest.raises(LedgerTampered, match="row 8 is missing"):
+        open_chain(path)
+    path.write_bytes(before)
+    forge(path, {"n": 6}, {"n": 70})
+    with pytest.raises(LedgerTampered, match="row 8 is not the one its head file remembers"):
+        open_chain(path)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
 def test_a_row_appended_while_another_process_opens_is_no_tampering(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     busy = open_chain(path)
     waiting = [6, 7, 8]
 
-    def read_just_after_an_append(place: Path) -> Head | None:
-        if waiting:
+    def read_beside_an_append(place: Path) -> Kept | None:
+        kept = read_head(place)
+        if waiting and not busy._open().in_transaction and not late_holds_the_lock():
             number = waiting.pop()
             busy.append(lambda: [("note", {"n": number})])
-        return read_head(place)
+        return kept if when == "after" else read_head(place)
 
-    monkeypatch.setattr(chain, "read_head", read_just_after_an_append)
+    def late_holds_the_lock() -> bool:
+        return any(chain._connection is not None and chain._connection.in_transaction for chain in opened)
+
+    opened: list[Chain] = []
+    real = Chain._open
+
+    def noted(self: Chain) -> sqlite3.Connection:
+        opened.append(self)
+        return real(self)
+
+    monkeypatch.setattr(Chain, "_open", noted)
+    monkeypatch.setattr(chain, "read_head", read_beside_an_append)
     late = open_chain(path)
     late.verify()
+    late.verify()
+    assert not waiting
     assert len(late.rows()) == 9
 
 

@@ -239,15 +239,17 @@ def test_a_folder_is_one_processs_at_a_time(tmp_path: Path) -> None:
     assert len(runs.resume(tmp_path / "run").models) == 1  # the lock went with who held it
 
 
-def test_a_model_that_diverged_ends_its_job_and_says_why(tmp_path: Path) -> None:
-    wanted = experiment(["non-private", "fedavg"], rounds=60, training={"learning_rate": 4e8})
-    runs.run(wanted, tmp_path / "run")
+def test_a_model_that_left_the_bounds_ends_its_job_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyeps.messages.LARGEST", 1e-3)
+    runs.run(experiment(["non-private", "fedavg"]), tmp_path / "run")
     journal = Journal(tmp_path / "run" / "journal.db")
     facts = {row["label"]: row["facts"] for row in journal.jobs()}
     assert {row["status"] for row in journal.jobs()} == {"done"}
     early = [fact["reason"] for fact in facts.values() if fact["stopped"] == "early"]
     assert early
-    assert all(why.startswith("clients refuse the task: 'model' must lie between -1e+09 and 1e+09") for why in early)
+    assert all(why.startswith("clients refuse the task: 'model' must lie between -0.001 and 0.001") for why in early)
     spoken = run("report", str(tmp_path / "run"), "--output", str(tmp_path / "page.html"))
     assert spoken.status == 0
 
@@ -267,3 +269,12 @@ def test_discarded_replies_are_in_the_journal(tmp_path: Path, monkeypatch: pytes
     found = journal.query("SELECT round, value FROM metrics WHERE name = 'discarded replies'")
     assert found == [{"round": 1, "value": 1.0}]
     assert [row["answered"] for row in journal.query("SELECT answered FROM rounds")] == [6, 6, 6]
+
+
+def test_replies_of_a_training_that_diverged_are_discarded_and_the_run_goes_on(tmp_path: Path) -> None:
+    wanted = experiment(["non-private", "fedavg"], rounds=4, training={"learning_rate": 1e9, "decay": 0.9})
+    outcome = runs.run(wanted, tmp_path / "run")
+    assert all(torch.isfinite(model).all() for model in outcome.models.values())
+    journal = Journal(tmp_path / "run" / "journal.db")
+    found = journal.query("SELECT value FROM metrics WHERE name = 'discarded replies'")
+    assert [row["value"] for row in found] == [6.0] * 8

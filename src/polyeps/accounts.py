@@ -1,34 +1,68 @@
-"""What an owner agreed to, what was charged since, and whether more would still fit."""
+"""What an owner agreed to, what was charged and reserved since, and whether more would still fit."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from numbers import Integral
+from typing import Any, Literal, get_args
 
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import afford, rdp
 from polyeps.accounting.events import History, history_of, is_pure
 from polyeps.core import Adjacency, Budget, Unit
-from polyeps.errors import UnknownEvent
+from polyeps.errors import InputError, UnknownEvent
 
-# fixed: what will be asked was settled without looking at the client's answers; privacy losses then compose exactly.
-# adaptive: later requests may depend on earlier answers; only a Rényi filter is known to hold then.
-Schedule = Literal["fixed", "adaptive"]
+# adaptive: later requests may depend on earlier answers, as they do wherever somebody who saw one run designs the next.
+#   A Rényi filter of one order, settled beforehand, holds then, also for runs side by side (Haney et al., "Concurrent
+#   Composition for Interactive Differential Privacy with Adaptive Privacy-Loss Parameters", CCS 2023).
+# fixed: all that may be asked was planned before the first answer; privacy losses then compose exactly.
+Schedule = Literal["adaptive", "fixed"]
+Obstacle = Literal["", "budget", "plan", "run"]
+
+
+def whole(uses: Any) -> int:
+    """Return a number of uses; refuse what is not a whole positive number."""
+    if isinstance(uses, bool) or not isinstance(uses, Integral) or uses < 1:
+        raise InputError(f"uses is {uses!r}; it must be a whole number of at least 1")
+    return int(uses)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What an owner agreed to: a budget, what it protects, and under which rule it is spent."""
+    """What an owner agreed to: a budget, what it protects, and under which rule it is spent.
+
+    With a fixed schedule, `plan` is the one event that will be charged, as often as the budget allows. Without it, the
+    first reservation is the plan. Stopping early, or changing the order within a plan, reveals no more than the whole
+    plan does, so the price of the whole plan bounds everything that can happen.
+    """
 
     budget: Budget
     unit: Unit = "record"
     adjacency: Adjacency = "zero-out"
-    schedule: Schedule = "fixed"
+    schedule: Schedule = "adaptive"
     order: float | None = None  # of the Rényi filter; settled with the first budget and kept when that is changed
+    plan: DpEvent | None = None
 
     def __post_init__(self) -> None:
+        if self.schedule not in get_args(Schedule):
+            raise InputError(f"schedule is {self.schedule!r}; it must be adaptive or fixed")
+        if self.plan is not None:
+            if self.schedule != "fixed":
+                raise InputError(
+                    'a plan needs schedule = "fixed"; an adaptive ledger takes any event, leave the plan out'
+                )
+            try:
+                hash(self.plan)
+            except TypeError:
+                raise InputError("a plan must be one event; reserve the parts of a composition instead") from None
+            if not history_of(self.plan):
+                raise InputError("the plan is an event that releases nothing; name the event that will be charged")
         # At δ = 0 costs are simply added, which is a valid filter as it is.
         if self.schedule == "adaptive" and self.order is None and self.budget.delta > 0:
             object.__setattr__(self, "order", rdp.filter_order(self.budget))
+        if self.order is not None and not 1 < self.order < math.inf:
+            raise InputError(f"order is {self.order}; the order of a Rényi filter must be above 1")
 
 
 @dataclass(frozen=True)
@@ -40,18 +74,32 @@ class Charge:
     uses: int = 1
     unit: Unit = "record"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "uses", whole(self.uses))
+        object.__setattr__(self, "clients", tuple(self.clients))
+
 
 @dataclass(eq=False)
 class Account:
     """Terms and history that any number of clients may share; what each charge leads to is worked out once."""
 
     terms: Terms
-    history: History = field(default_factory=dict)
+    history: History = field(default_factory=dict)  # charged
     charges: int = 0
-    after: "dict[tuple[str, int, Unit], Account]" = field(default_factory=dict)
+    reserved: Mapping[str, History] = field(default_factory=dict)  # not yet charged, by run that is still open
+    planned: str = ""  # the run whose reservation became the plan of a fixed schedule
+    after: "dict[tuple[Any, ...], Account]" = field(default_factory=dict)
+
+    @property
+    def committed(self) -> History:
+        """All that was charged or may still be charged to open runs."""
+        together = self.history
+        for left in self.reserved.values():
+            together = _joined(together, left)
+        return together
 
     def spent(self, history: History | None = None) -> float:
-        """The ε of this account's history (or of another one, under the same terms)."""
+        """Return the ε of this account's history (or of another one, under the same terms)."""
         history = self.history if history is None else history
         terms = self.terms
         if not history:
@@ -61,7 +109,7 @@ class Account:
         return afford.known_epsilon(history, terms.budget.delta, terms.adjacency, afford.best_accountant(history))
 
     def affords(self, history: History) -> bool:
-        """Whether a history stays within these terms."""
+        """Return whether a history stays within these terms."""
         terms = self.terms
         if not history:
             return True
@@ -69,15 +117,71 @@ class Account:
             return self.spent(history) <= terms.budget.epsilon
         return afford.fits(history, terms.budget, terms.adjacency, afford.best_accountant(history))
 
-    def with_charge(self, event: DpEvent, uses: int, unit: Unit) -> History:
-        """The history after a charge; refuses what protects another unit than these terms do."""
+    def steps(self, event: DpEvent, uses: int, unit: Unit) -> History:
+        """Return what a charge consists of; refuse what protects another unit than these terms do."""
         added = history_of(event, uses)
         if unit != self.terms.unit and not is_pure(added):
             raise UnknownEvent(
                 f"a {unit}-level event cannot be charged to a budget that protects a {self.terms.unit}; "
                 "keep a second ledger for it"
             )
-        together = dict(self.history)
-        for step, count in added.items():
-            together[step] = together.get(step, 0) + count
-        return together
+        return added
+
+    def with_charge(self, event: DpEvent, uses: int, unit: Unit) -> History:
+        """Return the history after a charge."""
+        return _joined(self.history, self.steps(event, uses, unit))
+
+    def obstacle(self, added: History, run: str = "", *, reserving: bool = False) -> Obstacle:
+        """Return what a charge to a run, or its reservation, would run into; "" if it is fine."""
+        if not reserving:
+            run = self._payer(run)
+            if run:
+                return "" if run in self.reserved and _within(added, self.reserved[run]) else "run"
+        if self.terms.schedule == "fixed" and not self._in_plan(added, run if reserving else ""):
+            return "plan"
+        return "" if self.affords(_joined(self.committed, added)) else "budget"
+
+    def charged(self, added: History, run: str = "") -> "Account":
+        """Return the account after a charge, drawn from the run's reservation if there is a run."""
+        run, reserved = self._payer(run), self.reserved
+        if run:
+            left = {step: count - added.get(step, 0) for step, count in reserved[run].items()}
+            reserved = {**reserved, run: {step: count for step, count in left.items() if count > 0}}
+        return Account(self.terms, _joined(self.history, added), self.charges + 1, reserved, self.planned)
+
+    def reserving(self, added: History, run: str) -> "Account":
+        """Return the account after a reservation for a run."""
+        planned = run if self.terms.schedule == "fixed" and self.terms.plan is None else ""
+        reserved = {**self.reserved, run: _joined(self.reserved.get(run, {}), added)}
+        return Account(self.terms, self.history, self.charges, reserved, planned)
+
+    def released(self, run: str) -> "Account":
+        """Return the account after a run has ended: what it did not use is free again."""
+        reserved = {name: left for name, left in self.reserved.items() if name != run}
+        return Account(self.terms, self.history, self.charges, reserved, self.planned)
+
+    def _payer(self, run: str) -> str:
+        """Return the run whose reservation pays: where a reservation is the plan, there is no other."""
+        return run or (self.planned if self.planned in self.reserved else "")
+
+    def _in_plan(self, added: History, run: str) -> bool:
+        """Return whether a fixed schedule allows something, apart from its price."""
+        if self.terms.plan is None:
+            return bool(run) and self.planned in ("", run)
+        planned = history_of(self.terms.plan)
+        if added.keys() != planned.keys():
+            return not added
+        # Multiples of one bundle of steps: of those, a budget always allows the smaller ones.
+        first, *others = planned
+        return all(added[step] * planned[first] == added[first] * planned[step] for step in others)
+
+
+def _joined(history: History, added: History) -> History:
+    together = dict(history)
+    for step, count in added.items():
+        together[step] = together.get(step, 0) + count
+    return together
+
+
+def _within(added: History, left: History) -> bool:
+    return all(count <= left.get(step, 0) for step, count in added.items())

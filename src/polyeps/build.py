@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -27,7 +27,7 @@ from polyeps.errors import InputError
 from polyeps.ledger import Ledger
 from polyeps.populate import Population, seed_for
 from polyeps.promises import all_promised, in_force
-from polyeps.scales import claimed_scales, expected_rounds, real_costs, sound_scales
+from polyeps.scales import claimed_scales, expected_rounds, priced, real_costs, sound_scales
 from polyeps.server import Participation, Transport, check_secret_cohorts, cohort_size, serve
 from polyeps.training import Training, dp_sgd, proximal, sgd
 
@@ -86,12 +86,15 @@ class Job:
             **others,
         )
 
-    @property
+    @cached_property
     def terms(self) -> dict[str, Terms]:
-        """What each client's ledger is opened with."""
-        agreed = zip(self.population.ids, self.budgets or (), strict=self.budgets is not None)
+        """What each client's ledger is opened with: a budget and, since it serves this one run, the run's one price."""
         unit, adjacency = self.algorithm.unit, self.algorithm.adjacency
-        return {client: Terms(budget, unit, adjacency) for client, budget in agreed if budget is not None}
+        return {
+            client: Terms(budget, unit, adjacency, "fixed", plan=priced(self.algorithm)(float(self.scale[row]), row))
+            for row, (client, budget) in enumerate(zip(self.population.ids, self.budgets or (), strict=False))
+            if budget is not None
+        }
 
     @property
     def state(self) -> State:
@@ -203,6 +206,7 @@ def _federation(
         learning_rate=settings.learning_rate,
         noise=noise,
         training=training,
+        delta=min((budget.delta for budget in everyone if budget is not None), default=0.0),
     )
 
 

@@ -1,9 +1,8 @@
 """An append-only table of rows in one SQLite file, each row committing to the one before it.
 
-The file is safe under several processes and threads, and a row is on the disk before `append` returns. The head of
-the chain is also kept in a small file beside it, so that a cut tail or an old copy put back is noticed. What this
-cannot stop is an owner who rewrites file and head together: the chain protects the client against accidents and
-against others, not against itself.
+The file is safe under several processes and threads, and a row is on the disk before `append` returns. A small file
+beside it (`head.py`) remembers where the chain ends, so that rows cut off, put back or added by others are noticed.
+Nothing is keyed: someone who rewrites both files together is found out only by a head that was kept elsewhere.
 """
 
 import contextlib
@@ -15,25 +14,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from polyeps.errors import LedgerError, LedgerTampered
-from polyeps.head import Head, head_path, read_head, write_head
+from polyeps.chain_file import INSERT, check_schema, check_table, create_file, explain, open_file, refuse_links
+from polyeps.errors import LedgerError, LedgerTampered, PolyepsError
+from polyeps.head import START, Head, Kept, announced, head_path, read_head
 
-_APPLICATION = 0x706C7965  # marks the file as ours
-_SCHEMA = 1
-_START = "0" * 64
-_PATIENCE = 60.0  # seconds to wait for another process that is writing
-_CREATE = f"""
-PRAGMA application_id = {_APPLICATION};
-PRAGMA user_version = {_SCHEMA};
-CREATE TABLE rows (
-    seq INTEGER PRIMARY KEY, time TEXT NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL,
-    previous TEXT NOT NULL, hash TEXT NOT NULL
-) STRICT;
-CREATE TRIGGER rows_are_final BEFORE UPDATE ON rows BEGIN SELECT RAISE(ABORT, 'rows are never changed'); END;
-CREATE TRIGGER rows_stay BEFORE DELETE ON rows BEGIN SELECT RAISE(ABORT, 'rows are never deleted'); END;
-"""
+_ALL = "SELECT seq, time, kind, body, previous, hash FROM rows ORDER BY seq"
+_LAST = "SELECT seq, time, kind, body, previous, hash FROM rows WHERE seq >= ? ORDER BY seq"
+
+_T = TypeVar("_T")
 
 
 class Row(NamedTuple):
@@ -56,7 +46,7 @@ Clock = Callable[[], datetime]
 
 
 def now() -> datetime:
-    """The time rows are stamped with."""
+    """Return the time that rows are stamped with."""
     return datetime.now(UTC)
 
 
@@ -65,7 +55,7 @@ def _hash(seq: int, time: str, kind: str, body: str, previous: str) -> str:
 
 
 class Chain:
-    """The file at `path`; `replay` is told of every row exactly once, in order, after it is known to be genuine."""
+    """The file at `path`; `replay` is called with every row exactly once, in order, after it is known to be genuine."""
 
     def __init__(self, path: Path, replay: Callable[[Row], None], *, clock: Clock = now) -> None:
         self.path = path
@@ -73,68 +63,68 @@ class Chain:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._process = 0
+        self._file = (0, 0)  # device and number of the file that is open
         self._version = -1  # SQLite's count of what other connections wrote, when we last looked
-        self.head = Head(0, _START)
-        with self._errors(), self._lock:
+        self.head = Head(0, START)
+        with self._lock, self._errors():
             self._look()
 
     @staticmethod
     def create(path: Path, drafts: Sequence[Draft], *, clock: Clock = now) -> None:
         """Start a chain; an existing one is left alone."""
-        if path.exists():
-            raise LedgerError(f"{path} exists already; open it instead of creating it")
-        left = read_head(path)
-        if left is not None and left.seq > len(drafts):
-            raise LedgerTampered(
-                f"{path} is gone, but {head_path(path).name} remembers {left.seq} rows: put the file back, or "
-                "delete that file too if you mean to forget what was spent"
-            )
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
+        rows = _chained(drafts, Head(0, START), clock)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.unlink(missing_ok=True)
-            with contextlib.closing(sqlite3.connect(unfinished, isolation_level=None)) as connection:
-                connection.executescript(_CREATE)
-                rows = _chained(drafts, Head(0, _START), clock)
-                connection.execute("BEGIN")  # else every row would wait for the disk
-                connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?)", rows)
-                connection.execute("COMMIT")
-            write_head(path, Head(rows[-1].seq, rows[-1].hash))
-            os.link(unfinished, path)  # unlike a rename, this fails when another process was first
-        except FileExistsError:
-            raise LedgerError(f"{path} exists already; open it instead of creating it") from None
-        except (OSError, sqlite3.Error) as problem:
+            create_file(path, rows, _end(rows))
+        except OSError as problem:
             raise LedgerError(f"{path} cannot be created: {problem}") from None
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     def append(self, make: Callable[[], Sequence[Draft]]) -> None:
         """Add the rows `make` returns, all or none, after every earlier row was replayed."""
-        with self._lock, self._errors():
-            with self._writing() as connection:
-                self._look()
-                rows = _chained(make(), self.head, self._clock)
-                connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?)", rows)
-                connection.execute("COMMIT")
-            for row in rows:
-                self._accept(row)
-            self._publish_head()
+        with self._lock, self._errors(), self._writing() as connection:
+            self._look()
+            rows = _chained(make(), self.head, self._clock)
+            if not rows:
+                return
+            check_schema(self.path, connection)
+            connection.executemany(INSERT, rows)
+            stored = [Row(*values) for values in connection.execute(_LAST, (self.head.seq,))]
+            if not stored or _end(stored[:1]) != self.head or stored[1:] != rows:
+                raise LedgerTampered(
+                    f"{self.path}: row {rows[0].seq} cannot be read back as written; nothing was written"
+                )
+            written = False
+            try:
+                mode = self.path.stat().st_mode & 0o666  # SQLite's journal has the mode of its file, too
+                with announced(head_path(self.path), self.head, _end(rows), mode):
+                    connection.execute("COMMIT")
+                    written = True
+                    for row in rows:
+                        self._accept(row)
+            except OSError as problem:
+                done = "is written, but was not confirmed in its head" if written else "was not written"
+                raise LedgerError(f"{self.path}: row {rows[0].seq} {done}: {problem}; free some space") from None
 
     def rows(self) -> list[Row]:
-        """All rows, verified."""
+        """Return all rows, verified."""
         with self._lock, self._errors():
-            return self._genuine_rows()
+            return self._settled(self._genuine_rows)
 
     def refresh(self) -> None:
-        """Take notice of what other processes wrote."""
+        """Replay what other processes wrote."""
         with self._lock, self._errors():
             self._look()
 
-    def verify(self) -> Head:
-        """Check every row and the head file; name the first row that is not as written."""
-        with self._lock, self._errors():
-            rows = self._genuine_rows()
-            return Head(rows[-1].seq, rows[-1].hash)
+    def verify(self, kept: Kept | None = None) -> Head:
+        """Check every row and the head file, and that the chain goes on from a head that was kept elsewhere."""
+        rows = self.rows()
+        if kept is not None and not any(_holds(rows, head) for head in kept.ends):
+            seq = kept.head.seq
+            gone = "is missing" if seq > len(rows) else "is not the one that it names"
+            raise LedgerTampered(
+                f"{self.path} does not go on from the head that was kept: row {seq} {gone}, so rows were removed or "
+                "rewritten"
+            )
+        return _end(rows)
 
     def close(self) -> None:
         with self._lock:
@@ -148,28 +138,51 @@ class Chain:
             connection.close()
 
     def _accept(self, row: Row) -> None:
-        self._replay(row)
+        try:
+            self._replay(row)
+        except LedgerError:
+            raise
+        except (PolyepsError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as problem:
+            raise LedgerTampered(f"{self.path}: row {row.seq} cannot be understood: {problem}") from None
         self.head = Head(row.seq, row.hash)
 
+    def _settled(self, look: Callable[[], _T]) -> _T:
+        """Look at rows and head; once more under a lock if they disagree, since others may have appended in between."""
+        connection = self._open()
+        try:
+            return look()
+        except LedgerTampered:
+            if connection.in_transaction:
+                raise
+        with _transaction(connection, "BEGIN"):
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on, nobody can commit
+            return look()
+
     def _look(self) -> None:
-        """Verify again if anybody else wrote since we last looked, and replay what is new."""
+        self._settled(self._replay_new)
+
+    def _replay_new(self) -> None:
+        """Check the head and, if anybody else wrote since we last looked, every row; replay what is new."""
+        kept = self._read_head()
         (version,) = self._open().execute("PRAGMA data_version").fetchone()
         if version == self._version:
+            self._check_end(kept, self.head)
             return
         rows = self._genuine_rows()
-        if self.head.seq and (len(rows) < self.head.seq or rows[self.head.seq - 1].hash != self.head.hash):
-            raise LedgerTampered(f"{self.path} was replaced while it was open; restart and verify it")
+        if not _holds(rows, self.head):
+            raise LedgerTampered(f"{self.path} was replaced or removed while it was open; restart and verify it")
         for row in rows[self.head.seq :]:
             self._accept(row)
         self._version = version
 
     def _genuine_rows(self) -> list[Row]:
-        # The head first: others may append while we read, and it must not be younger than the rows.
-        kept = read_head(self.path)
-        stored = self._open().execute("SELECT seq, time, kind, body, previous, hash FROM rows ORDER BY seq")
+        """Return all rows; refuse when they, the head or the schema are not as written."""
+        kept = self._read_head()
+        connection = self._open()
+        check_table(self.path, connection)
         rows: list[Row] = []
-        previous = _START
-        for expected, values in enumerate(stored, start=1):
+        previous = START
+        for expected, values in enumerate(connection.execute(_ALL), start=1):
             row = Row(*values)
             if row.seq != expected:
                 raise LedgerTampered(f"{self.path}: row {expected} is missing")
@@ -180,61 +193,90 @@ class Chain:
             previous = row.hash
         if not rows:
             raise LedgerTampered(f"{self.path}: row 1 is missing")
+        if kept.head.seq <= len(rows) and not any(_holds(rows, head) for head in kept.ends):
+            raise LedgerTampered(f"{self.path}: row {kept.head.seq} is not the one its head file remembers")
+        self._check_end(kept, _end(rows))
+        check_schema(self.path, connection)
+        return rows
+
+    def _read_head(self) -> Kept:
+        kept = read_head(self.path)
         if kept is None:
             raise LedgerTampered(
                 f"{head_path(self.path)} is missing; the head belongs beside the ledger, bring it along"
             )
-        if kept.seq > len(rows):
+        return kept
+
+    def _check_end(self, kept: Kept, end: Head) -> None:
+        """Refuse a chain that does not end where its head file says."""
+        if end in kept.ends:
+            return
+        if end.seq in (head.seq for head in kept.ends):
+            raise LedgerTampered(f"{self.path}: row {end.seq} is not the one its head file remembers")
+        if end.seq < kept.head.seq:
             raise LedgerTampered(
-                f"{self.path}: row {len(rows) + 1} is missing; the tail was cut or an old copy was put back"
+                f"{self.path}: row {end.seq + 1} is missing; the tail was cut or an old copy was put back"
             )
-        if rows[kept.seq - 1].hash != kept.hash:
-            raise LedgerTampered(f"{self.path}: row {kept.seq} is not the one its head file remembers")
-        return rows
+        raise LedgerTampered(
+            f"{self.path}: row {kept.head.seq + 1} was not written by polyeps, because its head file ends before it; "
+            "if an older head file was put back by mistake, bring the right one"
+        )
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None or self._process != os.getpid():  # a connection must not cross a fork
-            if not self.path.exists():
-                raise LedgerError(f"there is no ledger at {self.path}; set a budget to create it")
-            writable = os.access(self.path, os.W_OK)
-            mode = "rw" if writable else "ro"
-            address = f"{self.path.absolute().as_uri()}?mode={mode}"
-            connection = sqlite3.connect(
-                address, uri=True, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
-            )
-            connection.execute("PRAGMA synchronous = EXTRA")  # a commit is on the disk when it returns
-            _check_file(self.path, connection)
+            connection = open_file(self.path)
             self._connection, self._process, self._version = connection, os.getpid(), -1
+            self._file = self._identity()
         return self._connection
+
+    def _identity(self) -> tuple[int, int]:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return 0, 0
+        return found.st_dev, found.st_ino
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """Hold the file's write lock; whatever is not committed inside is undone."""
         connection = self._open()
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        refuse_links(self.path)
+        with _transaction(connection, "BEGIN IMMEDIATE"):
+            if self._identity() != self._file:
+                raise LedgerTampered(f"{self.path} was replaced or removed while it was open; restart and verify it")
             yield connection
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-
-    def _publish_head(self) -> None:
-        """Write the head file under the write lock, so that it can only move forward."""
-        with self._writing() as connection:
-            seq, digest = connection.execute("SELECT seq, hash FROM rows ORDER BY seq DESC LIMIT 1").fetchone()
-            try:
-                write_head(self.path, Head(seq, digest))
-            except OSError as problem:
-                raise LedgerError(
-                    f"row {seq} of {self.path} is written but its head could not be: {problem}; free some space"
-                ) from None
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as problem:
-            raise _explain(self.path, problem) from None
+            raise explain(self.path, problem) from None
+        except UnicodeDecodeError:  # in SQLite's own message, which quotes the file
+            raise LedgerTampered(f"{self.path} is damaged and cannot be read") from None
+        except OSError as problem:
+            raise LedgerError(f"{self.path} cannot be used: {problem}") from None
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
+    connection.execute(begin)
+    try:
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _holds(rows: Sequence[Row], head: Head) -> bool:
+    """Return whether a chain with these rows contains the very row that a head names."""
+    if head.seq == 0:
+        return head.hash == START
+    return head.seq <= len(rows) and rows[head.seq - 1].hash == head.hash
+
+
+def _end(rows: Sequence[Row]) -> Head:
+    return Head(rows[-1].seq, rows[-1].hash)
 
 
 def _chained(drafts: Sequence[Draft], head: Head, clock: Clock) -> list[Row]:
@@ -247,34 +289,3 @@ def _chained(drafts: Sequence[Draft], head: Head, clock: Clock) -> list[Row]:
         rows.append(Row(seq, time, kind, body, previous, _hash(seq, time, kind, body, previous)))
         previous = rows[-1].hash
     return rows
-
-
-def _check_file(path: Path, connection: sqlite3.Connection) -> None:
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (schema,) = connection.execute("PRAGMA user_version").fetchone()
-    if application != _APPLICATION:
-        raise LedgerError(f"{path} is a database, but not a polyeps ledger; check the path")
-    if schema != _SCHEMA:
-        age = "an older" if schema < _SCHEMA else "a newer"
-        raise LedgerError(
-            f"{path} was written by {age} polyeps (schema {schema}, this one reads {_SCHEMA}); use that version"
-        )
-
-
-def _explain(path: Path, problem: sqlite3.Error) -> LedgerError:
-    code = getattr(problem, "sqlite_errorcode", None)
-    match (code or 0) & 0xFF:
-        case sqlite3.SQLITE_FULL:
-            return LedgerError(
-                f"the disk that holds {path} is full; nothing was written: free some space and try again"
-            )
-        case sqlite3.SQLITE_READONLY:
-            return LedgerError(f"{path} is read-only; nothing was written: make it writable for this account")
-        case sqlite3.SQLITE_BUSY:
-            return LedgerError(f"another process has held {path} for over {_PATIENCE:g} s; nothing was written")
-        case sqlite3.SQLITE_NOTADB:
-            return LedgerError(f"{path} is not a polyeps ledger; check the path")
-        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR | 0:  # 0: text that is no longer text
-            return LedgerTampered(f"{path} is damaged and cannot be read: {problem}")
-        case _:
-            return LedgerError(f"{path} cannot be used: {problem}")

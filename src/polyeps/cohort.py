@@ -100,6 +100,8 @@ class Cohort:
             raise InputError("two clients of the cohort have the same id; give each client its own")
         for client in self.ids:
             check_name("a client's id", client)
+        if self.keeper is not None and len(self.ids) != 1:
+            raise InputError(f"a keeper is one client's own, and this cohort has {len(self.ids)}; give each its own")
         if self.rows is None:
             self.rows = np.arange(len(self.ids))
 

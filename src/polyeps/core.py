@@ -243,6 +243,7 @@ class State:
     kept: Payload = field(default_factory=dict)  # whatever else an algorithm needs next round
     enrolled: tuple[Profile, ...] = ()  # all clients of the federation
     roster: tuple[Profile, ...] = ()  # those who take part in this round
+    entered: tuple[Profile, ...] = ()  # those of whom they were drawn, where clients pay for every round
     round: int = 0
     stopped: str = ""  # why the rounds ended, in a sentence
 
@@ -251,6 +252,20 @@ class State:
         return replace(
             self, model=self.model.to(device), kept={name: kept.to(device) for name, kept in self.kept.items()}
         )
+
+
+# In a task: the fingerprint of all that a secure sum's clients have agreed to.
+AGREED = "agreed"
+
+
+@dataclass(frozen=True)
+class SumTerms:
+    """What a client has agreed to for one secure sum; nothing the server says can loosen it."""
+
+    clients: int  # at most so many are in it
+    least: int  # with fewer answers it must not be opened
+    colluders: int  # so many of them may be on the server's side
+    bits: int | None  # the sum is modulo 2^bits; None: it is not of integers
 
 
 # The task in which every enrolled client pays for a round, before anybody is drawn for it.
@@ -274,8 +289,8 @@ class Algorithm:
     adjacency: Adjacency = "zero-out"
     arithmetic: Arithmetic = "ideal"
     conditions: tuple[str, ...] = ()  # sentences on what its promise hangs on
-    # How many answers a sum must have, given what a client was asked with, for its part of the noise to be enough.
-    least: Callable[[Payload], int] | None = None
+    # What a client agreed to for a sum of what it is asked for: (action, what the server sent) -> terms.
+    sums: Callable[[str, Payload], SumTerms] | None = None
     memory: Mapping[str, tuple[int, ...]] = field(
         default_factory=dict
     )  # shape of what each client keeps, zero at first

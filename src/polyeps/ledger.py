@@ -1,26 +1,22 @@
-"""The client's purse: a budget set once, each charge on disk before data is touched, refused when it does not fit.
+"""A client's privacy ledger: a budget set once, charges on disk before data is touched, refused when they do not fit.
 
 One file per client, or per silo or simulation with many clients. The file is a hash chain (`chain.py`) and outlives
 runs: what was spent stays spent. All that a client did composes, whatever methods it took part in.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import afford
-from polyeps.accounting.events import canonical, describe, understand
-from polyeps.accounts import Account, Charge, Terms
+from polyeps.accounts import Account, Charge, Terms, whole
 from polyeps.chain import Chain, Clock, Draft, Row, now
 from polyeps.core import Budget, Unit, check_name
-from polyeps.errors import BudgetExceeded, InputError, LedgerError
-from polyeps.head import Head
-
-_FEW = 8  # clients written into a charge itself; larger groups are written once and referred to
+from polyeps.errors import InputError, LedgerError
+from polyeps.head import Head, Kept, read_kept
+from polyeps.ledger_state import LedgerState, Run, charge_key, enrolment, plain_text
 
 
 class Ledger:
@@ -29,32 +25,47 @@ class Ledger:
     >>> from tempfile import mkdtemp
     >>> from polyeps.accounting.events import Gaussian
     >>> ledger = Ledger.create(Path(mkdtemp()) / "ledger.db", {"hospital": Terms(Budget(1.0, 1e-5))})
-    >>> ledger.charge(Gaussian(5.0))
-    >>> ledger.charge(Gaussian(5.0))
+    >>> ledger.charge(Gaussian(9.0))
+    >>> ledger.charge(Gaussian(3.0))
     Traceback (most recent call last):
-    polyeps.errors.BudgetExceeded: client 'hospital' has spent 0.7255 of its ε = 1 and has 0.2745 left; ...
+    polyeps.errors.BudgetExceeded: client 'hospital' has spent ... of its ε = 1 and has ... left; ...
     """
 
     def __init__(self, path: Path | str, *, clock: Clock = now) -> None:
-        self._accounts: dict[str, Account] = {}
-        self._shared: dict[Terms, Account] = {}
-        self._cohorts: dict[int, tuple[str, ...]] = {}
-        self._cohort_rows: dict[tuple[str, ...], int] = {}
-        self._payers: dict[str, list[Sequence[str]]] = {}  # by purpose
-        self.id = ""
-        self._chain = Chain(Path(path), self._replay, clock=clock)
+        self._state = LedgerState(path)
+        self._chain = Chain(Path(path), self._state.replay, clock=clock)
 
     @classmethod
     def create(cls, path: Path | str, terms: Mapping[str, Terms] | None = None, *, clock: Clock = now) -> "Ledger":
-        """Start a ledger, with its first budgets if given."""
+        """Start a ledger, with its first budgets if given; refuse where there is one already."""
         drafts: list[Draft] = [("opened", {"ledger": uuid4().hex})]
-        drafts += [_enrolment(client, agreed) for client, agreed in (terms or {}).items()]
+        drafts += [enrolment(client, agreed) for client, agreed in (terms or {}).items()]
         Chain.create(Path(path), drafts, clock=clock)
         return cls(path, clock=clock)
 
+    @classmethod
+    def open_or_create(cls, path: Path | str, terms: Mapping[str, Terms], *, clock: Clock = now) -> "Ledger":
+        """Open the ledger at `path`, whatever its budgets, or start it with these where there is none."""
+        if not Path(path).exists():
+            try:
+                return cls.create(path, terms, clock=clock)
+            except LedgerError:
+                if not Path(path).exists():  # otherwise another process was first
+                    raise
+        return cls(path, clock=clock)
+
+    @property
+    def id(self) -> str:
+        return self._state.id
+
     @property
     def clients(self) -> list[str]:
-        return list(self._accounts)
+        return list(self._state.accounts)
+
+    @property
+    def runs(self) -> Mapping[str, Run]:
+        """The runs that reserved their price, by name."""
+        return self._state.runs
 
     @property
     def head(self) -> Head:
@@ -62,13 +73,11 @@ class Ledger:
         return self._chain.head
 
     def account(self, client: str) -> Account:
-        """A client's terms and history."""
-        if client not in self._accounts:
-            raise InputError(f"client {client!r} has no budget in {self._chain.path}; set one first")
-        return self._accounts[client]
+        """Return a client's terms and history."""
+        return self._state.account(client)
 
     def spent(self, client: str) -> float:
-        """The ε a client has spent in all its runs."""
+        """Return the ε a client has spent in all its runs."""
         return self.account(client).spent()
 
     def enroll(self, terms: Mapping[str, Terms]) -> None:
@@ -76,29 +85,28 @@ class Ledger:
 
         def make() -> list[Draft]:
             for client in terms:
-                if client in self._accounts:
-                    held = self._accounts[client].terms.budget
+                if client in self._state.accounts:
+                    held = self._state.accounts[client].terms.budget
                     raise LedgerError(
                         f"client {client!r} has a budget of ε = {held.epsilon:g}, δ = {held.delta:g} already; "
                         "changing it is a separate, logged act of its owner"
                     )
-            return [_enrolment(client, agreed) for client, agreed in terms.items()]
+            return [enrolment(client, agreed) for client, agreed in terms.items()]
 
         self._chain.append(make)
 
     def change_budget(self, client: str, budget: Budget, reason: str) -> None:
-        """The owner's explicit act: another budget from now on, with the reason on record."""
-        if not reason.strip():
-            raise InputError(f"changing the budget of client {client!r} needs a reason for the record")
+        """Set another budget from now on, with the reason on record: an explicit act of the owner."""
+        reason = plain_text(reason, f"changing the budget of client {client!r} needs a reason for the record")
 
         def make() -> list[Draft]:
-            self.account(client)
-            content = {
-                "client": client,
-                "epsilon": budget.epsilon,
-                "delta": budget.delta,
-                "reason": reason.strip(),
-            }
+            old = self.account(client).terms.budget
+            if budget.delta > 0 and not old.delta:
+                raise InputError(
+                    f"client {client!r} has a budget with δ = 0, under which costs are added; δ = {budget.delta:g} "
+                    "needs another rule, settled beforehand: start another ledger"
+                )
+            content = {"client": client, "epsilon": budget.epsilon, "delta": budget.delta, "reason": reason}
             return [("budget-changed", content)]
 
         self._chain.append(make)
@@ -111,158 +119,111 @@ class Ledger:
         clients: Sequence[str] | None = None,
         unit: Unit = "record",
         purpose: str = "",
+        run: str = "",
     ) -> None:
         """Charge one event to some clients (by default the only one): on disk when this returns, or not at all."""
-        if clients is None and len(self._accounts) != 1:
-            raise InputError(f"{self._chain.path} holds {len(self._accounts)} clients; name those to charge")
-        payers = tuple(self._accounts) if clients is None else tuple(clients)
-        self.charge_all([Charge(payers, event, uses, unit)], purpose=purpose)
+        if clients is None and len(self._state.accounts) != 1:
+            raise InputError(f"{self._chain.path} holds {len(self._state.accounts)} clients; name those to charge")
+        payers = tuple(self._state.accounts) if clients is None else tuple(clients)
+        self.charge_all([Charge(payers, event, uses, unit)], purpose=purpose, run=run)
 
-    def charge_all(self, charges: Iterable[Charge], *, purpose: str = "", once: bool = False) -> None:
-        """Charge several events, each to its own clients, all or none.
+    def charge_all(self, charges: Iterable[Charge], *, purpose: str = "", once: bool = False, run: str = "") -> None:
+        """Charge several events, each to its own clients, all or none; with a run, from what it reserved.
 
         With `once`, who has paid for this very purpose already is not charged again: for work that is repeated
         with the same random numbers, and so releases nothing new.
         """
         asked = list(charges)
+        purpose = plain_text(purpose, "") if purpose else ""
 
         def make() -> list[Draft]:
-            drafts: list[Draft] = []
-            leading: dict[str, Account] = {}
-            for charge in self._unpaid(asked, purpose) if once else asked:
-                if charge.uses < 1 or not charge.clients or len(set(charge.clients)) < len(charge.clients):
-                    raise InputError("a charge needs at least one use and at least one client, each named once")
-                key = (canonical(charge.event), charge.uses, charge.unit)
-                for client in charge.clients:
-                    account = leading.get(client) or self.account(client)
-                    leading[client] = account.after.get(key) or self._pay(client, account, charge, key)
-                drafts += self._drafts(charge, purpose, len(drafts))
-            return drafts
+            said = {name: value for name, value in (("purpose", purpose), ("run", run)) if value}
+            due = self._state.unpaid(asked, purpose) if once else asked
+            return self._state.drafts("charge", due, run, said, self.head.seq)
+
+        self._chain.append(make)
+
+    def reserve(self, run: str, charges: Iterable[Charge]) -> None:
+        """Reserve the whole price of a run, all or nothing, before it begins.
+
+        What is reserved counts against everybody else until it is charged with `run=`, or released. Asking again for
+        the very same reservation changes nothing, so it may be repeated after a crash.
+        """
+        check_name("the name of a run", run)
+        run = plain_text(run, "a reservation needs the name of a run")
+        asked = list(charges)
+        if not asked:
+            raise InputError(f"run {run!r} reserves nothing; name at least one charge")
+
+        def make() -> list[Draft]:
+            if run in self.runs:
+                if self.runs[run] == Run(
+                    tuple((charge.clients, charge_key("reserve", charge, run)) for charge in asked)
+                ):
+                    return []
+                state = "has reserved its price" if self.runs[run].open else "has ended"
+                raise InputError(f"run {run!r} {state} already; give every run a name of its own")
+            return self._state.drafts("reserve", asked, run, {"run": run}, self.head.seq)
+
+        self._chain.append(make)
+
+    def release(self, run: str) -> None:
+        """Return what a run reserved and did not use; it cannot be charged any more. What was charged stays charged."""
+
+        def make() -> list[Draft]:
+            if run not in self.runs:
+                raise InputError(f"run {run!r} has reserved nothing in {self._chain.path}; check its name")
+            return [("release", {"run": run})] if self.runs[run].open else []
 
         self._chain.append(make)
 
     def paid(self, purpose: str) -> set[str]:
-        """Who was charged for a purpose."""
-        return {client for payers in self._payers.get(purpose, []) for client in payers}
+        """Return who was charged for a purpose."""
+        return self._state.paid(purpose)
 
-    def can_afford(self, charge: Charge) -> list[bool]:
-        """For each of a charge's clients, whether it could pay now."""
-        key = (canonical(charge.event), charge.uses, charge.unit)
+    def can_afford(self, charge: Charge, *, run: str = "") -> list[bool]:
+        """Return, for each of a charge's clients, whether it could pay now (with a run: from what that reserved)."""
+        key = charge_key("charge", charge, run)
         answers: dict[Account, bool] = {}
         for account in {self.account(client) for client in charge.clients}:
-            answers[account] = key in account.after or account.affords(
-                account.with_charge(charge.event, charge.uses, charge.unit)
+            answers[account] = key in account.after or not account.obstacle(
+                account.steps(charge.event, charge.uses, charge.unit), run
             )
         return [answers[self.account(client)] for client in charge.clients]
 
-    def affordable(self, client: str, event: DpEvent, uses: int = 1, unit: Unit = "record", most: int = 1 << 20) -> int:
-        """How many such charges a client could still pay, up to `most`."""
-        account = self.account(client)
+    def affordable(
+        self,
+        client: str,
+        event: DpEvent,
+        uses: int = 1,
+        unit: Unit = "record",
+        most: int = 1 << 20,
+        *,
+        run: str = "",
+    ) -> int:
+        """Return how many such charges a client could still pay, up to `most`."""
+        account, uses = self.account(client), whole(uses)
         return afford.affordable(
-            lambda times: times == 0 or account.affords(account.with_charge(event, uses * times, unit)), most
+            lambda times: times == 0 or not account.obstacle(account.steps(event, uses * times, unit), run), most
         )
 
     def refresh(self) -> None:
         """Take notice of what other processes wrote."""
         self._chain.refresh()
 
-    def verify(self) -> Head:
-        """Check every row and the head; raise LedgerTampered naming the first that is not as written."""
-        return self._chain.verify()
+    def verify(self, head: Head | Kept | Path | str | None = None) -> Head:
+        """Check every row and the head; raise LedgerTampered naming the first that is not as written.
+
+        With a head that was kept elsewhere (or the path of its file), check also that the ledger still holds the row
+        that it names, and so everything before.
+        """
+        if isinstance(head, Path | str):
+            head = read_kept(Path(head))
+        return self._chain.verify(Kept(head) if isinstance(head, Head) else head)
 
     def rows(self) -> list[Row]:
-        """The whole record, verified."""
+        """Return the whole record, verified."""
         return self._chain.rows()
 
     def close(self) -> None:
         self._chain.close()
-
-    def _pay(self, client: str, account: Account, charge: Charge, key: tuple[str, int, Unit]) -> Account:
-        history = account.with_charge(charge.event, charge.uses, charge.unit)
-        if not account.affords(history):
-            epsilon, spent = account.terms.budget.epsilon, account.spent()
-            raise BudgetExceeded(
-                f"client {client!r} has spent {spent:.4g} of its ε = {epsilon:g} and has "
-                f"{max(0.0, epsilon - spent):.4g} left; this charge would bring it to "
-                f"{account.spent(history):.4g}, so nothing was charged"
-            )
-        account.after[key] = Account(account.terms, history, account.charges + 1)
-        return account.after[key]
-
-    def _unpaid(self, charges: list[Charge], purpose: str) -> list[Charge]:
-        paid = self.paid(purpose)
-        left = [replace(c, clients=tuple(client for client in c.clients if client not in paid)) for c in charges]
-        return [charge for charge in left if charge.clients]
-
-    def _drafts(self, charge: Charge, purpose: str, pending: int) -> list[Draft]:
-        """A charge row, after a row that names its clients when they are many and new."""
-        drafts: list[Draft] = []
-        payers: Any = list(charge.clients)
-        if len(charge.clients) > _FEW:
-            if charge.clients not in self._cohort_rows:
-                drafts.append(("cohort", {"clients": payers}))
-            payers = self._cohort_rows.get(charge.clients, self._chain.head.seq + pending + 1)
-        content = {
-            "clients": payers,
-            "event": describe(charge.event),
-            "uses": charge.uses,
-            "unit": charge.unit,
-        }
-        drafts.append(("charge", content | ({"purpose": purpose} if purpose else {})))
-        return drafts
-
-    def _replay(self, row: Row) -> None:
-        content = row.content
-        match row.kind:
-            case "opened":
-                self.id = content["ledger"]
-            case "budget":
-                terms = Terms(
-                    Budget(content["epsilon"], content["delta"]),
-                    content["unit"],
-                    content["adjacency"],
-                    content["schedule"],
-                    content["order"],
-                )
-                self._accounts[content["client"]] = self._shared.setdefault(terms, Account(terms))
-            case "budget-changed":
-                old = self._accounts[content["client"]]
-                budget = Budget(content["epsilon"], content["delta"])
-                terms = replace(old.terms, budget=budget)
-                self._accounts[content["client"]] = Account(terms, old.history, old.charges)
-            case "cohort":
-                self._cohorts[row.seq] = tuple(content["clients"])
-                self._cohort_rows[self._cohorts[row.seq]] = row.seq
-            case "charge":
-                self._replay_charge(content)
-            case _:
-                raise LedgerError(f"{self._chain.path}: row {row.seq} is of the unknown kind {row.kind!r}")
-
-    def _replay_charge(self, content: Mapping[str, Any]) -> None:
-        payers = content["clients"]
-        event, uses, unit = understand(content["event"]), content["uses"], content["unit"]
-        key = (canonical(event), uses, unit)
-        clients = self._cohorts[payers] if isinstance(payers, int) else payers
-        if "purpose" in content:
-            self._payers.setdefault(content["purpose"], []).append(clients)
-        for client in clients:
-            account = self._accounts[client]
-            if key not in account.after:
-                history = account.with_charge(event, uses, unit)
-                account.after[key] = Account(account.terms, history, account.charges + 1)
-            self._accounts[client] = account.after[key]
-
-
-def _enrolment(client: str, terms: Terms) -> Draft:
-    if not client.strip():
-        raise InputError("a client needs a name")
-    check_name("a client's id", client)
-    return "budget", {
-        "client": client,
-        "epsilon": terms.budget.epsilon,
-        "delta": terms.budget.delta,
-        "unit": terms.unit,
-        "adjacency": terms.adjacency,
-        "schedule": terms.schedule,
-        "order": terms.order,
-    }

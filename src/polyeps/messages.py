@@ -12,12 +12,19 @@ from polyeps.core import ENTER, Algorithm, Payload, Spec, Specs, Task, check_nam
 from polyeps.errors import InputError, TaskRefused
 
 MOST_ROUNDS = 10**6  # clients count rounds in float32, exactly up to 2^24
-LARGEST = 1e9  # of a weight, an update or a direction: their squares and sums stay within float32
+LARGEST = 1e9  # weight or direction a client accepts: squares and sums stay within float32
+LARGEST_UPDATE = 1e6  # entry of a reply a server uses: no single client takes a model out of bounds for all
 
 
-def vector(size: int, bound: float = LARGEST) -> Spec:
-    """Return the specification of `size` floats within ± `bound`: a model, an update, a direction."""
-    return Spec((size,), "float32", -bound, bound)
+def vector(size: int, bound: float | None = None) -> Spec:
+    """Return the specification of `size` floats within ± `bound`, by default the most a client accepts."""
+    limit = LARGEST if bound is None else bound
+    return Spec((size,), "float32", -limit, limit)
+
+
+def update(size: int) -> Spec:
+    """Return the specification of `size` floats that a client sends."""
+    return vector(size, LARGEST_UPDATE)
 
 
 def whole_number(lowest: int, highest: int) -> Spec:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, cast
@@ -17,11 +17,13 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.layers import call
+from polyeps.engine.checking import Subject, checked
 from polyeps.engine.losses import BinaryHinge, BinaryLogistic
 from polyeps.engine.losses import cross_entropy as cross_entropy
 from polyeps.engine.losses import hinge as hinge
+from polyeps.engine.mapped import call
 from polyeps.engine.network import Loss, Network, floats_per_row, lower, one_vector_a_row
+from polyeps.engine.probes import candidates, check_module
 from polyeps.engine.recurrent import LastState
 from polyeps.errors import InputError
 
@@ -49,9 +51,13 @@ class Model:
     start_at_zero: bool = False
     network: Network = field(init=False, repr=False)
     slices: dict[str, Slice] = field(init=False, repr=False)
+    example: InitVar[Tensor | None] = None  # rows to check the module on; random ones by default
+    check: InitVar[bool] = True
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, example: Tensor | None, check: bool) -> None:
         check_module(self.module)
+        if self.input_type.is_complex or self.input_type in (torch.float64, torch.float16, torch.bfloat16):
+            raise InputError(f"rows are {self.input_type}; models take float32 or whole numbers")
         slices: dict[str, Slice] = {}
         end = 0
         for name, parameter in self.module.named_parameters():
@@ -62,6 +68,20 @@ class Model:
             raise InputError("the model has no trainable parameters; at least one must require a gradient")
         object.__setattr__(self, "slices", slices)
         object.__setattr__(self, "network", lower(self.module))
+        if check:
+            self._check(example)
+
+    def _check(self, example: Tensor | None) -> None:
+        """Train with what was compared with autograd, one example at a time, on this module and loss."""
+        shapes = {name: part.shape for name, part in self.slices.items()}
+        subject = Subject(self.module, shapes, self.loss)
+        device = next(self.module.parameters()).device
+        device = torch.device("cpu") if device.type == "meta" else device
+        rows = candidates(self.module, self.input_shape, self.input_type, example)
+        start = self.start(torch.Generator().manual_seed(2)).to(device)
+        network, loss = checked(subject, self.network, start, [part.to(device) for part in rows])
+        object.__setattr__(self, "network", network)
+        object.__setattr__(self, "loss", loss)
 
     @property
     def size(self) -> int:
@@ -80,13 +100,16 @@ class Model:
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
         """The vector (d,), or matrix (n, d), of named tensors."""
-        parts = [tensors[name].flatten(-len(part.shape)) for name, part in self.slices.items()]
+        parts = []
+        for name, part in self.slices.items():
+            lead = tensors[name].shape[: tensors[name].dim() - len(part.shape)]
+            parts.append(tensors[name].reshape(*lead, part.stop - part.start))
         return torch.cat(parts, dim=-1)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """The named tensors of a vector (d,) or matrix (n, d), as views of it."""
         return {
-            name: torch.unflatten(vector[..., part.start : part.stop], -1, part.shape)
+            name: vector[..., part.start : part.stop].view((*vector.shape[:-1], *part.shape))
             for name, part in self.slices.items()
         }
 
@@ -205,7 +228,7 @@ def lstm(vocabulary: int = 4227, embedding: int = 32, hidden: int = 40, length: 
         LastState(nn.LSTM(embedding, hidden, num_layers=2, batch_first=True, device="meta")),
         nn.Linear(hidden, classes, device="meta"),
     ]
-    return Model(nn.Sequential(*layers), cross_entropy, (length,), torch.int64)
+    return _build(layers, cross_entropy, (length,), kind=torch.int64)
 
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -222,51 +245,22 @@ MODELS: dict[str, Callable[..., Model]] = {
 
 
 def from_module(module: nn.Module, loss: Loss, example: Tensor) -> Model:
-    """A model of any module, checked on a batch of at least two example rows to treat rows apart."""
+    """A model of any module, checked against autograd on rows like the examples, of which there must be two."""
     if len(example) < 2:
         raise InputError("the example must hold at least two rows, to see that the model treats them apart")
-    model = Model(module, loss, tuple(example.shape[1:]), example.dtype)
-    _check_rows_apart(module, example[:2])
-    return model
+    return Model(module, loss, tuple(example.shape[1:]), example.dtype, example=example)
 
 
-def check_module(module: nn.Module) -> None:
-    """Refuse what mixes the rows of a batch or draws from a global generator, naming the remedy."""
-    for name, part in module.named_modules():
-        kind = type(part).__name__
-        where = f"{kind} at '{name}'" if name else kind
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            raise InputError(
-                f"{where} mixes the examples of a batch, so no example's gradient can be clipped on its own;"
-                " use GroupNorm or LayerNorm instead"
-            )
-        if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
-            raise InputError(f"{where} keeps statistics across examples; build it with track_running_stats=False")
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
-            raise InputError(
-                f"{where} draws from torch's global generator, so runs could not be repeated;"
-                " remove it (clipping and noise regularise already) or set p=0"
-            )
-
-
-def _check_rows_apart(module: nn.Module, pair: Tensor) -> None:
-    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    with torch.no_grad():
-        together = module(pair)
-        apart = torch.cat([module(pair[:1]), module(pair[1:])])
-    if together.shape != apart.shape or not torch.allclose(together, apart, rtol=1e-3, atol=1e-5):
-        raise InputError(
-            "the model's output for an example depends on the other examples of the batch; "
-            "replace what mixes them, for instance batch normalisation by GroupNorm or LayerNorm"
-        )
-    for name, buffer in module.named_buffers():
-        if not torch.equal(buffer, before[name]):
-            raise InputError(f"the model changes its buffer '{name}' when it sees examples; it must keep nothing")
-
-
-def _build(layers: list[nn.Module], loss: Loss, input_shape: tuple[int, ...], zero: bool = False) -> Model:
+def _build(
+    layers: list[nn.Module],
+    loss: Loss,
+    input_shape: tuple[int, ...],
+    zero: bool = False,
+    kind: torch.dtype = torch.float32,
+) -> Model:
     # Built on the meta device: an architecture has no weights, and torch's global generator stays untouched.
-    return Model(nn.Sequential(*layers), loss, input_shape, start_at_zero=zero)
+    # Not checked each time: tests compare these with autograd and Opacus.
+    return Model(nn.Sequential(*layers), loss, input_shape, kind, zero, check=False)
 
 
 def _initialise(module: nn.Module, parameter: nn.Parameter, target: Tensor, generator: torch.Generator) -> None:

@@ -201,7 +201,7 @@ def _open_ledger(job: Job, folder: Path) -> Ledger | None:
         return None
     path = folder / "ledgers" / f"{job.name}.db"
     path.parent.mkdir(exist_ok=True)
-    return Ledger(path) if path.exists() else Ledger.create(path, job.terms)
+    return Ledger.open_or_create(path, job.terms)
 
 
 def _restored(checkpoint: Checkpoint) -> State:

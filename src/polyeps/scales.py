@@ -131,7 +131,7 @@ def _own_scales(
                 f"{problem}" + ("" if strictest.delta else "; Gaussian noise needs a delta above 0")
             ) from None
     for row, client, budget in zip(rows, ids, budgets, strict=True):
-        account = Account(Terms(budget, algorithm.unit, algorithm.adjacency))
+        account = Account(Terms(budget, algorithm.unit, algorithm.adjacency, "fixed"))
         once = account.with_charge(price(common, row), 1, algorithm.unit)
         if not account.affords(once):
             raise InputError(

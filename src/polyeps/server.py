@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from polyeps.core import ENTER, Algorithm, Ask, Profile, Replies, Specs, State, Task, Total
+from polyeps.core import ENTER, Algorithm, Ask, Profile, Replies, Specs, State, Task, Total, check_name
 from polyeps.errors import InputError, TaskRefused
 from polyeps.messages import usable_rows
 from polyeps.participation import Participation as Participation
@@ -168,6 +168,7 @@ def serve(
     `active` says who was left at that point, when a run is resumed. Without a seed, cohorts are drawn from the system's
     entropy. A client that fails to answer is skipped and asked again later; one that cannot afford more has left.
     """
+    check_name("the name of a run", run)
     _check_entropy(algorithm, transport, participation, seed)
     roster = {profile.id: profile for profile in transport.profiles()}
     check_disclosure(algorithm, roster.values())
@@ -189,7 +190,11 @@ def serve(
         present = ask.enter(left) if algorithm.dues is not None else left
         invited = participation.draw(tuple(roster), present, seed, number)
         state = replace(
-            state, round=number, enrolled=tuple(roster.values()), roster=tuple(roster[client] for client in invited)
+            state,
+            round=number,
+            enrolled=tuple(roster.values()),
+            roster=tuple(roster[client] for client in invited),
+            entered=tuple(roster[client] for client in present) if algorithm.dues is not None else (),
         )
         if present:  # where nobody has paid, noise alone would be all there is to learn from
             state = algorithm.round(state, ask)

@@ -14,16 +14,15 @@ from summed import MODEL, alone_with, drawn, entered, federation, run
 
 from polyeps.algorithms.cmp_fed import cmp_fed
 from polyeps.algorithms.dp_randagg import dp_randagg
-from polyeps.algorithms.releases import HONEST, NoiseKind
+from polyeps.algorithms.releases import NoiseKind
 from polyeps.certificate import SECRET_COHORT
 from polyeps.client import answer
 from polyeps.core import Algorithm, Ask, Payload, Replies, Task, Total
 from polyeps.engine.noise import SeededStreams, normals_for
-from polyeps.errors import InputError
+from polyeps.errors import InputError, TaskRefused
 from polyeps.lowrank import low_rank
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
-ALL = torch.tensor(5.4, dtype=torch.float64)  # whose noise makes up all of it, of six drawn
 CLIENTS = 6
 
 
@@ -110,8 +109,8 @@ def test_learning_rates_fall() -> None:
 def test_an_embedding_only_after_the_subspace_and_only_once() -> None:
     algorithm = built(rank=2)
     compression = low_rank(MODEL.slices, 2)
-    first = {"model": torch.zeros(MODEL.size), "right": torch.ones(compression.right_size), HONEST: ALL}
-    second = {"left": torch.ones(compression.subspace_size), HONEST: ALL}
+    first = {"model": torch.zeros(MODEL.size), "right": torch.ones(compression.right_size)}
+    second = {"left": torch.ones(compression.subspace_size)}
     people = entered(algorithm, CLIENTS, 0.0)
 
     def ask(action: str, payload: Payload, to: tuple[str, ...] = people.ids, round: int = 0) -> tuple[str, ...]:
@@ -131,11 +130,30 @@ def test_a_client_that_lost_its_update_declines() -> None:
     algorithm = built(rank=2)
     people = entered(algorithm, CLIENTS, 0.0)
     compression = low_rank(MODEL.slices, 2)
-    first = {"model": torch.zeros(MODEL.size), "right": torch.ones(compression.right_size), HONEST: ALL}
+    first = {"model": torch.zeros(MODEL.size), "right": torch.ones(compression.right_size)}
     assert answer(people, algorithm, Task("subspace", ("0", "1"), first, summed=True)).ids == ("0", "1")
     people.passed_on.rows["update"].pop("0")
-    second = {"left": torch.ones(compression.subspace_size), HONEST: ALL}
+    second = {"left": torch.ones(compression.subspace_size)}
     assert answer(people, algorithm, Task("embed", ("0", "1"), second, summed=True)).ids == ("1",)
+
+
+@pytest.mark.parametrize("noise", get_args(NoiseKind))
+def test_a_server_cannot_talk_clients_out_of_their_noise(noise: NoiseKind) -> None:
+    algorithm = built(1.0, rank=2, noise=noise)
+    _, watched = run(algorithm, CLIENTS, 1.0)
+    honest = watched.tasks[0].payload
+    people = entered(algorithm, CLIENTS, 1.0)
+    numbers = (1e18, 6.5, 2.5, 0, -1, CLIENTS + 1, 10**18, math.nan, math.inf)
+    others = (built(0.5, rank=2, noise=noise), built(1.0, rank=2, noise=noise, dropouts=0.4))
+    lies: list[Payload] = [
+        *({**honest, "drawn": torch.tensor(number)} for number in numbers),
+        *(run(other, CLIENTS, 0.5)[1].tasks[0].payload for other in others),
+        *({key: value for key, value in honest.items() if key != name} for name in ("drawn", "agreed")),
+    ]
+    for payload in lies:
+        with pytest.raises(TaskRefused):
+            answer(people, algorithm, Task("subspace", people.ids, payload, summed=True))
+    assert answer(people, algorithm, Task("subspace", people.ids, honest, summed=True)).ids == people.ids
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
@@ -191,7 +209,7 @@ def test_with_directions_from_the_model_a_client_answers_once_in_a_round_it_paid
     algorithm = built(rank=2, directions="model")
     people = entered(algorithm, CLIENTS, 0.0)
     size = low_rank(MODEL.slices, 2, directions="model").subspace_size
-    asked = {"model": torch.zeros(MODEL.size), "left": torch.ones(size), HONEST: ALL}
+    asked = {"model": torch.zeros(MODEL.size), "left": torch.ones(size)}
     assert answer(people, algorithm, Task("embed", ("0", "1"), asked, round=1, summed=True)).ids == ()
     assert answer(people, algorithm, Task("embed", ("0", "1"), asked, summed=True)).ids == ("0", "1")
     assert answer(people, algorithm, Task("embed", ("1", "2"), asked, summed=True)).ids == ("2",)
@@ -204,11 +222,11 @@ def test_the_promise_names_what_it_hangs_on() -> None:
     drawn_in_part = replace(federation(CLIENTS, drawn(CLIENTS), scale=1.0), rate=0.5)
     for build in (cmp_fed, dp_randagg):
         sums, cohort = build(drawn_in_part, dropouts=0.07, colluders=0.05).conditions
-        assert "sums over at least 93 of 100 clients drawn" in sums
-        assert "at most 5 of 100 drawn tell others their noise" in sums
+        assert "sums from which no client drawn is missing" in sums  # of so few none can be
+        assert "at most 1 of them tell others their noise" in sums
         assert cohort == SECRET_COHORT
-    (alone,) = built(1.0).conditions  # all take part, which is no secret
-    assert alone.endswith("at least 90 of 100 clients drawn, and none tells its noise.")
+    (alone,) = built(1.0, clients=20).conditions  # all take part, which is no secret
+    assert alone.endswith("at most 2 of the clients drawn are missing, and none tells its noise.")
 
 
 @pytest.mark.parametrize(("dropouts", "colluders"), [(0.0, 0.0), (0.3, 0.0), (0.35, 0.2)])
@@ -217,7 +235,8 @@ def test_both_sums_have_the_noise_their_price_says(dropouts: float, colluders: f
     options: dict[str, Any] = {"rank": 2, "split": split, "dropouts": dropouts, "colluders": colluders}
     algorithm = built(scale, clients=clients, updates=lambda _, m: torch.zeros_like(m), clip_subspace=0.1, **options)
     _, watched = run(algorithm, clients, scale, rounds=300)
-    surplus = 1 / math.sqrt(1 - dropouts - colluders)
+    honest = clients - math.floor(dropouts * clients) - math.ceil(colluders * clients)
+    surplus = math.sqrt(clients / honest)
     for action, wanted in (("subspace", scale / math.sqrt(split) * 0.1), ("embed", scale / math.sqrt(1 - split))):
         sums = [
             t.payload[action] for task, t in zip(watched.tasks, watched.totals, strict=True) if task.action == action
@@ -260,7 +279,14 @@ def test_when_nobody_was_drawn_the_round_is_noise_all_the_same() -> None:
 def test_a_cohort_of_one_has_all_the_noise() -> None:
     algorithm = built(1.0, rank=2, updates=lambda _, m: torch.zeros_like(m), colluders=0.25, dropouts=0.25)
     found, watched = run(algorithm, 1, 1.0)
-    assert watched.tasks[0].payload["honest"] == 0.5
+    assert watched.tasks[0].payload["drawn"] == 1
+    numbers = torch.cat([total.payload[task.action] for task, total in zip(watched.tasks, watched.totals, strict=True)])
+    deviations = torch.tensor([0.01 * math.sqrt(2), math.sqrt(2)]).repeat_interleave(
+        torch.tensor(
+            [len(total.payload[task.action]) for task, total in zip(watched.tasks, watched.totals, strict=True)]
+        )
+    )
+    assert abs(float((numbers / deviations).std()) - 1) < 5 / math.sqrt(2 * len(numbers))
     assert found.model.any()
 
 

@@ -12,14 +12,16 @@ from grouped import SERVER_SEED, cohort, federation, run
 from reference.fedhdp import Plan, one_round
 from summed import MODEL, drawn
 
-from polyeps.accounting.events import fold, split_clip_bit
+from polyeps.accounting.events import RareFailureDpEvent, fold, history_of, split_clip_bit
 from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.client import answer
-from polyeps.core import ENTER, Task
+from polyeps.core import ENTER, State, SumTerms, Task
 from polyeps.engine.noise import SeededStreams
-from polyeps.errors import InputError
+from polyeps.errors import InputError, TaskRefused
 from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.mechanisms.words import words_of
+from polyeps.server import Participation, serve
+from polyeps.transport.memory import InMemory, Securely
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 GROUPS = ("strict", "open", "strict", "careful", "strict", "careful", "strict", "strict")
@@ -108,8 +110,7 @@ def test_a_group_of_which_nobody_was_drawn_is_noise_all_the_same(monkeypatch: py
     absent = [release for release, drawn in zip(found.releases, found.cohorts, strict=True) if 0 not in drawn]
     assert len(absent) > 20
     rows = torch.stack([release.sums["rare"] for release in absent])
-    noise = 2.0 * math.sqrt(1 / 0.9 if trust == "secure-sum" else 1.0)
-    expected = split_clip_bit(2.0, 2.0) / 2.0 * noise  # by default bits have the strictest group's noise here
+    expected = split_clip_bit(2.0, 2.0)  # by default bits have the strictest group's noise here
     assert abs(float(rows.std()) / expected - 1) < 5 / math.sqrt(2 * rows.numel())
     assert all(bool(one.sums["many"].any()) for one in found.releases)
 
@@ -203,7 +204,8 @@ def test_sums_and_bits_have_the_noise_their_price_says(
         monkeypatch, GROUPS, SCALES, rate=rate, rounds=rounds, clip=clip, clip_noise=deviation, clip_rate=0.0,
         trust=trust, dropouts=dropouts,
     )  # fmt: skip
-    surplus = 1 / math.sqrt(1 - dropouts) if trust == "secure-sum" else 1.0
+    # Of five strict clients one may be missing, where all take part; of two careful ones none.
+    surplus = {"strict": math.sqrt(5 / 4) if trust == "secure-sum" and dropouts == 0.3 else 1.0, "careful": 1.0}
     for name, z in SCALES.items():
         rows = torch.stack([release.sums[name] for release in found.releases])
         if not z:
@@ -211,12 +213,13 @@ def test_sums_and_bits_have_the_noise_their_price_says(
             continue
         together = fold(split_clip_bit(z, deviation), 2 * deviation)
         assert together == pytest.approx(z)
-        wanted = split_clip_bit(z, deviation) * clip * surplus
+        wanted = split_clip_bit(z, deviation) * clip * surplus[name]
         for part in (rows, *(rows[[len(who) < 4 for who in found.cohorts]],) * (rate < 1)):
             assert abs(float(part.std()) / wanted - 1) < 5 / math.sqrt(2 * part.numel())
             assert abs(float(part.mean())) < 5 * wanted / math.sqrt(part.numel())
     bits = np.array([one.bits - len(who) / 2 for one, who in zip(found.releases, found.cohorts, strict=True)])
-    wanted = deviation * (1.0 if trust == "server" else math.sqrt(2) * surplus)  # summed unseen, each group has its own
+    # Summed unseen, each group has noise of its own.
+    wanted = deviation * (1.0 if trust == "server" else math.hypot(*surplus.values()))
     assert abs(bits.std() / wanted - 1) < 5 / math.sqrt(2 * rounds)
     assert abs(bits.mean()) < 5 * wanted / math.sqrt(rounds)
 
@@ -236,7 +239,85 @@ def test_by_default_bits_cost_next_to_nothing_of_many_clients(monkeypatch: pytes
     assert abs(float(rows.std()) / 1.5 - 1) < 5 / math.sqrt(2 * rows.numel()) + 1e-3
 
 
+@TRUSTS
+@pytest.mark.parametrize("rate", [0.5, 1.0])
+def test_no_clip_bits_are_sent_where_nothing_adapts(monkeypatch: pytest.MonkeyPatch, trust: str, rate: float) -> None:
+    updates = lambda row, model: torch.full_like(model, 10.0 if row < 3 else 1e-3)  # noqa: E731
+    for scales in (SCALES, dict.fromkeys(SCALES, 0.0)):
+        found = run(monkeypatch, GROUPS, scales, updates, rate=rate, rounds=3, adaptive=False, trust=trust, ratio=1.0)
+        assert all(set(reply.payload) <= {"entered", "update", "train"} for reply in found.heard.replies)
+        for total in found.heard.totals:
+            assert {tensor.shape for tensor in total.payload.values()} <= {(MODEL.size,)}
+        assert {release.bits for release in found.releases} == {0.0}
+
+
+@pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_integer_noise_is_as_large(monkeypatch: pytest.MonkeyPatch, noise: str, adaptive: bool) -> None:
+    clip, deviation, rounds = 0.3, 2.5, 12
+    options: dict[str, Any] = {"clip_noise": deviation, "clip_rate": 0.0, "trust": "secure-sum", "adaptive": adaptive}
+    found = run(monkeypatch, GROUPS, SCALES, rate=0.5, rounds=rounds, clip=clip, noise=noise, **options)
+    for name, z in SCALES.items():
+        rows = torch.stack([release.sums[name] for release in found.releases])
+        wanted = (split_clip_bit(z, deviation) if adaptive else z) * clip if z else 0.0
+        surplus = math.sqrt(1 + 1 / len(GROUPS)) if noise == "discrete-gaussian" else 1.0
+        assert abs(float(rows.std()) - wanted * surplus) <= 5 * wanted / math.sqrt(2 * rows.numel())
+
+
+@pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
+def test_the_real_protocol_gives_the_same_bits(noise: Any) -> None:
+    groups, scales = ("a", "b") * 4, {"a": 0.5, "b": 1.0}
+    models = []
+    for carried in (InMemory, Securely):
+        built = fedhdp(federation(groups, scales, drawn(8)), personal=False, trust="secure-sum", noise=noise)
+        transport = carried(cohort(built, groups), built, ("group",))
+        start = State(torch.zeros(MODEL.size))
+        models.append(serve(built, transport, start, rounds=2, participation=Participation(), seed=3, run="x").model)
+    assert torch.equal(*models)
+    assert models[0].any()
+
+
 # What clients and builders refuse
+
+
+@TRUSTS
+def test_the_price_is_the_same_before_and_after_calibration(trust: Any) -> None:
+    groups = ("a",) * 300 + ("b",) * 20
+    before, after = (
+        fedhdp(federation(groups, scales, rate=0.3), personal=False, trust=trust).dues
+        for scales in ({"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 2.0})
+    )
+    assert before is not None
+    assert after is not None
+    assert before(1.5) == after(1.5)
+    failures = [step for step in history_of(after(1.5)) if isinstance(step, RareFailureDpEvent)]
+    assert len(failures) == (trust == "secure-sum")
+    assert all(0 < step.probability <= 1e-10 / 3 for step in failures)
+
+
+def test_clients_of_one_group_do_not_take_part_in_the_sum_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others' noise would be smaller, or none."""
+    found = run(monkeypatch, GROUPS, SCALES, drawn(8), trust="secure-sum", noise="skellam")
+    tasks = {int(task.to[0]): task for task in found.heard.tasks}
+    algorithm = fedhdp(federation(GROUPS, SCALES, drawn(8)), personal=False, trust="secure-sum", noise="skellam")
+    people = cohort(algorithm, GROUPS)
+    answer(people, algorithm, Task(ENTER, people.ids, {}))
+    strict, opened = tasks[0], tasks[1]
+    with pytest.raises(InputError, match="other terms than were agreed to"):
+        answer(people, algorithm, Task("train", ("0",), opened.payload, summed=True))
+    with pytest.raises(InputError, match="clients of several groups"):
+        answer(people, algorithm, Task("train", ("1", "2"), strict.payload, summed=True))
+    assert algorithm.sums is not None
+    assert algorithm.sums("train", strict.payload) == SumTerms(5, 5, 0, algorithm.sums("train", strict.payload).bits)
+    for name in ("drawn", "agreed", "clip"):
+        left = {key: value for key, value in strict.payload.items() if key != name}
+        with pytest.raises(TaskRefused):
+            answer(people, algorithm, Task("train", ("4",), left, summed=True))
+    for clip in (math.nan, math.inf, 0.0, -1.0, 1e40):
+        asked = {**strict.payload, "clip": torch.tensor(clip, dtype=torch.float64)}
+        with pytest.raises(TaskRefused):
+            answer(people, algorithm, Task("train", ("4",), asked, summed=True))
+    assert answer(people, algorithm, Task("train", ("4",), strict.payload, summed=True)).ids == ("4",)
 
 
 def test_a_client_trains_once_for_what_it_paid_and_not_before() -> None:
@@ -261,6 +342,7 @@ def test_a_client_trains_once_for_what_it_paid_and_not_before() -> None:
         ({"ratio": 1.5}, "ratio must lie between"),
         ({"quantile": -0.1}, "quantile must lie between"),
         ({"dropouts": 1.0}, "dropouts must be at least 0 and below 1"),
+        ({"noise": "skellam"}, "is about shares that clients add"),
         ({"clip_noise": 0.5}, "clip_noise must be above half the strictest"),
         ({"pull": {"strict": 0.1}}, "pull names no λ for the group 'careful'"),
     ],

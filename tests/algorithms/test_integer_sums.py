@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from polyeps.accounting import epsilon
 from polyeps.accounting.afford import best_accountant
 from polyeps.accounting.events import Poisson, TogetherDpEvent, history_of
 from polyeps.algorithms.cmp_fed import cmp_fed
+from polyeps.algorithms.counts import Counts
 from polyeps.algorithms.dp_randagg import dp_randagg
 from polyeps.algorithms.releases import FINE, NoiseKind, Release, SecureSums
 from polyeps.core import Algorithm, Ask, Replies, State, Task, Total
@@ -72,30 +74,37 @@ class Unasked(Ask):
         raise AssertionError(task)
 
 
+def summed(dropouts: float) -> SecureSums:
+    """Sums over a tenth of a thousand clients."""
+    counts = Counts.settled(1000, 0.1, dropouts, delta=1e-5, rounds=10)
+    return SecureSums(1.2, counts, partial(SeededStreams, 1, ["all"]))
+
+
 @given(drawn=st.integers(0, 300), share=st.floats(0.5, 1.0))
 @settings(max_examples=50, deadline=None)
 def test_the_modulus_tells_nothing_of_who_was_drawn(drawn: int, share: float) -> None:
     """Cohorts of neighbouring federations differ by one; so must not the bits of their sums."""
     release = Release("train", 1000, 1.0, noise="skellam")
-    sums = SecureSums(1.2, 100.0, partial(SeededStreams, 1, ["all"]), 1 - share)
+    sums = summed(1 - share)
     asked: list[int | None] = []
 
     class Refusing(Unasked):
         def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
             assert least <= drawn
-            asked.extend([bits, int(task.payload["bits"])])
+            asked.extend([bits, sums.terms(release, task.payload).bits])
             return Total((), {})
 
     sums.of(alone_with(built(1.2), drawn), Refusing(), release, {})
-    assert set(asked) <= {release.bits(1.2, sums.honest_share, sums.most)}
-    assert len(asked) == (2 if drawn else 0)
+    assert set(asked) <= {sums.bits(release)}
+    assert len(asked) == (2 if drawn >= sums.counts.rule(1000).fewest else 0)
 
 
 def test_a_round_of_nobody_is_on_the_same_grid() -> None:
     release = Release("train", 1000, 1.0, noise="skellam")
-    state = alone_with(built(1.2))
-    few = release.of_nobody(state, 1.2, 0.9, SeededStreams(1, ["all"], 0), bits=3)
-    assert few.norm() <= 4 * math.sqrt(1024) / FINE  # three bits hold no more than four steps
+    with patch.object(SecureSums, "bits", lambda *_: 3):
+        few = summed(0.1).of(alone_with(built(1.2)), Unasked(), release, {})
+    assert few is not None
+    assert 0 < few.norm() <= 4 * math.sqrt(1024) / FINE  # three bits hold no more than four steps
 
 
 # The protocol
@@ -133,8 +142,15 @@ def test_with_fewer_than_promised_nothing_is_opened() -> None:
     algorithm = built(0.5)
     lost = {Step.MASK: {"0", "1", "2"}}
     assert not finished(algorithm, Securely(cohort(algorithm, CLIENTS, 0.5), algorithm, (), lost), 1).model.any()
-    alone = built(0.5, clients=1)
-    assert not finished(alone, Securely(cohort(alone, 1, 0.5), alone, ()), 1).model.any()
+
+
+@pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
+def test_of_one_client_the_sum_is_its_vector_with_all_of_the_noise(noise: Any) -> None:
+    algorithms = [built(0.5, clients=1, noise=noise, updates=drawn(1)) for _ in range(2)]
+    people = [cohort(algorithm, 1, 0.5) for algorithm in algorithms]
+    masked = finished(algorithms[0], Securely(people[0], algorithms[0], ()), 1)
+    assert torch.equal(masked.model, finished(algorithms[1], InMemory(people[1], algorithms[1], ()), 1).model)
+    assert masked.model.any()
 
 
 def test_floats_cannot_be_masked() -> None:
@@ -201,13 +217,14 @@ def test_noise_too_large_to_be_drawn_is_refused_before_anybody_pays(noise: Any, 
 
 @pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
 def test_what_is_not_refused_can_be_drawn(noise: Any) -> None:
-    """Close to the limit, where a cohort of one, or of nobody, draws the largest parts."""
-    limit = LARGEST / FINE * math.sqrt(0.75)
+    """Close to the limit, where the server draws what nobody drawn would release."""
+    surplus = 1 / 0.75 + (1 / CLIENTS if noise == "discrete-gaussian" else 0.0)
+    limit = LARGEST / FINE / math.sqrt(surplus)
     people = federation(CLIENTS, drawn(CLIENTS), scale=0.9999 * limit)
     algorithm = dp_randagg(people, rank=0, noise=noise, dropouts=0.25)
     assert algorithm.round(alone_with(algorithm), Unasked()).model.any()
-    assert run(algorithm, 1, 0.9999 * limit)[0].model.any()
-    with pytest.raises(InputError, match="each of 1 clients would need 100"):
+    assert run(algorithm, CLIENTS, 0.9999 * limit)[0].model.any()
+    with pytest.raises(InputError, match="the server would need 100"):
         dp_randagg(replace(people, scales={"all": 1.0001 * limit}), rank=0, noise=noise, dropouts=0.25)
 
 

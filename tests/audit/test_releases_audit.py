@@ -21,10 +21,10 @@ from torch import Tensor
 from polyeps.accounting import epsilon
 from polyeps.accounting.afford import best_accountant
 from polyeps.accounting.events import history_of
-from polyeps.algorithms.cmp_fed import dues
-from polyeps.algorithms.releases import NoiseKind, Release, SecureSums
+from polyeps.algorithms.counts import Counts
+from polyeps.algorithms.releases import DRAWN, NoiseKind, Release, SecureSums, dues
 from polyeps.audit.montecarlo import bound
-from polyeps.core import Payload, Profile, Records, State, Work
+from polyeps.core import AGREED, PROGRESS, Ask, Payload, Profile, Records, Replies, State, Task, Total, Work
 
 RATE, OTHERS, ROUNDS, SCALE, DELTA, SIZE = 0.5, 7, 3, 1.0, 1e-3, 4
 CONFIDENCE = 1 - 1e-6  # noise of integers comes from the operating system: no seed makes this repeatable
@@ -51,6 +51,21 @@ class Drawn:
 
     def select(self, rows: Sequence[int]) -> Drawn:
         return replace(self, clients=len(rows))
+
+
+@dataclass
+class Given(Ask):
+    """A sum that is known already."""
+
+    summed: Tensor | None
+
+    def __call__(self, task: Task) -> Replies:
+        raise AssertionError(task)
+
+    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+        assert self.summed is not None
+        assert (least, bits is None) == (len(task.to), self.summed.is_floating_point())
+        return Total(task.to, {task.action: self.summed})
 
 
 def releases(noise: NoiseKind, split: float = 0.3) -> tuple[Release, Release]:
@@ -81,38 +96,36 @@ def clipped_by_layer(release: Release, values: Tensor, sent: Tensor) -> Tensor:
 
 def one_round(noise: NoiseKind, there: NDArray[np.bool_], generator: torch.Generator, broken: Broken) -> Seen:
     """What is seen in one round of every trial, where the canary may be drawn if it is there."""
-    sums = SecureSums(SCALE, RATE * (OTHERS + 1), lambda _: Drawn(1, generator), 0.0)
+    counts = Counts.settled(OTHERS + 1, RATE, 0.0)
+    sums = SecureSums(SCALE, counts, lambda _: Drawn(1, generator))
     coins = torch.rand(len(there), OTHERS + 1, generator=generator).numpy() < RATE
     coins[:, 0] &= there
     sizes = coins.sum(1)
     seen = np.zeros((len(there), 2))
     for place, release in enumerate(releases(noise)):
         deviation = release.deviation(SCALE)
-        bits = release.bits(SCALE, sums.honest_share, sums.most)
         for size in np.unique(sizes):
             trials = np.flatnonzero(sizes == size)
             state = State(torch.zeros(SIZE, dtype=torch.float64), roster=(Profile("x"),) * int(size))
-            if not size:
-                totals = [release.of_nobody(state, SCALE, 1.0, Drawn(1, generator), bits) for _ in trials]
-            else:
+            sent: list[Tensor | None] = [None] * len(trials)
+            if size:
                 values = torch.zeros(len(trials), int(size), SIZE)
                 values[torch.from_numpy(coins[trials, 0]), 0] = CANARY
                 flat = values.flatten(0, 1)
-                told = {**release.to_ask(state, bits), **sums.noise_of(int(size))}
-                sent = release.from_clients(work(len(flat), told, generator), flat)
-                rows = broken(release, flat, sent[release.action]) if noise == "gaussian" else sent[release.action]
-                totals = [
-                    release.decoded(total, state, SCALE, float(size), bits)
-                    for total in rows.reshape(len(trials), int(size), -1).sum(1)
-                ]
-            along = torch.stack(totals).double().sum(1) / math.sqrt(SIZE)
+                told = {DRAWN: torch.tensor(int(size)), AGREED: sums.fingerprint(release)}
+                rows = sums.from_clients(release, work(len(flat), told, generator), flat)[release.action]
+                rows = broken(release, flat, rows) if noise == "gaussian" else rows
+                sent = list(rows.reshape(len(trials), int(size), -1).sum(1))
+            totals = [sums.of(state, Given(total), release, {}) for total in sent]
+            along = torch.stack([total for total in totals if total is not None]).double().sum(1) / math.sqrt(SIZE)
             seen[trials, place] = along.numpy() / deviation
     return seen
 
 
 def work(rows: int, payload: Payload, generator: torch.Generator) -> Work:
     nothing = Records(torch.zeros(0), torch.zeros(0), torch.zeros(rows + 1, dtype=torch.int64))
-    return Work(np.arange(rows), payload, nothing, np.full(rows, SCALE), Drawn(rows, generator), {})
+    memory = {PROGRESS: torch.tensor([[1.0, 0.0]])}
+    return Work(np.arange(rows), payload, nothing, np.full(rows, SCALE), Drawn(rows, generator), memory)
 
 
 def scores(

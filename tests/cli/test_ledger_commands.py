@@ -6,6 +6,7 @@ import pytest
 from commands import refused, run, run_json
 
 from polyeps.accounting.events import Gaussian
+from polyeps.accounts import Charge
 from polyeps.ledger import Ledger
 
 
@@ -27,7 +28,8 @@ def test_a_ledgers_life(file: str, tmp_path: Path) -> None:
     raised = run_json(
         "ledger", "set-budget", "--file", file, "--client", "ward", "--epsilon", "9", "--raise", "--reason", "agreed"
     )
-    assert raised["epsilon"] == 9.0
+    assert (raised["epsilon"], raised["delta"]) == (9.0, 1e-6)  # raising one leaves the other
+    assert raised["schedule"] == "adaptive"
     kinds = [row["kind"] for row in run_json("ledger", "history", "--file", file)]
     assert kinds == ["opened", "budget", "charge", "budget-changed"]
     assert run_json("ledger", "verify", "--file", file)["rows"] == 4
@@ -38,6 +40,50 @@ def test_a_ledgers_life(file: str, tmp_path: Path) -> None:
     assert [row["seq"] for row in csv.DictReader(target.read_text().splitlines())] == ["1", "2", "3", "4"]
     for command in ("show", "history", "verify"):
         assert run("ledger", command, "--file", file).stdout
+
+
+def test_reservations_are_shown(file: str) -> None:
+    run("ledger", "set-budget", "--file", file, "--client", "ward", "--epsilon", "2")
+    run("ledger", "set-budget", "--file", file, "--client", "other", "--epsilon", "1", "--schedule", "fixed")
+    ledger = Ledger(file)
+    ledger.reserve("trial", [Charge(("ward",), Gaussian(20.0), 3)])
+    ledger.reserve("pilot", [Charge(("other",), Gaussian(20.0), 2)])
+    ledger.charge(Gaussian(20.0), clients=["ward"], run="trial")
+    ledger.release("pilot")
+    shown = run_json("ledger", "show", "--file", file)
+    ward, other = shown["clients"]
+    assert ward["reserved"] > 0
+    assert ward["spent"] + ward["reserved"] + ward["left"] == pytest.approx(2.0)
+    assert (other["reserved"], other["left"], other["schedule"]) == (0.0, 1.0, "fixed")
+    runs = [{"run": "trial", "state": "open", "clients": 1}, {"run": "pilot", "state": "released", "clients": 1}]
+    assert shown["runs"] == runs
+    assert run_json("ledger", "show", "--file", file, "--client", "other")["runs"] == runs[1:]
+    assert "trial" in run("ledger", "show", "--file", file).stdout
+    kinds = [row["kind"] for row in run_json("ledger", "history", "--file", file)]
+    assert kinds == ["opened", "budget", "budget", "reserve", "reserve", "charge", "release"]
+
+
+def test_a_head_kept_elsewhere(file: str, tmp_path: Path) -> None:
+    run("ledger", "set-budget", "--file", file, "--epsilon", "2")
+    kept = tmp_path / "kept.json"
+    kept.write_text(run("ledger", "verify", "--file", file, "--json").stdout)
+    Ledger(file).charge(Gaussian(20.0))
+    assert run_json("ledger", "verify", "--file", file, "--head", str(kept))["rows"] == 3
+    for name in (file, f"{file}.head"):
+        Path(name).unlink()
+    run("ledger", "set-budget", "--file", file, "--epsilon", "2")
+    run("ledger", "verify", "--file", file)
+    refused("ledger", "verify", "--file", file, "--head", str(kept), naming=("row 2", "kept"), status=1)
+    kept.write_text("no head")
+    refused("ledger", "verify", "--file", file, "--head", str(kept), naming=("kept.json", "is not a head"))
+    Path(file).unlink()
+    refused("ledger", "set-budget", "--file", file, "--epsilon", "2", naming=("is gone", "remembers"), status=1)
+
+
+def test_names_that_are_no_text_are_refused(file: str) -> None:
+    refused("ledger", "set-budget", "--file", file, "--epsilon", "2", "--client", "\udcff", naming=("printable",))
+    run("ledger", "set-budget", "--file", file, "--epsilon", "2")
+    refused("ledger", "show", "--file", file, "--client", "\udcff", naming=("no budget",))
 
 
 def test_tampering_is_told_with_another_status(file: str) -> None:

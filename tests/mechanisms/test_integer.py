@@ -13,6 +13,7 @@ from polyeps.accounting import rdp
 from polyeps.accounting.events import DiscreteGaussianSumDpEvent, SkellamDpEvent
 from polyeps.errors import InputError
 from polyeps.mechanisms.integer import (
+    UNIT,
     Grid,
     discrete_gaussian_event,
     fitting_bits,
@@ -90,7 +91,8 @@ def test_honest_agents_never_give_less_noise_than_is_priced(
         assert share * honest >= Fraction(event.variance)
     else:
         assert share >= Fraction(event.deviation) ** 2
-    assert float(share * honest) == pytest.approx((deviation / granularity) ** 2)
+    assert float(share * honest) == pytest.approx((deviation / granularity) ** 2, rel=1e-6, abs=float(honest * UNIT))
+    assert share > 1e10 or (share / UNIT).denominator == 1  # so that variances add up exactly
     assert grid.largest_square <= Fraction(event.l2_sensitivity) ** 2 < grid.largest_square + 1
 
 

@@ -2,15 +2,19 @@
 
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from federations import experiment, job_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyeps.core import Payload, Replies
+from polyeps.core import Payload, Replies, Spec, Work
 from polyeps.errors import InputError
+from polyeps.server import Participation, Round, serve
 from polyeps.transport import codec
+from polyeps.transport.memory import AsBytes
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -89,3 +93,74 @@ def test_answers_of_single_clients_are_stacked_in_order() -> None:
     assert both.payload["x"].tolist() == [[0, 0], [1, 1]]
     assert codec.stack([none, none]) == none
     assert codec.row(both.payload, 1)["x"].tolist() == [1, 1]
+
+
+def reply(client: str, **payload: torch.Tensor) -> Replies:
+    return Replies((client,), payload, (True,), 10, 3)
+
+
+ODD: dict[str, Replies] = {
+    "another shape": reply("d", x=torch.ones(1, 3)),
+    "a scalar": reply("d", x=torch.tensor(1.0)),
+    "another name": reply("d", y=torch.ones(1, 2)),
+    "one more": reply("d", x=torch.ones(1, 2), y=torch.ones(1, 2)),
+    "nothing": reply("d"),
+    "another kind": reply("d", x=torch.ones(1, 2, dtype=torch.float64)),
+    "complex": reply("d", x=torch.ones(1, 2, dtype=torch.complex64)),
+    "two rows": reply("d", x=torch.ones(2, 2)),
+    "NaN": reply("d", x=torch.full((1, 2), float("nan"))),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+@pytest.mark.parametrize("known", [True, False])
+def test_an_answer_unlike_the_others_is_left_out(case: str, known: bool) -> None:
+    others = [reply("a", x=torch.ones(1, 2)), reply("b", x=torch.zeros(1, 2))]
+    gives = {"x": Spec((2,), "float32", 0, 1)} if known else None
+    for answers in ([ODD[case], *others], [*others, ODD[case]]):
+        together = codec.stack(answers, gives)
+        assert together.ids == ("a", "b")
+        assert together.malformed == ("d",)
+        assert together.payload["x"].shape == (2, 2)
+    alone = codec.stack([ODD[case], others[0]], gives) if known else None
+    assert alone is None or (alone.ids, alone.malformed) == (("a",), ("d",))  # where it is known, one is enough
+
+
+def test_who_is_exhausted_is_not_malformed() -> None:
+    poor = Replies((), {}, (), exhausted=("c",))
+    together = codec.stack([poor, reply("a", x=torch.ones(1, 2))])
+    assert (together.ids, together.exhausted, together.malformed) == (("a",), ("c",), ())
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyError, ValueError])
+@pytest.mark.parametrize("wrong", ["raises", "shape", "name", "rows"])
+def test_one_client_that_fails_does_not_keep_others_from_answering(kind: type[Exception], wrong: str) -> None:
+    job = job_of(experiment("non-private"))
+    real = job.algorithm.actions["train"].run
+
+    def run(work: Work) -> tuple[Payload, Payload]:
+        found, kept = real(work)
+        if work.rows.tolist() != [3]:
+            return found, kept
+        if wrong == "raises":
+            raise kind("it broke")
+        rows = found["update"]
+        return {
+            "shape": ({"update": rows[:, :-1]}, kept),
+            "name": ({"other": rows}, kept),
+            "rows": ({"update": rows[:0]}, kept),
+        }[wrong]
+
+    algorithm = replace(job.algorithm, actions={"train": replace(job.algorithm.actions["train"], run=run)})
+    seen: list[Round] = []
+    state = serve(
+        algorithm,
+        AsBytes(job.cohort(None), algorithm),
+        job.state,
+        rounds=2,
+        participation=Participation(),
+        seed=1,
+        observe=lambda round, _: seen.append(round),
+    )
+    assert [(set(round.traffic), round.discarded) for round in seen] == [(set("01245"), ("3",))] * 2
+    assert state.model.any()

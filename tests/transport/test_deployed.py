@@ -15,7 +15,9 @@ import torch
 from deployed import DeployedGrid, on_its_own
 from federations import LocalGrid, experiment, job_of, ledger_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from grouped import federation
 
+from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.build import Job
 from polyeps.client import Cohort, answer
 from polyeps.core import ENTER, Replies, Task, Work
@@ -23,8 +25,9 @@ from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.ledger import Ledger
 from polyeps.server import Participation, Round, serve
+from polyeps.transport import codec
 from polyeps.transport.flower import OnFlower, client_app
-from polyeps.transport.keeping import Keeping
+from polyeps.transport.keeping import MOST_REPLIES, Keeping
 
 SECRET = "patient 4711 has 3 records"
 
@@ -145,6 +148,25 @@ def test_another_run_or_round_is_another_task(job: Job, tmp_path: Path) -> None:
     assert answer(opened(job, tmp_path), job.algorithm, training(job, round=2)).exhausted == ("2",)
     found = answer(opened(job, tmp_path), job.algorithm, training(job, round=1))  # even with an empty purse
     assert torch.equal(found.payload["update"], updates[1])
+
+
+def test_only_so_many_replies_of_a_round_are_kept(tmp_path: Path) -> None:
+    job = job_of(experiment("non-private"))
+
+    def ask(model: float) -> torch.Tensor:
+        cohort = on_its_own(job.cohort(None), "2", tmp_path)
+        return answer(cohort, job.algorithm, training(job, model)).payload["update"]
+
+    found = [ask(number / 10) for number in range(MOST_REPLIES + 1)]
+    (file,) = (tmp_path / "2").glob("*.memory")
+    held = [name for name in codec.decode(file.read_bytes()) if name.startswith("reply/")]
+    assert len(held) == MOST_REPLIES
+    assert torch.equal(ask(MOST_REPLIES / 10), found[-1])
+
+
+def test_a_keeper_is_one_clients_own(job: Job, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a keeper is one client's own, and this cohort has 6"):
+        replace(job.cohort(None), keeper=Keeping(tmp_path))
 
 
 def test_a_reply_that_could_not_be_kept_is_not_sent(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,6 +428,36 @@ def test_one_malformed_reply_ends_nothing(case: str, job: Job, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    "spoilt",
+    [
+        {},
+        YES,
+        YES | {"shapes": ConfigRecord({})},
+        YES | {"shapes": ConfigRecord({"subspace": [3]})},
+        YES | {"shapes": ConfigRecord({"subspace": "text"})},
+        YES | {"shapes": ConfigRecord({"subspace": [2**40, 2**40]})},
+        YES | {"shapes": ConfigRecord({"other": [64]})},
+        {"reply": ConfigRecord({})},
+    ],
+)
+def test_one_malformed_shape_spoils_no_sum(spoilt: dict[str, Any], tmp_path: Path) -> None:
+    job = job_of(experiment(METHOD, **CHANGES))
+    grid = DeployedGrid(job, tmp_path)
+    honest = grid.app
+
+    def app(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if context.node_id == 100 and "task" in message.content and message.content["task"]["action"] != ENTER:
+            return Message(RecordDict(spoilt), reply_to=message)
+        return reply
+
+    grid.app = app
+    algorithm = replace(job.algorithm, seeded=False)
+    state = serve(algorithm, OnFlower(grid), job.state, rounds=1, participation=Participation(), seed=None, run="test")
+    assert state.model.any()
+
+
+@pytest.mark.parametrize(
     "told",
     [
         {},
@@ -442,3 +494,9 @@ def test_an_empty_message_is_no_task(job: Job, tmp_path: Path) -> None:
         Context(1, 102, {}, RecordDict(), {}),
     )
     assert reply.error.reason == "declined"
+
+
+def test_a_server_with_noise_of_the_system_is_not_seeded() -> None:
+    seeded = federation(("strict", "open"), {"strict": 1.0, "open": 0.0})
+    assert fedhdp(seeded, personal=False).seeded
+    assert not fedhdp(replace(seeded, noise=lambda _: SystemStreams(2)), personal=False).seeded

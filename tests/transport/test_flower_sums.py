@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from federations import Finished, LocalGrid, experiment, finish, job_of, ledger_of
 from summed import MODEL
 
+from polyeps.algorithms.releases import DRAWN
 from polyeps.build import Job
 from polyeps.core import ENTER, Ask, Replies, Task
 from polyeps.errors import InputError, MessageRefused
@@ -21,13 +22,14 @@ from polyeps.transport import masks
 from polyeps.transport.envelopes import Step, unpack
 from polyeps.transport.flower import OnFlower
 from polyeps.transport.flower_sums import Seat
-from polyeps.transport.memory import Securely
+from polyeps.transport.memory import AsBytes, Securely
 from polyeps.transport.secagg_client import Kept
 
 METHODS: dict[str, dict[str, Any]] = {
     "directions from the model": {"name": "cmp-fed", "rank": 2, "directions": "model", "noise": "skellam"},
     "paid directions": {"name": "cmp-fed", "rank": 2, "noise": "skellam"},
     "all coordinates": {"name": "dp-randagg", "rank": 0, "noise": "skellam"},
+    "groups": {"name": "fedhdp", "trust": "secure-sum", "personal": False, "noise": "discrete-gaussian"},
 }
 CHANGES: dict[str, Any] = {
     "budgets": {"epsilons": (8.0,) * 6},
@@ -52,6 +54,11 @@ def on_flower(wanted: Job, folder: Path, lost: Mapping[Step, set[str]] | None = 
     return finish(wanted, folder / "flower.db", wrap, rounds=2), grids[0]
 
 
+@dataclass
+class OneByOne(AsBytes, Securely):
+    """Clients that train alone, as on their own machines: in a batch the last digit of an update may differ."""
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("step", [None, *Step], ids=lambda step: "nobody lost" if step is None else step.name)
 def test_the_same_bits_as_the_protocol_in_one_process(method: str, step: Step | None, tmp_path: Path) -> None:
@@ -59,7 +66,7 @@ def test_the_same_bits_as_the_protocol_in_one_process(method: str, step: Step | 
     found, _ = on_flower(job(method), tmp_path, lost)
 
     def together(cohort: Any, made: Job) -> Securely:
-        return Securely(cohort, made.algorithm, made.tells, dropouts=lost)
+        return OneByOne(cohort, made.algorithm, made.tells, dropouts=lost)
 
     wanted = finish(job(method), tmp_path / "memory.db", together, rounds=2)
     assert torch.equal(found.state.model, wanted.state.model)
@@ -78,14 +85,14 @@ def test_nothing_but_masked_numbers_leaves_a_client(tmp_path: Path) -> None:
     _, grid = on_flower(job(), tmp_path)
     sent = b"".join(grid.carried)
     for seat in done(job(), tmp_path / "again").values():
-        _, _, bits, _, content = unpack((seat.folder / "vector").read_bytes())
+        _, _, bits, *_, content = unpack((seat.folder / "vector").read_bytes())
         words = np.frombuffer(content, np.uint64).astype(masks.word(int(bits)))
         plainly = masks.to_bytes(words, int(bits))
         assert len(plainly) == 256 * masks.bytes_of(int(bits))
         assert not any(plainly[place : place + 16] in sent for place in range(0, len(plainly), 16))
 
 
-def done(wanted: Job, folder: Path) -> dict[str, Seat]:
+def done(wanted: Job, folder: Path, said: int | None = None) -> dict[str, Seat]:
     """Clients that have done their task in the first round, and were not heard of again."""
     folder.mkdir()
     cohort = wanted.cohort(ledger_of(wanted, folder / "a.db"))
@@ -94,20 +101,22 @@ def done(wanted: Job, folder: Path) -> dict[str, Seat]:
     transport = OnFlower(grid)
     roster = transport.profiles()
     transport(Task(ENTER, cohort.ids, {}, "test", 0))
-    wanted.algorithm.round(replace(wanted.state, roster=roster), _Asked(transport))
+    wanted.algorithm.round(replace(wanted.state, roster=roster), _Asked(transport, said))
     return grid.seats
 
 
 class _Asked(Ask):
     """An ask that says which run and round it is."""
 
-    def __init__(self, transport: OnFlower) -> None:
-        self.transport = transport
+    def __init__(self, transport: OnFlower, said: int | None = None) -> None:
+        self.transport, self.said = transport, said
 
     def __call__(self, task: Task) -> Replies:
         raise AssertionError(task)
 
     def total(self, task: Task, least: int = 1, bits: int | None = None) -> Any:
+        if self.said is not None:
+            task = replace(task, payload={**task.payload, DRAWN: torch.tensor(self.said)})
         return self.transport.total(replace(task, run="test", round=0), least, bits)
 
 
@@ -131,10 +140,10 @@ def test_floats_are_not_summed(tmp_path: Path) -> None:
         on_flower(wanted, tmp_path)
 
 
-def prepared(tmp_path: Path) -> tuple[Seat, dict[str, Any]]:
-    """A client that has done its task, and what it would be asked first."""
-    seat = done(job(), tmp_path / "one")["0"]
-    run, round, bits, _, content = unpack((seat.folder / "vector").read_bytes())
+def prepared(tmp_path: Path, said: int | None = None, **options: Any) -> tuple[Seat, dict[str, Any]]:
+    """A client that has done its task, and what it would be asked first; `said`: how many it was told were drawn."""
+    seat = done(job(**options), tmp_path / "one", said)["0"]
+    run, round, bits, *_, content = unpack((seat.folder / "vector").read_bytes())
     asked = {"run": run.decode(), "round": int(round), "bits": int(bits), "length": len(content) // 8}
     return seat, {**asked, "clients": sorted(seat.roster), "threshold": 4, "step": int(Step.ADVERTISE)}
 
@@ -147,6 +156,12 @@ def prepared(tmp_path: Path) -> tuple[Seat, dict[str, Any]]:
         ({"round": 1}, "what is kept is for round 0"),
         ({"run": "test/subspace"}, "what is kept is for round 0"),
         ({"bits": 3}, "what is kept is for round 0"),
+        ({"length": 3}, "what is kept is for round 0"),
+        ({"clients": ["1", "2", "3", "4"]}, "a sum without itself"),
+        ({"threshold": 3}, "must be 4 to 6"),
+        ({"threshold": "many"}, "cannot read which sum"),
+        ({"step": 9}, "cannot read which sum"),
+        ({"clients": 5}, "cannot read which sum"),
     ],
 )
 def test_a_client_takes_part_only_where_its_noise_is_enough(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -155,6 +170,42 @@ def test_a_client_takes_part_only_where_its_noise_is_enough(changes: dict[str, A
         seat.answer("0", {**asked, **changes}, b"")
     assert not (seat.folder / "kept").exists()
     assert seat.answer("0", asked, b"")
+
+
+@pytest.mark.parametrize("said", [2, 3, 4, 5])
+def test_fewer_clients_than_were_said_to_be_drawn_or_none(said: int, tmp_path: Path) -> None:
+    """A server that claims a small cohort, and then sums all of them with a threshold made for the small one."""
+    seat, asked = prepared(tmp_path, said, colluders=0.3, dropouts=0.34)
+    for threshold in range(1, 7):
+        with pytest.raises(MessageRefused, match=r"were said to be drawn|must be 4 to 6"):
+            seat.answer("0", {**asked, "threshold": threshold}, b"")
+    few = sorted(seat.roster)[:said]
+    with pytest.raises(MessageRefused):
+        seat.answer("0", {**asked, "clients": few, "threshold": said // 2 + 1 if said > 3 else 1}, b"")
+    assert seat.answer("0", {**asked, "clients": few, "threshold": said}, b"")
+
+
+@pytest.mark.parametrize(("colluders", "enough"), [(0.0, 4), (0.1, 4), (0.3, 5), (0.5, 5), (0.8, 6)])
+def test_the_threshold_is_above_what_colluders_could_open_twice(colluders: float, enough: int, tmp_path: Path) -> None:
+    """The server says nothing of colluders: how many there may be is what the client agreed to."""
+    seat, asked = prepared(tmp_path, colluders=colluders, dropouts=min(0.34, (1 - colluders) / 2))
+    for threshold in range(4, enough):
+        with pytest.raises(MessageRefused, match="the noise is made for"):
+            seat.answer("0", {**asked, "threshold": threshold}, b"")
+    assert seat.answer("0", {**asked, "threshold": enough}, b"")
+
+
+def test_a_larger_cohort_than_there_is_gives_no_sum(tmp_path: Path) -> None:
+    for lie in (7, 10**6, 0, -1):
+        done(job(), tmp_path / str(lie), lie)
+        assert not any((tmp_path / str(lie)).glob("seats/*/vector"))  # whoever is told so declines
+
+
+def test_one_identity_cannot_sit_on_two_chairs(tmp_path: Path) -> None:
+    seat, asked = prepared(tmp_path)
+    doubled = replace(seat, roster={**seat.roster, "5": seat.roster["4"]})
+    with pytest.raises(MessageRefused, match="have one identity"):
+        doubled.answer("0", asked, b"")
 
 
 def test_a_vector_is_in_one_sum(tmp_path: Path) -> None:

@@ -166,7 +166,8 @@ def test_a_masked_vector_is_little_more_than_its_numbers(bits: int) -> None:
 
 
 WRONG_TERMS: dict[str, dict[str, Any]] = {
-    "of one, it is": {"identities": {"a": bytes(32)}},
+    "needs clients": {"identities": {}},
+    "one identity": {"identities": {"a": bytes(32), "b": bytes(32)}},
     "each with a name": {"identities": {"": bytes(32), "a": bytes(32)}},
     "32 bytes": {"identities": {"a": bytes(31), "b": bytes(32)}},
     "bits must be": {"bits": 65},
@@ -184,7 +185,7 @@ def test_terms_that_protect_nobody_are_refused(problem: str) -> None:
     right: dict[str, Any] = {
         "run": "r",
         "round": 0,
-        "identities": dict.fromkeys("abcd", bytes(32)),
+        "identities": {name: name.encode() * 32 for name in "abcd"},
         "bits": 8,
         "length": 1,
     }

@@ -11,7 +11,7 @@ import numpy as np
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import pld, rdp
-from polyeps.accounting.events import History, history_of
+from polyeps.accounting.events import History, history_of, without_failures
 from polyeps.core import Adjacency, check_delta
 from polyeps.errors import InputError
 
@@ -24,9 +24,12 @@ def judge(history: History, delta: float, adjacency: Adjacency, accountant: Acco
     check_delta(delta)
     if accountant not in _JUDGES:
         raise InputError(f"there is no accountant {accountant!r}; choose one of {', '.join(_JUDGES)}")
+    history, failure = without_failures(history)
+    if failure >= delta > 0 or failure > delta:
+        return math.inf
     try:
         with np.errstate(over="raise", divide="raise", invalid="raise"):
-            return _JUDGES[accountant](history, delta, adjacency)
+            return _JUDGES[accountant](history, delta - failure, adjacency)
     except ArithmeticError:  # on the way was what no double can hold: then nothing is known, and nothing promised
         return math.inf
 

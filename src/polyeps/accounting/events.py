@@ -9,7 +9,7 @@ other here, which is why none of its events reaches them unless this package has
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -66,6 +66,16 @@ class TogetherDpEvent(DpEvent):
     events: tuple[DpEvent, ...] = attrs.field(converter=tuple)
 
 
+@attrs.frozen
+class RareFailureDpEvent(DpEvent):
+    """A release that reveals everything with a small probability, and nothing otherwise: it is (0, probability)-DP.
+
+    Its probability is taken from the δ of all that is released, whatever unit and adjacency are compared.
+    """
+
+    probability: float
+
+
 Gaussian = dp.GaussianDpEvent
 Poisson = dp.PoissonSampledDpEvent
 FixedSize = dp.SampledWithoutReplacementDpEvent
@@ -83,6 +93,7 @@ KNOWN: dict[str, type[DpEvent]] = {
     "skellam": SkellamDpEvent,
     "discrete-gaussian-sum": DiscreteGaussianSumDpEvent,
     "together": TogetherDpEvent,
+    "rare-failure": RareFailureDpEvent,
     "repeat-and-select": RepeatAndSelectDpEvent,
     "composed": dp.ComposedDpEvent,
     "self-composed": dp.SelfComposedDpEvent,
@@ -140,7 +151,7 @@ def _add(history: Counter[DpEvent], event: DpEvent, uses: int) -> None:
         case Poisson():
             if not 0 < event.sampling_probability < 1:
                 raise InputError(f"a sampling rate must lie between 0 and 1, not {event.sampling_probability}")
-            history[Poisson(event.sampling_probability, on_one_sample(event.event))] += uses
+            _add_sampled(history, event.event, uses, lambda inner: Poisson(event.sampling_probability, inner))
         case dp.RandomizedResponseDpEvent():
             # Trap X1: the library's PLD accountant forgets how often this event was repeated. Ours never
             # sees it: with k buckets and noise p the output odds are at most (1 - p + p/k) / (p/k).
@@ -154,8 +165,8 @@ def _add(history: Counter[DpEvent], event: DpEvent, uses: int) -> None:
         case FixedSize():
             if not 0 < event.sample_size <= event.source_dataset_size:
                 raise InputError(f"cannot draw {event.sample_size} of {event.source_dataset_size} without replacement")
-            inner = on_one_sample(event.event)
-            history[FixedSize(event.source_dataset_size, event.sample_size, inner)] += uses
+            size, drawn = event.source_dataset_size, event.sample_size
+            _add_sampled(history, event.event, uses, lambda inner: FixedSize(size, drawn, inner))
         case _:
             if type(event) not in _NAMES:
                 raise UnknownEvent(f"no accountant here knows the event {type(event).__name__}")
@@ -166,6 +177,15 @@ def _add(history: Counter[DpEvent], event: DpEvent, uses: int) -> None:
             history[event] += uses
 
 
+def _add_sampled(history: Counter[DpEvent], event: DpEvent, uses: int, sampled: Callable[[DpEvent], DpEvent]) -> None:
+    """Add what is done to one sample. Failures reveal the sample too, so sampling makes them no cheaper."""
+    inside, failure = without_failures(history_of(event))
+    if failure:
+        history[RareFailureDpEvent(failure)] += uses
+    if inside:
+        history[sampled(_as_one(inside))] += uses
+
+
 def _whole(count: float) -> int:
     if int(count) != count:
         raise InputError(f"an event can only be repeated a whole number of times, not {count}")
@@ -174,16 +194,33 @@ def _whole(count: float) -> int:
 
 def on_one_sample(event: DpEvent) -> DpEvent:
     """What is done to one sample, as one event: several Gaussians become one before amplification."""
-    inside = history_of(event)
+    inside, failure = without_failures(history_of(event))
+    if not inside:
+        return RareFailureDpEvent(failure) if failure else dp.NoOpDpEvent()
+    return TogetherDpEvent([_as_one(inside), RareFailureDpEvent(failure)]) if failure else _as_one(inside)
+
+
+def _as_one(inside: Counter[DpEvent]) -> DpEvent:
     if dp.NonPrivateDpEvent() in inside:
         return dp.NonPrivateDpEvent()
-    if not inside or not all(isinstance(step, Gaussian) for step in inside):
-        if len(inside) == 1 and inside.total() == 1:
-            return next(iter(inside))
-        if inside and all(isinstance(step, Gaussian | SkellamDpEvent | DiscreteGaussianSumDpEvent) for step in inside):
-            return TogetherDpEvent(sorted(inside.elements(), key=repr))
-        raise UnknownEvent("only noisy sums can share one sample; account the others separately")
-    return Gaussian(fold(*(step.noise_multiplier / math.sqrt(uses) for step, uses in inside.items())))
+    if all(isinstance(step, Gaussian) for step in inside):
+        return Gaussian(fold(*(step.noise_multiplier / math.sqrt(uses) for step, uses in inside.items())))
+    if len(inside) == 1 and inside.total() == 1:
+        return next(iter(inside))
+    if all(isinstance(step, Gaussian | SkellamDpEvent | DiscreteGaussianSumDpEvent) for step in inside):
+        return TogetherDpEvent(sorted(inside.elements(), key=repr))
+    raise UnknownEvent("only noisy sums can share one sample; account the others separately")
+
+
+def without_failures(history: History) -> tuple[Counter[DpEvent], float]:
+    """A history without its rare failures, and the probability that any of them happens (at most)."""
+    rest, failure = Counter[DpEvent](), 0.0
+    for step, uses in history.items():
+        if isinstance(step, RareFailureDpEvent):
+            failure += uses * step.probability
+        else:
+            rest[step] = uses
+    return rest, min(failure, 1.0)
 
 
 def is_pure(history: History) -> bool:

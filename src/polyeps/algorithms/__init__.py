@@ -61,7 +61,7 @@ ALGORITHMS: dict[str, Entry] = {
     "dp-fedavg": Entry(
         fedhdp, "FedAvg that protects whole clients, everybody at the strictest level", "strictest", local="sums"
     ),
-    "fedhdp-open": Entry(fedhdp, "control: FedHDP with nobody protected", "none", local="sums"),
+    "fedhdp-open": Entry(fedhdp, "control: FedHDP with nobody protected", "none", local="sums", idle=("noise",)),
     "cmp-fed": Entry(
         cmp_fed,
         "updates as two thin factors, summed unseen with noise; whole clients protected",

@@ -20,7 +20,7 @@ from polyeps.core import Action, Ask, Payload, Profile, Replies, Spec, State, St
 from polyeps.engine.noise import SystemStreams
 from polyeps.grouping import split_by_epsilon
 from polyeps.mechanisms.clipping import check_clip
-from polyeps.messages import vector
+from polyeps.messages import update, vector
 from polyeps.training import Training
 
 Floats = NDArray[np.float64]
@@ -54,6 +54,8 @@ class Federation:
     noise: Callable[[int], Streams]  # the server's own random numbers of a round, a row for each group
     # (learning_rate, pull) -> SGD, with one number for all or one for each row it will train
     training: Callable[[Floats | float, Floats | float], Training]
+
+    delta: float = 1e-8  # the smallest δ of the clients' budgets: a little of it pays for cohorts too small for a sum
 
     def __post_init__(self) -> None:
         check_clip("training.clip", self.clip)
@@ -105,8 +107,8 @@ def train_locally(training: Training) -> Action:
     def run(work: Work) -> tuple[Payload, Payload]:
         return {"update": updates_of(training, work)}, {}
 
-    size = vector(training.model.size)
-    return Action(run, training.price, takes={"model": size}, gives=lambda _: {"update": size})
+    size = training.model.size
+    return Action(run, training.price, takes={"model": vector(size)}, gives=lambda _: {"update": update(size)})
 
 
 def updates_of(training: Training, work: Work) -> Tensor:

@@ -20,17 +20,14 @@ paid for, and V has all of the budget.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-import dp_accounting
 import torch
 
-from polyeps.accounting.events import Poisson, on_one_sample
 from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
-from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, start_of, starting
-from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
+from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, dues, start_of, starting
+from polyeps.core import Action, Algorithm, Ask, Payload, State, SumTerms, Work
 from polyeps.errors import InputError
 from polyeps.lowrank import Directions, WarmStart, Whole, low_rank
 from polyeps.mechanisms.clipping import check_clip
@@ -75,17 +72,17 @@ def cmp_fed(
     first = Release("subspace", factors.subspace_size, short, split, noise, agents)
     second = Release("embed", factors.embedding_size, clip, 1 - split if paid else 1.0, noise, agents)
     releases = (first, second) if paid else (second,)
-    expected = federation.rate * agents
-    sums = SecureSums(max(federation.scales.values()), expected, federation.noise, dropouts, colluders)
+    sums = SecureSums.of_all(federation, dropouts, colluders)
     sums.check(*releases)
+    expected = sums.counts.expected
 
     def subspace(work: Work) -> tuple[Payload, Payload]:
         updates = trained_in_cohort(plain, work)
-        return first.from_clients(work, factors.subspace_of(updates, work.payload["right"])), {UPDATE: updates}
+        return sums.from_clients(first, work, factors.subspace_of(updates, work.payload["right"])), {UPDATE: updates}
 
     def embed(work: Work) -> tuple[Payload, Payload]:
         updates = work.memory[UPDATE] if paid else trained_in_cohort(plain, work)
-        return second.from_clients(work, factors.embedding_of(updates, work.payload["left"])), {}
+        return sums.from_clients(second, work, factors.embedding_of(updates, work.payload["left"])), {}
 
     def round(state: State, ask: Ask) -> State:
         asked = start_of(state, rate_decay)
@@ -107,22 +104,35 @@ def cmp_fed(
     def dice(round: int) -> torch.Generator:
         return torch.Generator().manual_seed(federation.seed(round))
 
-    begins, told = starting(plain.model.size, rate_decay), sums.takes(agents)
+    def terms(action: str, asked: Payload) -> SumTerms:
+        return sums.terms(first if action == first.action else second, asked)
+
+    begins, told = starting(plain.model.size, rate_decay), sums.takes()
     actions = {}
     if paid:
-        takes = {**begins, **told, **first.takes(sums.scale), "right": vector(factors.right_size)}
-        actions["subspace"] = Action(subspace, price=None, takes=takes, gives=lambda _: first.gives(sums.scale))
-    takes = {**({} if paid else begins), **told, **second.takes(sums.scale), "left": vector(factors.subspace_size)}
-    recalls = (UPDATE,) if paid else ()
-    actions["embed"] = Action(embed, price=None, takes=takes, gives=lambda _: second.gives(sums.scale), recalls=recalls)
+        actions["subspace"] = Action(
+            subspace,
+            price=None,
+            takes={**begins, **told, "right": vector(factors.right_size)},
+            fits=sums.fits(first),
+            gives=lambda _: first.gives(sums.scale),
+        )
+    actions["embed"] = Action(
+        embed,
+        price=None,
+        takes={**({} if paid else begins), **told, "left": vector(factors.subspace_size)},
+        fits=sums.fits(second),
+        gives=lambda _: second.gives(sums.scale),
+        recalls=(UPDATE,) if paid else (),
+    )
     return Algorithm(
         actions,
         round,
-        dues=partial(dues, federation.rate, releases),
+        dues=partial(dues, federation.rate, releases, failure=sums.counts.failure),
         trust="secure-sum",
         unit="client",
-        conditions=sums.conditions(federation.rate),
-        least=sums.least_told,
+        conditions=sums.conditions(),
+        sums=terms,
         seeded=federation.seeded,
     )
 
@@ -143,8 +153,3 @@ def _check_nothing_paid(**options: tuple[Any, Any]) -> None:
             raise InputError(
                 f'{name} is about left factors that clients send, and directions = "model" has none; leave it out'
             )
-
-
-def dues(rate: float, releases: Iterable[Release], scale: float) -> Any:
-    """What a round costs every client of the federation: all its releases, from one secret cohort."""
-    return Poisson(rate, on_one_sample(dp_accounting.ComposedDpEvent([release.event(scale) for release in releases])))

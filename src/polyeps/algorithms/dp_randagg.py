@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
-from polyeps.algorithms.cmp_fed import dues
-from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, start_of, starting
+from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, dues, start_of, starting
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
 from polyeps.lowrank import Whole, low_rank
@@ -44,10 +43,8 @@ def dp_randagg(
     plain = federation.training(federation.learning_rate, 0.0)
     size = plain.model.size
     kept = min(size, low_rank(plain.model.slices, rank, whole=whole).uplink) if rank else size
-    agents = len(federation.groups)
-    release = Release("train", kept, federation.clip, noise=noise, agents=agents)
-    expected = federation.rate * agents
-    sums = SecureSums(max(federation.scales.values()), expected, federation.noise, dropouts, colluders)
+    release = Release("train", kept, federation.clip, noise=noise, agents=len(federation.groups))
+    sums = SecureSums.of_all(federation, dropouts, colluders)
     sums.check(release)
 
     def train(work: Work) -> tuple[Payload, Payload]:
@@ -56,7 +53,7 @@ def dp_randagg(
             if work.scale.any() and not mask_first:
                 updates = clip_to_norm(updates, release.clip)
             updates = updates[:, coordinates(int(work.payload["mask"])).to(updates.device)]
-        return release.from_clients(work, updates), {}
+        return sums.from_clients(release, work, updates), {}
 
     def coordinates(seed: int) -> Tensor:
         return torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:kept]
@@ -67,21 +64,22 @@ def dp_randagg(
         total = sums.of(state, ask, release, {**asked, "mask": torch.tensor(seed)} if kept < size else asked)
         if total is None:
             return state
-        update = server_rate * total / expected
+        update = server_rate * total / sums.counts.expected
         if kept < size:
             update = torch.zeros_like(state.model).index_put_((coordinates(seed).to(update.device),), update)
         return step(state, update)
 
-    takes = {**starting(size, rate_decay), **sums.takes(agents), **release.takes(sums.scale)}
+    takes = {**starting(size, rate_decay), **sums.takes()}
     if kept < size:
         takes["mask"] = whole_number(0, 2**53)
+    gives = release.gives(sums.scale)
     return Algorithm(
-        {"train": Action(train, price=None, takes=takes, gives=lambda _: release.gives(sums.scale))},
+        {"train": Action(train, price=None, takes=takes, fits=sums.fits(release), gives=lambda _: gives)},
         round,
-        dues=partial(dues, federation.rate, (release,)),
+        dues=partial(dues, federation.rate, (release,), failure=sums.counts.failure),
         trust="secure-sum",
         unit="client",
-        conditions=sums.conditions(federation.rate),
-        least=sums.least_told,
+        conditions=sums.conditions(),
+        sums=lambda _, asked: sums.terms(release, asked),
         seeded=federation.seeded,
     )

@@ -11,27 +11,29 @@ Clients of a group without noise are promised nothing.
 Departures. Sums are divided by the public q·N_j, not by how many were drawn, which is secret. Clip bits are paid
 for: the noise of the sums is larger, so that both together cost z_j. `ratio = "auto"` is ours: groups count by how far
 their means are from everybody's, which is lemma 1 for any number of groups and over all rounds (`weighing`). With
-`trust = "secure-sum"` clients add shares of the noise themselves, and only sums over groups are seen.
+`trust = "secure-sum"` clients add shares of the noise themselves, and only sums over groups are seen: of real numbers,
+or of integers as `noise` says. Where clip norms do not adapt, no clip bits are sent.
 """
 
 from __future__ import annotations
 
 import math
-import sys
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from polyeps.accounting.events import Gaussian, Poisson, split_clip_bit
+from polyeps.accounting.events import split_clip_bit
 from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
-from polyeps.algorithms.group_sums import Noise, summed_by_server, summed_securely
+from polyeps.algorithms.counts import Counts
+from polyeps.algorithms.group_sums import GroupRelease, Noise, summed_by_server, summed_securely
 from polyeps.algorithms.personal import Personal
-from polyeps.algorithms.releases import SecureSums, with_parts_of_noise
+from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, conditions, dues
 from polyeps.algorithms.weighing import Groups, best_weights, learn_differences, weights_by_ratio
 from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT
-from polyeps.core import Action, Algorithm, Ask, Payload, Spec, Specs, State, Work
+from polyeps.core import Action, Algorithm, Ask, Payload, Spec, Specs, State, SumTerms, Work
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import LONGEST, SHORTEST, clip_to_norm, norms_of
 from polyeps.messages import vector
@@ -50,34 +52,62 @@ def fedhdp(
     personal_rate: float | None = None,
     trust: Literal["server", "secure-sum"] = "server",
     dropouts: float = 0.1,
+    noise: NoiseKind = "gaussian",
 ) -> Algorithm:
     """Federated averaging in which clients choose how private they are."""
     _check(ratio=ratio, quantile=quantile)
-    drawn = federation.rate * len(federation.groups)
-    secure = SecureSums(max(federation.scales.values()), drawn, federation.noise, dropouts)
-    noise = _noise(federation, clip_noise) if adaptive else Noise(federation.scales, 0.0)
+    if trust == "server" and noise != "gaussian":
+        raise InputError(
+            f'noise = "{noise}" is about shares that clients add; leave it out, or take trust = "secure-sum"'
+        )
+    multipliers = _noise(federation, clip_noise) if adaptive else Noise(federation.scales, 0.0)
     own = Personal(federation, pull, personal_rate) if personal else None
     plain = federation.training(federation.learning_rate, 0.0)
-    securely = partial(summed_securely, noise=noise, secure=secure)
-    sums = securely if trust == "secure-sum" else partial(summed_by_server, noise=noise, streams=federation.noise)
-
     names = list(federation.scales)
+    release = Release("train", plain.model.size + adaptive, 1.0, noise=noise, agents=len(federation.groups))
+    groups = {
+        name: GroupRelease(_sums(federation, name, dropouts), release, multipliers.sums[name], bits)
+        for bits in [multipliers.bits if adaptive else None]
+        for name in names
+    }
+    if trust == "secure-sum":
+        for group in groups.values():
+            group.sums.check(release)
+        sums = partial(summed_securely, groups=groups)
+    else:
+        sums = partial(summed_by_server, noise=multipliers, streams=federation.noise)
+
     sizes = torch.tensor([federation.sizes[name] for name in names], dtype=torch.float64)
-    multipliers = torch.tensor([noise.sums[name] for name in names], dtype=torch.float64)
-    surplus = 1 / secure.honest_share if trust == "secure-sum" else 1.0  # of the noise's variance, when all answer
+    variances = torch.tensor(
+        [multipliers.sums[name] ** 2 * (groups[name].sums.surplus if trust == "secure-sum" else 1.0) for name in names],
+        dtype=torch.float64,
+    )
 
     def train(work: Work) -> tuple[Payload, Payload]:
+        found = {federation.groups[row] for row in work.rows}
+        if trust == "secure-sum" and len(found) > 1:
+            raise InputError("clients of several groups are asked for one sum; ask each group for its own")
+        group = groups[found.pop()]
+        if trust == "secure-sum":
+            group.sums.drawn(release, work.payload)  # it must be their own group, and before anybody trains
         updates, kept = own.run(work) if own is not None else (trained_in_cohort(plain, work), {})
         clip = float(work.payload["clip"])
-        bits = (norms_of(updates) <= clip).to(updates) - 0.5
-        reply = {"update": clip_to_norm(updates, clip), "bit": bits}
-        if trust == "secure-sum":  # whatever was sent: alone, a client never replies without its part of the noise
-            values = torch.cat([reply["update"], bits[:, None]], 1)
-            own_multipliers = [noise.sums[federation.groups[row]] for row in work.rows]
-            deviations = noise.deviations(own_multipliers, work.payload["clip"], values.shape[1])
-            values = with_parts_of_noise(work, values, deviations, "train")
-            reply = {"update": values[:, :-1], "bit": values[:, -1]}
+        if trust == "secure-sum":
+            return group.from_clients(work, updates, clip), kept
+        reply = {"update": clip_to_norm(updates, clip)}
+        if adaptive:
+            reply["bit"] = (norms_of(updates) <= clip).to(updates) - 0.5
         return reply, kept
+
+    def group_of(asked: Payload) -> GroupRelease:
+        """The group whose sum such a task is for, by what its clients have agreed to."""
+        for group in groups.values():
+            if group.sums.agrees(release, asked):
+                return group
+        raise InputError("'train' is asked for under other terms than were agreed to; build both alike")
+
+    def terms(_: str, asked: Payload) -> SumTerms:
+        return group_of(asked).sums.terms(release, asked)
 
     def round(state: State, ask: Ask) -> State:
         clip = state.kept.get("clip", torch.tensor(federation.clip, dtype=torch.float64))
@@ -89,12 +119,12 @@ def fedhdp(
         means = torch.stack(list(found.sums.values())) / expected.to(state.model)[:, None]
         kept: dict[str, Tensor] = {}
         if ratio == "auto":
-            groups = Groups(sizes, federation.rate, federation.rounds, len(state.model) * multipliers**2 * surplus)
-            weights = best_weights(groups, state.kept, present)
+            weighed = Groups(sizes, federation.rate, federation.rounds, len(state.model) * variances)
+            weights = best_weights(weighed, state.kept, present)
             if len(present) == len(names) > 1:
-                kept = learn_differences(groups, state.kept, means / clip.to(means))
+                kept = learn_differences(weighed, state.kept, means / clip.to(means))
         else:
-            weights = weights_by_ratio(sizes[present], multipliers[present] > 0, ratio)
+            weights = weights_by_ratio(sizes[present], variances[present] > 0, ratio)
         if adaptive:
             share = found.bits / float(expected.sum()) + 0.5
             # What floats cannot clip to is not asked for: a clip that fell so low has stopped the training anyway.
@@ -104,27 +134,46 @@ def fedhdp(
     bounds = (SHORTEST, LONGEST) if adaptive else (federation.clip, federation.clip)
     takes = {"model": vector(plain.model.size), "clip": Spec((), "float64", *bounds)}
     if trust == "secure-sum":
-        takes |= secure.takes(len(federation.groups))
+        # Of all groups: which one a task is for, its fingerprint says.
+        most = replace(next(iter(groups.values())).sums.counts, enrolled=len(federation.groups))
+        takes |= SecureSums(1.0, most, federation.noise).takes()
 
-    def gives(_: Payload) -> Specs:
-        return {"update": vector(plain.model.size, sys.float_info.max), "bit": Spec(())}
+    def gives(asked: Payload) -> Specs:
+        if trust == "secure-sum":
+            return release.gives(group_of(asked).sums.scale)
+        bit = {"bit": Spec((), "float32", -0.5, 0.5)} if adaptive else {}
+        return {"update": vector(plain.model.size, float(asked["clip"])), **bit}
 
+    def fits(asked: Payload) -> None:
+        if trust == "secure-sum":
+            group_of(asked)
+
+    all_counts = [group.sums.counts for group in groups.values() if group.multiplier]
+    # The same before and after noise is calibrated, so of all groups.
+    failure = max(group.sums.counts.failure for group in groups.values()) if trust == "secure-sum" else 0.0
     return Algorithm(
-        {"train": Action(train, price=None, takes=takes, gives=gives)},
+        {"train": Action(train, price=None, takes=takes, fits=fits, gives=gives)},
         round,
-        dues=partial(_dues, federation.rate),
+        dues=partial(dues, federation.rate, (release,), failure=failure),
         needs=("group",),
         trust=trust,
         unit="client",
-        conditions=(PUBLIC_GROUP, *(secure.conditions(federation.rate) if trust == "secure-sum" else (SECRET_COHORT,))),
+        conditions=(
+            PUBLIC_GROUP,
+            *(conditions(all_counts) if trust == "secure-sum" and all_counts else (SECRET_COHORT,)),
+        ),
+        sums=terms if trust == "secure-sum" else None,
         memory={} if own is None else own.memory(plain.model.size),
         groups=tuple(names),
         seeded=federation.seeded,
     )
 
 
-def _dues(rate: float, scale: float) -> Any:
-    return Poisson(rate, Gaussian(scale))
+def _sums(federation: Federation, name: str, dropouts: float) -> SecureSums:
+    """The secure sums of one group."""
+    size, place = federation.sizes[name], list(federation.scales).index(name)
+    counts = Counts.settled(size, federation.rate, dropouts, delta=federation.delta, rounds=federation.rounds)
+    return SecureSums(federation.scales[name], counts, federation.noise, place, name)
 
 
 def _noise(federation: Federation, clip_noise: float | None) -> Noise:

@@ -28,7 +28,7 @@ from polyeps.mechanisms.perturb import perturb
 from polyeps.mechanisms.pick import pick, whole_numbers
 from polyeps.mechanisms.selection import SelectName
 from polyeps.mechanisms.values import ValueMechanism, check
-from polyeps.messages import vector
+from polyeps.messages import update
 from polyeps.training import Training
 
 
@@ -106,7 +106,7 @@ def exact(
         return sparse_mean(replies, size) * (size if send == "random" else 1)
 
     keeps = size if course.epochs > 1 and send not in ("all", "random") else None
-    given = {"value": vector(size)} if send == "all" else sparse(1, size)
+    given = {"value": update(size)} if send == "all" else sparse(1, size)
     return reporting(course, draw, None, direction, gives=given, size=size, residual=keeps)
 
 

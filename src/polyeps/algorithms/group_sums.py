@@ -7,15 +7,15 @@ and no noise is added for it. Everything released about a group is in here, so t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from polyeps.algorithms.releases import SecureSums
-from polyeps.core import Ask, Payload, State, Streams, Task
-from polyeps.engine.noise import normals_for
+from polyeps.algorithms.releases import Release, SecureSums
+from polyeps.core import Ask, Payload, State, Streams, Task, Work
+from polyeps.mechanisms.clipping import clip_to_norm, norms_of
 from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.mechanisms.words import words_of
 
@@ -26,11 +26,6 @@ class Noise:
 
     sums: Mapping[str, float]
     bits: float
-
-    def deviations(self, multipliers: Sequence[float], clip: Tensor, size: int) -> Tensor:
-        """Of sums with these multipliers, (n, size): of updates and, last, of bits where each has a sum of its own."""
-        own = torch.tensor(multipliers, dtype=torch.float64)[:, None]
-        return torch.cat([(own * clip.cpu()).expand(-1, size - 1), self.bits * (own > 0)], 1)
 
 
 @dataclass(frozen=True)
@@ -63,31 +58,61 @@ def summed_by_server(
         else:  # a group without a guarantee
             sums[name] = own.sum(0)
     if not noise.bits:
-        return GroupSums(sums, float(replies.payload["bit"].double().sum()) if replies.ids else 0.0)
+        return GroupSums(sums, float(replies.payload["bit"].double().sum()) if "bit" in replies.payload else 0.0)
     halves = GridSum(0.5, 1, 2 * noise.bits)  # a bit is ±1/2, so its multiplier is twice its deviation
     bits = replies.payload["bit"].double()[:, None] if replies.ids else torch.zeros(0, 1, dtype=torch.float64)
     return GroupSums(sums, float(halves.release(halves.rounded(bits).sum(0), words)))
 
 
-def summed_securely(state: State, ask: Ask, asked: Payload, noise: Noise, secure: SecureSums) -> GroupSums:
-    """Sums of noisy rows nobody sees, one for each group; a group of which too few answered is left out.
+@dataclass(frozen=True)
+class GroupRelease:
+    """A group's sum: updates and, where clip norms adapt, clip bits, as one vector with one noise.
 
-    Parts of the noise are as in `releases`, so that a sum's noise tells nothing of how many were drawn; for a group of
-    which nobody was, the server makes it all.
+    Of a group with noise the vector is (u·x/S, ±w), x the update clipped to S, u² + w² = 1: its norm is at most 1.
+    Noise of the group's multiplier z on it is noise of z/u clip norms on updates and of z/(2w) on bits of ±1/2.
     """
+
+    sums: SecureSums
+    release: Release
+    multiplier: float  # z/u: the noise of the updates' sum, in clip norms; 0: none
+    bits: float | None  # z/(2w): the deviation of the bits' noise; None: no bits are sent
+
+    def from_clients(self, work: Work, updates: Tensor, clip: float) -> Payload:
+        """Return what clients send."""
+        of_update, of_bit = self._factors(clip)
+        values = clip_to_norm(updates, clip) * of_update
+        if self.bits is not None:
+            within = (norms_of(updates) <= clip).to(updates) - 0.5
+            values = torch.cat([values, (2 * of_bit) * within[:, None]], 1)
+        return self.sums.from_clients(self.release, work, values)
+
+    def summed(self, state: State, ask: Ask, asked: Payload) -> tuple[Tensor, float] | None:
+        """Return the sum of the updates and that of the bits; None where too few answered."""
+        found = self.sums.of(state, ask, self.release, asked)
+        if found is None:
+            return None
+        of_update, of_bit = self._factors(float(asked["clip"]))
+        size = len(state.model)
+        return found[:size] / of_update, float(found[size]) / (2 * of_bit) if self.bits is not None else 0.0
+
+    def _factors(self, clip: float) -> tuple[float, float]:
+        """Return what updates are multiplied by, and what bits are, in the vector that is sent."""
+        if not self.multiplier:
+            return 1.0, 0.5
+        ratio = self.multiplier / (2 * self.bits) if self.bits else 0.0
+        u = 1 / math.hypot(1.0, ratio)
+        return u / clip, ratio * u
+
+
+def summed_securely(state: State, ask: Ask, asked: Payload, groups: Mapping[str, GroupRelease]) -> GroupSums:
+    """Sums of noisy rows nobody sees, one for each group; a group of which too few answered is left out."""
     sums: dict[str, Tensor] = {}
     bits = 0.0
-    for place, (name, multiplier) in enumerate(noise.sums.items()):
-        drawn = tuple(client.id for client in state.roster if client.group == name)
-        if drawn:
-            found = secure.opened(ask, Task("train", drawn, asked))
-        else:
-            own = secure.streams(state.round).select([place])
-            normals = normals_for(own, state.model.new_zeros(1, len(state.model) + 1), "train")[0]
-            deviations = noise.deviations([multiplier], asked["clip"], len(normals))[0] / math.sqrt(secure.honest_share)
-            alone = normals * deviations.to(normals)
-            found = {"update": alone[:-1], "bit": alone[-1]}
-        if found:
-            sums[name] = found["update"]
-            bits += float(found["bit"])
+    for name, group in groups.items():
+        found = group.summed(state, ask, asked)
+        if found is None and not any(client.group == name for client in state.roster):
+            found = torch.zeros_like(state.model), 0.0  # without noise there is nothing to add
+        if found is not None:
+            sums[name] = found[0]
+            bits += found[1]
     return GroupSums(sums, bits)

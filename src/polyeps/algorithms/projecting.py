@@ -13,7 +13,7 @@ from polyeps import aggregation
 from polyeps.aggregation import Basis, basis_from_tensors, random_basis
 from polyeps.algorithms.blocks import ask_updates, mean, step, updates_of
 from polyeps.core import Action, Ask, Payload, Spec, Specs, State, Task, Work
-from polyeps.messages import LARGEST, vector
+from polyeps.messages import LARGEST, update, vector
 from polyeps.training import Training
 
 Rank = Annotated[int, Field(ge=1)] | Literal["auto"]  # an option of a file: checked before anybody is asked
@@ -124,7 +124,7 @@ def project_locally(training: Training, per_tensor: bool) -> Action:
         received_basis(training, payload, per_tensor)
 
     def gives(payload: Payload) -> Specs:
-        return {"coordinates": vector(int(payload["ranks"].sum()), LARGEST * training.model.size)}
+        return {"coordinates": update(int(payload["ranks"].sum()))}
 
     size = training.model.size
     takes = {

@@ -1,43 +1,46 @@
 """Releases of a round that are summed unseen: what each client clips and adds, and what the server then knows.
 
 A release of share s costs s of a round's privacy: its noise multiplier is scale/√s, so that releases whose shares add
-up to one cost, together, one Gaussian of multiplier `scale`, the client's own. Who has no scale is promised nothing,
-and sends values as they are.
+up to one cost, together, one Gaussian of multiplier `scale`. Without a scale nothing is promised, and values are sent
+as they are.
 
-How many were drawn is known to them, n. Each adds its part of noise that the honest among those who stay make up: n
-times 1 - dropouts - colluders, and not rounded. So when all answer, the noise of a sum is the same whoever and however
-many were drawn: in a vector of thousands of coordinates the size of the noise could be read off, and with it whether
-one more was there. If fewer stay than promised, nothing is opened. If nobody was drawn, the server puts noise in the
-place of a sum: a round that changes nothing would tell that nobody was. For the same reason integers have as many bits
-whoever was drawn: sums that wrap around elsewhere would tell of a larger cohort.
+Of all that decides the noise a client is told one number, how many were drawn; everything else it has agreed to
+(`Counts`, clip, scale, bits), and a fingerprint of that is part of every sum's name. So whoever is in a sum with it has
+agreed to the same. Being told another number does not help: a larger one needs more answers than there are, a smaller
+one makes the noise larger. What is released has one law, whoever and however many were drawn: see `counts`. For the
+same reason integers have as many bits whoever was drawn: sums that wrap around elsewhere would tell of a larger cohort.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Literal, get_args
 
+import dp_accounting
+import numpy as np
 import torch
 from torch import Tensor
 
-from polyeps.accounting.events import Gaussian
-from polyeps.algorithms.blocks import LEARNING, RATE
+from polyeps.accounting.events import Gaussian, Poisson, RareFailureDpEvent, on_one_sample
+from polyeps.algorithms.blocks import LEARNING, RATE, Federation
+from polyeps.algorithms.counts import Counts
 from polyeps.certificate import SECRET_COHORT
-from polyeps.core import Ask, Payload, Spec, Specs, State, Streams, Task, Work
+from polyeps.core import AGREED, PROGRESS, Ask, Payload, Spec, Specs, State, Streams, SumTerms, Task, Work
 from polyeps.engine.noise import normals_for
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
-from polyeps.mechanisms.integer import Grid, event_of_parts, padded
+from polyeps.mechanisms.integer import UNIT, Grid, event_of_parts, padded
 from polyeps.mechanisms.lattice_noise import LARGEST, SMALLEST, NoiseName
-from polyeps.mechanisms.rounding import decode, encode
+from polyeps.mechanisms.rounding import decode, encode, topped_up
 from polyeps.mechanisms.words import words_of
-from polyeps.messages import MOST_ROUNDS, vector, whole_number
+from polyeps.messages import vector, whole_number
 
-HONEST = "honest"  # in a task: how many clients' noise makes up all of it, not always a whole number
-DRAWN, ROTATION, BITS = "drawn", "rotation", "bits"  # in a task, where noise is on integers: their grid hangs on them
+DRAWN = "drawn"  # in a task: how many clients were asked
 # gaussian: ideal, in floating point. Others: on integers, which a secure sum can hide, with the price of what is sent.
 NoiseKind = Literal["gaussian", "skellam", "discrete-gaussian"]
 FINE = 4096  # steps of the integers' grid in a clip norm: finer ones save no privacy worth having
@@ -45,7 +48,6 @@ _REMEDY = {
     True: "give a larger budgets.epsilon or smaller budgets.scale, run fewer rounds",
     False: "give a smaller budgets.epsilon or larger budgets.scale",
 }
-_SPREAD = 6  # deviations above its mean that a cohort's size is reckoned with
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Release:
     clip: float
     share: float = 1.0  # of the round's privacy
     noise: NoiseKind = "gaussian"
-    agents: int = 1  # most that may ever add noise to one sum: only sums of discrete Gaussians depend on it
+    agents: int = 1  # most clients that may ever add noise to one sum: only sums of discrete Gaussians depend on it
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -66,27 +68,27 @@ class Release:
             raise InputError(f"noise must be one of {', '.join(get_args(NoiseKind))}, not {self.noise!r}")
 
     def deviation(self, scale: float) -> float:
-        """Of the noise that its price is for, where the round's multiplier is `scale`."""
+        """Return the deviation of the noise that its price is for, where the round's multiplier is `scale`."""
         return scale / math.sqrt(self.share) * self.clip
 
     def event(self, scale: float) -> Any:
-        """What it costs, before sampling; whatever noise is added beyond what is promised is not counted."""
+        """Return what it costs, before sampling; noise beyond what is promised is not counted."""
         if self.noise == "gaussian":
             return Gaussian(scale / math.sqrt(self.share))
         step, dimension = self.clip / FINE, padded(self.size)
-        return event_of_parts(self._lattice, self.clip, step, dimension, self.deviation(scale), self.agents)
+        most = self.agents + 1  # the server tops noise up
+        return event_of_parts(self._lattice, self.clip, step, dimension, self.deviation(scale), most)
 
-    def from_clients(self, work: Work, values: Tensor) -> Payload:
-        """What clients send of values (n, size): clipped, with their part of the noise."""
-        if not work.scale.any():
-            return {self.action: values}
-        honest = float(work.payload[HONEST])
+    def grid(self, scale: float, parts: int, bits: int, rotation: int = 0) -> Grid:
+        """Return the integers as all agree on them, with noise divided into so many parts."""
+        deviation, lattice = self.deviation(scale), self._lattice
+        return Grid(self.clip, self.clip / FINE, self.size, parts, parts, deviation, bits, rotation, lattice)
+
+    def part(self, scale: float, parts: int) -> Fraction:
+        """Return the variance of one of so many parts of the noise: in squared steps, where it is on integers."""
         if self.noise == "gaussian":
-            deviations = torch.from_numpy(work.scale * self.deviation(1.0))[:, None]
-            return {self.action: with_parts_of_noise(work, clip_to_norm(values, self.clip), deviations, self.action)}
-        drawn, rotation, bits = (int(work.payload[name]) for name in (DRAWN, ROTATION, BITS))
-        grid = self._grid(float(work.scale.max()), honest, drawn, bits, rotation)
-        return {self.action: torch.from_numpy(encode(grid, values, words_of(work.streams, self.action)))}
+            return Fraction(self.deviation(scale)) ** 2 / parts
+        return Fraction(self.grid(scale, parts, 1).agent_variance)
 
     def gives(self, scale: float) -> Specs:
         """What a client, or the sum over clients, sends of it."""
@@ -94,168 +96,217 @@ class Release:
             return {self.action: vector(self.size, sys.float_info.max)}
         return {self.action: Spec((padded(self.size),), "int64", 0, 2**62)}
 
-    def takes(self, scale: float) -> Specs:
-        """What clients are told to make it."""
-        if self.noise == "gaussian" or not scale:
-            return {}
-        return {
-            DRAWN: whole_number(1, self.agents),
-            ROTATION: whole_number(0, MOST_ROUNDS),
-            BITS: whole_number(2, 62),
-        }
-
-    def to_ask(self, state: State, bits: int | None) -> Payload:
-        """What clients must know to make it, besides what they work on."""
-        if bits is None:
-            return {}
-        numbers = {DRAWN: len(state.roster), ROTATION: state.round, BITS: bits}
-        return {name: torch.tensor(number) for name, number in numbers.items()}
-
-    def bits(self, scale: float, honest_share: float, most: int) -> int | None:
-        """Of a number that is sent, so that sums over `most` clients fit; nothing where it is not an integer."""
-        if self.noise == "gaussian" or not scale:
-            return None
-        everybodys = self.deviation(scale) / math.sqrt(honest_share)
-        return Grid.fitting(self.clip, self.clip / FINE, self.size, most, most, everybodys, noise=self._lattice).bits
-
-    def check_drawable(self, scale: float, honest_share: float, drawn: int) -> None:
-        """Refuse noise of which an agent of so many could not draw its part."""
-        if self.noise == "gaussian" or not scale:
-            return
-        part = self.deviation(scale) / math.sqrt(drawn * honest_share) / (self.clip / FINE)
-        if not SMALLEST <= part <= LARGEST:
-            raise InputError(
-                f'noise = "{self.noise}" can be drawn for deviations of {SMALLEST:g} to {LARGEST:g} steps of the grid, '
-                f"and each of {drawn} clients would need {part:g}; {_REMEDY[part > LARGEST]}"
-                + (", move split nearer to 0.5" if self.share < 1 else "")
-                + ', or take noise = "gaussian"'
-            )
-
-    def decoded(self, total: Tensor, state: State, scale: float, honest: float, bits: int | None) -> Tensor:
-        """The sum of the vectors, from the sum of what was sent."""
-        if bits is None:
-            return total
-        grid = self._grid(scale, honest, len(state.roster), bits, state.round)
-        return decode(grid, total.cpu().numpy()).to(state.model)
-
-    def of_nobody(self, state: State, scale: float, honest_share: float, streams: Streams, bits: int | None) -> Tensor:
-        """What is known where nobody was drawn: noise, as large as a cohort's of which all answer."""
-        own, none = streams.select([0]), torch.zeros(1, self.size)
-        if bits is None:
-            noise = self.deviation(scale) / math.sqrt(honest_share) * normals_for(own, none, self.action)[0]
-            return noise.to(state.model)
-        grid = self._grid(scale, honest_share, 1, bits, state.round)
-        return decode(grid, encode(grid, none, words_of(own, self.action))[0]).to(state.model)
-
     @property
     def _lattice(self) -> NoiseName:
         return "skellam" if self.noise == "skellam" else "discrete-gaussian"
 
-    def _grid(self, scale: float, honest: float, drawn: int, bits: int, rotation: int) -> Grid:
-        """Integers as all agree on them. The noise of all who were drawn is that of the honest, and the surplus."""
-        everybodys = self.deviation(scale) * math.sqrt(drawn / honest)
-        return Grid(self.clip, self.clip / FINE, self.size, drawn, drawn, everybodys, bits, rotation, self._lattice)
-
 
 @dataclass(frozen=True)
 class SecureSums:
-    """How the releases of a round are summed: what may go wrong without anything being lost."""
+    """How releases are summed: over all clients of a federation, or over those of one group."""
 
     scale: float  # of a round, which is public
-    expected: float  # how many are drawn on average
+    counts: Counts
     streams: Callable[[int], Streams]  # the server's own, of a round
-    dropouts: float = 0.1  # the share of those drawn that may fail to answer
-    colluders: float = 0.0  # the share of those drawn that may tell the server their noise
+    row: int = 0  # of those streams
+    group: str | None = None  # whose clients are summed; None: all
 
-    def __post_init__(self) -> None:
-        for name in ("dropouts", "colluders"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
-        if not self.honest_share > 0:
-            raise InputError("dropouts and colluders leave nobody to add noise; together they must be below 1")
-        most = (1 - self.colluders) / 2
-        if self.dropouts > most + 1e-9:
+    @classmethod
+    def of_all(cls, federation: Federation, dropouts: float, colluders: float) -> SecureSums:
+        """Return sums over all clients, everybody at the strictest level."""
+        rounds, delta = federation.rounds, federation.delta
+        counts = Counts.settled(
+            len(federation.groups), federation.rate, dropouts, colluders, delta=delta, rounds=rounds
+        )
+        return cls(max(federation.scales.values()), counts, federation.noise)
+
+    @property
+    def surplus(self) -> float:
+        """The released variance over the one that is paid for, when nobody is missing."""
+        return float(self.counts.rule(self.counts.enrolled).surplus)
+
+    # What is agreed
+
+    def bits(self, release: Release) -> int | None:
+        """Return the bits of a number that is sent, so that likely sums fit; None where it is not an integer."""
+        if release.noise == "gaussian" or not self.scale:
+            return None
+        counts = self.counts
+        most = math.ceil(counts.expected + 6 * math.sqrt(counts.expected))
+        everybodys = release.deviation(self.scale) * math.sqrt(counts.rule(counts.enrolled).surplus)
+        grid = release.grid(self.scale, 1, 1)
+        return Grid.fitting(grid.clip, grid.granularity, grid.size, most, most, everybodys, noise=grid.noise).bits
+
+    def fingerprint(self, release: Release) -> Tensor:
+        """Return what stands for all that decides the noise of a release, (4,) int64."""
+        spelled = repr((release, self.scale, self.counts, self.group, self.bits(release)))
+        return torch.from_numpy(np.frombuffer(hashlib.blake2b(spelled.encode(), digest_size=32).digest(), "<i8").copy())
+
+    def drawn(self, release: Release, asked: Payload) -> int:
+        """Return how many were drawn, as a client was told; refuse what it has not agreed to."""
+        told, agreed = asked.get(DRAWN), asked.get(AGREED)
+        if agreed is None or not torch.equal(agreed.cpu(), self.fingerprint(release)):
+            raise InputError(f"{release.action!r} is asked for under other terms than were agreed to; build both alike")
+        if told is None or told.numel() != 1 or told.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"{release.action!r} needs to know how many clients were drawn, as one integer")
+        if not 1 <= int(told) <= self.counts.enrolled:
             raise InputError(
-                f"dropouts must be at most (1 - colluders)/2, here {most:g}, not {self.dropouts:g}: a secure sum opens "
-                "nothing if fewer than (1 + colluders)/2 of those drawn answer, so noise for more dropouts is in vain"
+                f"{int(told)} clients cannot have been drawn of {self.counts.enrolled}; ask 1 to {self.counts.enrolled}"
             )
+        return int(told)
 
-    @property
-    def honest_share(self) -> float:
-        """Of those drawn, who answer and keep their noise to themselves."""
-        return 1 - self.dropouts - self.colluders
+    def terms(self, release: Release, asked: Payload) -> SumTerms:
+        """Return what a client insists on, given what it was asked with."""
+        drawn = self.drawn(release, asked)
+        return SumTerms(drawn, self.counts.least(drawn), self.counts.colluders, self.bits(release))
 
-    def conditions(self, rate: float) -> tuple[str, ...]:
-        """What the promise hangs on, where clients are drawn with probability `rate`."""
-        shown = (
-            f"It holds as long as the server sees only sums over at least {_of_100(1 - self.dropouts)} clients drawn"
-        )
-        told = (
-            f"at most {_of_100(self.colluders)} drawn tell others their noise"
-            if self.colluders
-            else "none tells its noise"
-        )
-        return (f"{shown}, and {told}.", *((SECRET_COHORT,) if rate < 1 else ()))
+    def agrees(self, release: Release, asked: Payload) -> bool:
+        """Return whether clients agree to make a release, by what the server sent."""
+        try:
+            self.drawn(release, asked)
+        except InputError:
+            return False
+        return True
 
-    @property
-    def most(self) -> int:
-        """Clients whose sum must fit: a number that is public, and hardly ever passed. If it is, more sums wrap."""
-        return math.ceil(self.expected + _SPREAD * math.sqrt(self.expected))
+    def takes(self) -> Specs:
+        """Return what clients are told of a sum."""
+        unneeded = not self.scale
+        words = Spec((4,), "int64", -(2.0**63), 2.0**63, optional=unneeded)
+        return {DRAWN: replace(whole_number(1, self.counts.enrolled), optional=unneeded), AGREED: words}
+
+    def fits(self, release: Release) -> Callable[[Payload], None]:
+        """Return the check of what the server sent. Without noise there is nothing to agree on."""
+
+        def check(asked: Payload) -> None:
+            if self.scale:
+                self.drawn(release, asked)
+
+        return check
 
     def check(self, *releases: Release) -> None:
-        """Refuse noise that clients could not draw, before anybody has paid: for cohorts of all likely sizes."""
-        fewest = max(1, math.floor(self.expected - _SPREAD * math.sqrt(self.expected)))
+        """Refuse noise that could not be drawn, before anybody has paid: for cohorts of all likely sizes."""
         for release in releases:
-            for drawn in (fewest, self.most):
-                release.check_drawable(self.scale, self.honest_share, drawn)
+            if release.noise == "gaussian" or not self.scale:
+                continue
+            for drawn in self.counts.sizes:
+                steps = release.deviation(self.scale) / math.sqrt(self.counts.parts(drawn)) / (release.clip / FINE)
+                _check_drawable(release, steps, f"each of {drawn} clients")
+            whole = self.released(release, self.counts.rule(self.counts.enrolled).surplus)
+            _check_drawable(release, math.sqrt(whole), "the server")
 
-    def least(self, drawn: int) -> int:
-        """How many of those drawn must answer for a sum to be opened: enough for the noise, and for the secure sum.
+    def conditions(self) -> tuple[str, ...]:
+        """Return sentences on what the guarantee hangs on."""
+        return conditions([self.counts])
 
-        Masks hold if a server cannot gather so many answers to each of two stories, with the colluders telling both.
-        """
-        for_masks = math.floor(drawn * (1 + self.colluders) / 2 + 1e-9) + 1
-        return max(for_masks, math.ceil(drawn * (1 - self.dropouts) - 1e-9))
+    # What clients do
 
-    def least_told(self, asked: Payload) -> int:
-        """The same, for a client that was told by how many to divide its noise."""
-        return self.least(round(float(asked[HONEST]) / self.honest_share))
+    def from_clients(self, release: Release, work: Work, values: Tensor) -> Payload:
+        """Return what clients send of values (n, size): clipped, with their parts of the noise."""
+        if float(work.scale.max(initial=0.0)) > self.scale:
+            raise InputError(
+                f"clients paid for the noise multiplier {work.scale.max():g}, and the sum is made for {self.scale:g}; "
+                "build the algorithm with the noise they pay for"
+            )
+        if not self.scale:
+            return {release.action: values}
+        parts = self.counts.parts(self.drawn(release, work.payload))
+        bits = self.bits(release)
+        if bits is None:
+            deviation = math.sqrt(release.part(self.scale, parts))
+            clipped = clip_to_norm(values, release.clip)
+            return {release.action: clipped + deviation * normals_for(work.streams, clipped, release.action)}
+        rotation = int(work.memory[PROGRESS][0, 0]) - 1  # the round's number
+        grid = release.grid(self.scale, parts, bits, rotation)
+        return {release.action: torch.from_numpy(encode(grid, values, words_of(work.streams, release.action)))}
 
-    def opened(self, ask: Ask, task: Task, bits: int | None = None) -> Payload:
-        """The sum of what some clients reply, with their parts of the noise; empty where too few answered."""
-        told = replace(task, payload={**task.payload, **self.noise_of(len(task.to))})
-        return ask.total(told, self.least(len(task.to)), bits).payload
-
-    def takes(self, agents: int) -> Specs:
-        """What clients of a federation of `agents` are told about parts of noise: bounded by what they agreed to."""
-        return {HONEST: Spec((), "float64", self.honest_share * (1 - 1e-9), agents * self.honest_share * (1 + 1e-9))}
-
-    def noise_of(self, drawn: int) -> Payload:
-        """What clients must know to add their parts of the noise."""
-        return {HONEST: torch.tensor(drawn * self.honest_share, dtype=torch.float64)}
+    # What the server does
 
     def of(self, state: State, ask: Ask, release: Release, asked: Payload) -> Tensor | None:
-        """The noisy sum over the clients drawn; nothing where too few answered."""
-        drawn = tuple(client.id for client in state.roster)
-        bits = release.bits(self.scale, self.honest_share, self.most)
-        if not drawn:
-            if not self.scale:
-                return None
-            return release.of_nobody(state, self.scale, self.honest_share, self.streams(state.round), bits)
-        honest = len(drawn) * self.honest_share
-        task = Task(release.action, drawn, {**asked, **release.to_ask(state, bits)})
-        found = self.opened(ask, task, bits).get(release.action)
-        return None if found is None else release.decoded(found, state, self.scale, honest, bits)
+        """Return the noisy sum over the clients drawn, or noise where too few were; None where too few answered."""
+        drawn = self._clients(state.roster)
+        entered = len(self._clients(state.entered)) if state.entered else self.counts.enrolled
+        rule = self.counts.rule(max(entered, len(drawn)))
+        bits = self.bits(release)
+        told = {DRAWN: torch.tensor(len(drawn)), AGREED: self.fingerprint(release)}
+        task = Task(release.action, drawn, {**asked, **told})
+        if not self.scale:  # nothing is promised, and nothing to be kept alike
+            return ask.total(task, self.counts.least(len(drawn))).payload.get(release.action) if drawn else None
+        whole = self.released(release, rule.surplus)
+        if len(drawn) < rule.fewest:
+            size = release.size if bits is None else padded(release.size)
+            nothing = torch.zeros(size, dtype=torch.float32 if bits is None else torch.int64)
+            return self._topped_up(state, release, nothing, whole, bits)
+        total = ask.total(task, max(len(drawn) - rule.dropouts, self.counts.least(len(drawn))), bits)
+        if release.action not in total.payload:
+            return None
+        inside = len(total.ids) * release.part(self.scale, self.counts.parts(len(drawn)))
+        missing = whole - inside if self.counts.rate < 1 else Fraction(0)
+        return self._topped_up(state, release, total.payload[release.action], missing, bits)
+
+    def released(self, release: Release, surplus: Fraction) -> Fraction:
+        """Return the one variance of what is released, as `Release.part` counts it.
+
+        On integers it is a little more, so that whatever is missing of it can be drawn: no less than a unit, and of
+        discrete Gaussians, whose sums are only nearly one, no less than the smallest part of a client.
+        """
+        # All of the parts, n/(n - lost) of the variance paid for, where that is largest.
+        largest = surplus.numerator * release.part(self.scale, surplus.denominator)
+        if release.noise == "gaussian":
+            return largest
+        smallest = UNIT if release.noise == "skellam" else release.part(self.scale, max(1, release.agents))
+        return largest + (self.counts.enrolled + 1) * UNIT + smallest
+
+    def _clients(self, among: tuple[Any, ...]) -> tuple[str, ...]:
+        return tuple(client.id for client in among if self.group is None or client.group == self.group)
+
+    def _topped_up(self, state: State, release: Release, total: Tensor, variance: Fraction, bits: int | None) -> Tensor:
+        """Return a sum with the server's own noise on top, as a vector."""
+        own = self.streams(state.round).select([self.row])
+        if bits is None:
+            if variance > 0:
+                noise = normals_for(own, torch.zeros(1, release.size, device=total.device), release.action)[0]
+                total = total + (math.sqrt(variance) * noise).to(total)
+            return total.to(state.model)
+        grid = release.grid(self.scale, 1, bits, state.round)
+        steps: Any = total.cpu().numpy().astype(np.int64)
+        if variance > 0:
+            steps = topped_up(grid, steps, float(variance), words_of(own, release.action))
+        return decode(grid, steps).to(state.model)
 
 
-def _of_100(share: float) -> str:
-    return f"{100 * share:g} of 100"
+def _check_drawable(release: Release, steps: float, who: str) -> None:
+    if not SMALLEST <= steps <= LARGEST:
+        raise InputError(
+            f'noise = "{release.noise}" can be drawn for deviations of {SMALLEST:g} to {LARGEST:g} steps of the grid, '
+            f"and {who} would need {steps:g}; {_REMEDY[steps > LARGEST]}"
+            + (", move split nearer to 0.5" if release.share < 1 else "")
+            + ', or take noise = "gaussian"'
+        )
 
 
-def with_parts_of_noise(work: Work, values: Tensor, deviations: Tensor, release: str) -> Tensor:
-    """Values (n, k), each with its part of noise whose sum over the honest has these deviations, (n, 1) or (n, k)."""
-    parts = deviations.to(values) / math.sqrt(float(work.payload[HONEST]))
-    return values + parts * normals_for(work.streams, values, release)
+def dues(rate: float, releases: Iterable[Release], scale: float, failure: float = 0.0) -> Any:
+    """Return what a round costs every client: all its releases from one secret cohort, and that its size was bad."""
+    events = [release.event(scale) for release in releases]
+    events += [RareFailureDpEvent(failure)] if failure else []
+    return Poisson(rate, on_one_sample(dp_accounting.ComposedDpEvent(events)) if events[1:] else events[0])
+
+
+def conditions(all_counts: list[Counts]) -> tuple[str, ...]:
+    """Return what a guarantee by secure sums hangs on, of one or several groups."""
+    missing, telling = ([getattr(counts, name) for counts in all_counts] for name in ("dropouts", "colluders"))
+    told = f"at most {_range(telling)} of them tell others their noise" if any(telling) else "none tells its noise"
+    sums = (
+        f"It holds as long as the server sees only sums from which at most {_range(missing)} of the clients drawn are "
+        f"missing, and {told}."
+        if any(missing)
+        else f"It holds as long as the server sees only sums from which no client drawn is missing, and {told}."
+    )
+    return sums, *((SECRET_COHORT,) if any(counts.rate < 1 for counts in all_counts) else ())
+
+
+def _range(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high} (by privacy level)"
 
 
 def starting(size: int, rate_decay: float) -> Specs:

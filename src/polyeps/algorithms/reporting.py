@@ -17,7 +17,7 @@ from torch import Tensor
 from polyeps.algorithms.blocks import Course, step
 from polyeps.core import Action, Algorithm, Ask, Payload, Profile, Replies, Spec, Specs, State, Task, Work
 from polyeps.mechanisms.values import IDEAL_ONLY
-from polyeps.messages import LARGEST, MOST_ROUNDS, vector, whole_number
+from polyeps.messages import MOST_ROUNDS, update, vector, whole_number
 from polyeps.training import Training
 
 Floats = NDArray[np.float64]
@@ -76,7 +76,7 @@ def gradients_of(training: Training, work: Work) -> Tensor:
 
 def sparse(count: int, size: int) -> Specs:
     """Return what a report of a few coordinates holds; index -1 stands for none."""
-    return {"index": Spec((count,), "int64", -1, size - 1), "value": vector(count, LARGEST * size)}
+    return {"index": Spec((count,), "int64", -1, size - 1), "value": update(count)}
 
 
 def sparse_mean(replies: Replies, size: int, weights: Tensor | None = None) -> Tensor:

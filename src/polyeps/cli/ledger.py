@@ -1,4 +1,4 @@
-"""`polyeps ledger`: look into a client's purse, check it, and set or change its budget."""
+"""`polyeps ledger`: show and verify a client's privacy ledger, set or change its budget."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from polyeps.cli.output import Json, print_json, print_table, progress, remark
 from polyeps.errors import InputError, LedgerError
 
 if TYPE_CHECKING:
+    from polyeps.accounts import Terms
     from polyeps.ledger import Ledger
 
 app = typer.Typer(help="A client's own record of what it spent.", no_args_is_help=True)
@@ -30,7 +31,7 @@ def _open(file: Path) -> Ledger:
 
 @app.command()
 def show(file: File, client: OneClient = None, as_json: Json = False) -> None:
-    """Budget, spent and left of every client."""
+    """Budget, spent, reserved and left of every client, and the runs that reserved their price."""
     ledger = _open(file)
     names = ledger.clients if client is None else [client]
     rows = []
@@ -38,23 +39,31 @@ def show(file: File, client: OneClient = None, as_json: Json = False) -> None:
         for number, name in enumerate(names):
             rows.append(_state(ledger, name))
             report(number + 1, len(names))
+    runs = [
+        {"run": name, "state": "open" if run.open else "released", "clients": len(run.clients)}
+        for name, run in ledger.runs.items()
+        if client is None or client in run.clients
+    ]
     if as_json:
-        print_json({"ledger": ledger.id, "rows": ledger.head.seq, "head": ledger.head.hash, "clients": rows})
+        head = ledger.head
+        print_json({"ledger": ledger.id, "rows": head.seq, "head": head.hash, "clients": rows, "runs": runs})
     elif rows:
-        print_table(list(rows[0]), [list(row.values()) for row in rows])
+        for table in filter(None, (rows, runs)):
+            print_table(list(table[0]), [list(row.values()) for row in table])
     else:
         remark(f"{file} holds no clients yet")
 
 
 def _state(ledger: Ledger, name: str) -> dict[str, Any]:
     account = ledger.account(name)
-    terms, spent = account.terms, account.spent()
+    terms, spent, committed = account.terms, account.spent(), account.spent(account.committed)
     return {
         "client": name,
         "epsilon": terms.budget.epsilon,
         "delta": terms.budget.delta,
         "spent": spent,
-        "left": max(0.0, terms.budget.epsilon - spent),
+        "reserved": max(0.0, committed - spent),
+        "left": max(0.0, terms.budget.epsilon - committed),
         "charges": account.charges,
         "unit": terms.unit,
         "adjacency": terms.adjacency,
@@ -83,9 +92,18 @@ def _plain(row: Any) -> dict[str, Any]:
 
 
 @app.command()
-def verify(file: File, as_json: Json = False) -> None:
+def verify(
+    file: File,
+    kept: Annotated[
+        Path | None,
+        typer.Option(
+            "--head", help="A copy of the ledger's .head file, or the output of verify --json, kept elsewhere."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Check every row and the head; exit 1 and name the first row that is not as written."""
-    head = _open(file).verify()
+    head = _open(file).verify(kept)
     if as_json:
         print_json({"verified": True, "rows": head.seq, "head": head.hash})
     else:
@@ -96,7 +114,10 @@ def verify(file: File, as_json: Json = False) -> None:
 def set_budget(
     file: File,
     epsilon: Annotated[float, typer.Option(help="The most this client is willing to lose, all told.")],
-    delta: Annotated[float, typer.Option(help="The probability with which the promise may fail.")] = 1e-5,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="The probability with which the guarantee may fail; 1e-5, or unchanged with --raise."),
+    ] = None,
     client: Annotated[str, typer.Option(help="Whose budget.")] = "client",
     unit: Annotated[Literal["record", "client"], typer.Option(help="What is protected.")] = "record",
     adjacency: Annotated[
@@ -104,9 +125,11 @@ def set_budget(
         typer.Option(help="Compared with a record empty (its number public), absent (its number hidden), or replaced."),
     ] = "zero-out",
     schedule: Annotated[
-        Literal["fixed", "adaptive"],
-        typer.Option(help="Whether what will be asked may depend on earlier answers (costs a little more)."),
-    ] = "fixed",
+        Literal["adaptive", "fixed"],
+        typer.Option(
+            help="adaptive: requests may depend on earlier answers. fixed: one run, reserved whole, at exact prices."
+        ),
+    ] = "adaptive",
     raise_: Annotated[bool, typer.Option("--raise", help="Change a budget that is set already.")] = False,
     reason: Annotated[str, typer.Option(help="Why it is changed; goes on record.")] = "",
     as_json: Json = False,
@@ -116,23 +139,35 @@ def set_budget(
     from polyeps.core import Budget
     from polyeps.ledger import Ledger
 
-    terms = Terms(Budget(epsilon, delta), unit, adjacency, schedule)
     if raise_:
         ledger = Ledger(file)
-        ledger.change_budget(client, terms.budget, reason)
-    elif file.exists():
-        ledger = Ledger(file)
-        try:
-            ledger.enroll({client: terms})
-        except LedgerError as problem:
-            raise InputError(f"{problem}: use --raise and --reason") from None
+        kept = ledger.account(client).terms.budget.delta
+        ledger.change_budget(client, Budget(epsilon, kept if delta is None else delta), reason)
     else:
-        ledger = Ledger.create(file, {client: terms})
+        terms = {client: Terms(Budget(epsilon, 1e-5 if delta is None else delta), unit, adjacency, schedule)}
+        ledger = _enrolled(file, terms)
     state = _state(ledger, client)
     if as_json:
         print_json(state)
     else:
         print_table(list(state), [list(state.values())])
+
+
+def _enrolled(file: Path, terms: dict[str, Terms]) -> Ledger:
+    """Return the ledger with new clients, created if there is none."""
+    from polyeps.ledger import Ledger
+
+    try:
+        return Ledger.create(file, terms)
+    except LedgerError:
+        if not file.exists():
+            raise
+    ledger = Ledger(file)
+    try:
+        ledger.enroll(terms)
+    except LedgerError as problem:
+        raise InputError(f"{problem}: use --raise and --reason") from None
+    return ledger
 
 
 @app.command()

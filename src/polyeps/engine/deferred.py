@@ -195,5 +195,4 @@ class _Kept(Outer):
         self.deferred = deferred
 
     def add_to(self, _gradient: Tensor, factors: Tensor | None) -> None:
-        scaled = self.gradients if factors is None else self.gradients * factors[:, None]
-        self.deferred.keep(self.layout, self.inputs, scaled)
+        self.deferred.keep(self.layout, self.inputs, self.scaled(factors))

@@ -1,9 +1,8 @@
 """Layers on the rows of a cohort: forward, backward and gradient contributions, batched over clients.
 
 A network is a list of layers; `lower` makes it from a module. A layer with parameters reads its own columns
-of the cohort's models, weights (n, p). Modules without trainable parameters run as they are, on all rows at
-once: they treat rows apart, which is checked when a model is made. Everything without a rule goes through
-`vmap`.
+of the cohort's models, weights (n, p). Modules without trainable parameters that are known to treat rows apart run
+on all rows at once. Everything else goes through `vmap`, one row at a time.
 """
 
 from __future__ import annotations
@@ -13,10 +12,13 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
 
 from polyeps.engine.layout import Layout
+from polyeps.engine.mapped import Mapped as Mapped
+from polyeps.engine.mapped import call as call
+from polyeps.engine.steady import multiply
 from polyeps.engine.sums import Contribution, Each, Looked, Outer, Positions
+from polyeps.errors import InputError
 
 
 class Layer(Protocol):
@@ -73,7 +75,7 @@ class Embedding:
         return self.tokens * self.width
 
     def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        rows = rows.long()
+        rows = self._within(rows.long())
         tables = torch.unflatten(weights, 1, (self.tokens, self.width))
         flat = rows.flatten(1)
         return torch.unflatten(tables[layout.owner[:, None], flat], 1, rows.shape[1:]), rows
@@ -84,6 +86,16 @@ class Embedding:
         if self.padding is not None:
             gradients = gradients * (saved != self.padding).unsqueeze(-1)
         return None, Looked(layout, saved.flatten(1), gradients.flatten(1, -2), self.width)
+
+    def _within(self, rows: Tensor) -> Tensor:
+        """Rows of tokens, refused where one is not in the table: a negative one would be counted from its end."""
+        if rows.is_cuda:  # a captured graph cannot ask; the device ends what reads past the table
+            return torch.where(rows < 0, self.tokens, rows)
+        least, most = (int(extreme) for extreme in rows.aminmax()) if rows.numel() else (0, 0)
+        if least < 0 or most >= self.tokens:
+            wrong = least if least < 0 else most
+            raise InputError(f"a record holds token {wrong}; the embedding has tokens 0 to {self.tokens - 1}")
+        return rows
 
 
 @dataclass(frozen=True)
@@ -182,60 +194,6 @@ class Free:
         return torch.autograd.grad(outputs, leaf, gradients)[0], None
 
 
-@dataclass(frozen=True)
-class Mapped:
-    """Any other module: one row at a time through `vmap`, every row's gradient formed."""
-
-    module: nn.Module
-
-    @property
-    def size(self) -> int:
-        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
-
-    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        over_clients = vmap(vmap(self._one, in_dims=(None, 0)))
-        outputs = [over_clients(weights[g.first : g.last], g.rows(rows)).flatten(0, 1) for g in layout.groups]
-        return torch.cat(outputs), rows
-
-    def backward(
-        self, weights: Tensor, saved: Tensor, gradients: Tensor, layout: Layout, inputs: bool
-    ) -> tuple[Tensor | None, Contribution]:
-        wanted = inputs and saved.is_floating_point()
-
-        def one(weights: Tensor, row: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
-            if wanted:
-                return cast(tuple[Tensor, ...], vjp(self._one, weights, row)[1](gradient))
-            return cast(tuple[Tensor, ...], vjp(lambda w: self._one(w, row), weights)[1](gradient))
-
-        over_clients = vmap(vmap(one, in_dims=(None, 0, 0)))
-        found = [over_clients(weights[g.first : g.last], g.rows(saved), g.rows(gradients)) for g in layout.groups]
-        each = torch.cat([of[0].flatten(0, 1) for of in found])
-        onwards = torch.cat([of[1].flatten(0, 1) for of in found]) if wanted else None
-        return onwards, Each(layout, each)
-
-    def _one(self, weights: Tensor, row: Tensor) -> Tensor:
-        named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        parts = torch.split(weights, [p.numel() for p in named.values()])
-        values = {name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=True)}
-        return call(self.module, values, row[None])[0]
-
-
-def call(module: nn.Module, values: dict[str, Tensor], rows: Tensor) -> Tensor:
-    """The outputs of a module whose parameters, by their names in `named_parameters`, have these values.
-
-    Every place of a shared parameter is named once. Left to find them itself, torch names those of a module that
-    occurs twice twice, and in the end leaves it with the values.
-    """
-    found = {parameter: values[name] for name, parameter in module.named_parameters() if name in values}
-    places = {
-        f"{path}.{name}" if path else name: found[parameter]
-        for path, part in module.named_modules()
-        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False)
-        if parameter in found
-    }
-    return cast(Tensor, functional_call(module, places, (rows,), tie_weights=False))
-
-
 def times(layout: Layout, weights: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
     """Each client's weights (n, out, in) times its rows (T, ..., in), plus its bias (n, out)."""
     outputs = rows.new_empty(*rows.shape[:-1], weights.shape[1])
@@ -243,10 +201,7 @@ def times(layout: Layout, weights: Tensor, bias: Tensor | None, rows: Tensor) ->
         mine = weights[group.first : group.last].transpose(1, 2)
         block = group.rows(rows).flatten(1, -2)  # (c, w * positions, in)
         into = group.rows(outputs).flatten(1, -2)
-        if bias is None:
-            torch.bmm(block, mine, out=into)
-        else:
-            torch.baddbmm(bias[group.first : group.last, None], block, mine, out=into)
+        multiply(block, mine, None if bias is None else bias[group.first : group.last, None], into)
     return outputs
 
 

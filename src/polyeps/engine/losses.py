@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.func import grad, vmap
 from torch.nn import functional
+
+# The loss of each row, (T,), from outputs (T, ...) and labels (T,). A loss that has a method `gradients` of the
+# same arguments is not differentiated by autograd.
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class CrossEntropy:
@@ -48,3 +56,54 @@ def hinge(outputs: Tensor, labels: Tensor) -> Tensor:
     right = outputs.gather(1, labels.long()[:, None])
     margins = (1 + outputs - right).scatter(1, labels.long()[:, None], 0.0)
     return margins.clamp(min=0).amax(1)
+
+
+def treats_rows_apart(loss: Loss) -> bool:
+    """Whether a loss is one of this module's, which treat rows apart: then it runs on all rows at once."""
+    return type(loss) in (CrossEntropy, BinaryLogistic, BinaryHinge, Apart) or loss is hinge
+
+
+def per_row(losses: object, count: int) -> str:
+    """What is wrong with a loss that does not return one number per row."""
+    what = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
+    return (
+        f"the loss returns {what} for {count} rows; it must return one number per row, shape ({count},),"
+        ' because every row is clipped on its own: pass reduction="none" to a loss of torch'
+    )
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A user's loss, run one row at a time, so that no row's loss or gradient can depend on another row.
+
+    By `vmap`, or looped where that cannot follow the loss, for instance through a branch that depends on the data.
+    """
+
+    loss: Loss
+    looped: bool = False
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self._each(self._one, outputs, labels)
+
+    def gradients(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Each row's gradient by its outputs (T, ...), by the loss's own `gradients` where it has any."""
+        closed_form = getattr(self.loss, "gradients", None)
+        if closed_form is not None:
+            return self._each(lambda output, label: closed_form(output[None], label[None])[0], outputs, labels)
+        return self._each(self._autograd if self.looped else grad(self._one), outputs, labels)
+
+    def _each(self, one: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
+        if not self.looped:
+            mapped: Tensor = vmap(one)(outputs, labels)
+            return mapped
+        return torch.stack([one(output, label) for output, label in zip(outputs, labels, strict=True)])
+
+    def _one(self, output: Tensor, label: Tensor) -> Tensor:
+        return self.loss(output[None], label[None])[0]
+
+    def _autograd(self, output: Tensor, label: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaf = output.detach().clone().requires_grad_()
+            value = self._one(leaf, label)
+        (found,) = torch.autograd.grad(value, leaf)
+        return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from polyeps.engine.convolution import Convolution
+from polyeps.engine.known import (
+    has_parameters,
+    kept_as_is,
+    repeated,
+    treats_rows_apart,
+    untouched,
+    untouched_itself,
+)
 from polyeps.engine.layers import Embedding, Free, Layer, Linear, Mapped, Norm
 from polyeps.engine.layout import Group, Layout
+from polyeps.engine.losses import Loss as Loss
+from polyeps.engine.losses import per_row
 from polyeps.engine.pooling import relu_pool
 from polyeps.engine.recurrent import LastState, Lstm
-from polyeps.engine.sums import Contribution
+from polyeps.engine.sums import SMALLEST, Contribution
+from polyeps.errors import InputError
 
-# The loss of each row, (T,), from outputs (T, ...) and labels (T,). A loss that has a method `gradients` of the
-# same arguments is not differentiated by autograd.
-Loss = Callable[[Tensor, Tensor], Tensor]
+AIM = 1 - 2**-16  # of the clip: norms and sums rounded in float32 then still stay below it
+SHORTEST = 2.0**-100  # clips below it leave float32 too few digits; rows then contribute nothing
 
 
 @dataclass(frozen=True)
@@ -113,13 +122,15 @@ def output_gradients(loss: Loss, outputs: Tensor, labels: Tensor, weights: Tenso
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
         losses = loss(leaf, labels)
+        if losses.shape != labels.shape[:1]:
+            raise InputError(per_row(losses, len(labels)))
         total = losses.sum() if weights is None else (losses * weights).sum()
     (differentiated,) = torch.autograd.grad(total, leaf)
     return differentiated
 
 
 def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
-    """min(1, clip / norm) of each row, over all its parameters together; 0 where the norm is no finite number.
+    """min(1, clip / norm) of each row in float64, over all its parameters; 0 where the norm is no finite number.
 
     Such a row is dropped: a server that sends weights under which one record overflows must not see it, and
     one record must never decide more than its clip.
@@ -127,9 +138,9 @@ def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
     contributions = [contribution for contribution in found if contribution is not None]
     squares = sum(contribution.squared_norms() for contribution in contributions)
     assert isinstance(squares, Tensor)
-    broken = ~torch.isfinite(squares)
-    # A little less than the clip, so that norms rounded in float32 cannot let a row's gradient pass it.
-    factors = (clip * (1 - 2**-18) / squares.sqrt_().clamp_(min=1e-30)).clamp_(max=1.0)
+    # NaN stays NaN, infinity becomes 0
+    factors = (clip.double().masked_fill_(clip < SHORTEST, 0.0) * AIM / squares.sqrt()).clamp_(max=1.0)
+    broken = ~(factors >= SMALLEST)
     if squares.is_cuda or bool(broken.any()):  # a captured graph cannot ask
         factors.masked_fill_(broken, 0.0)
         for contribution in contributions:
@@ -170,54 +181,69 @@ def lower(module: nn.Module) -> Network:
     network = Network(tuple(_layers(module)))
     trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
     # Layers that share a parameter count it twice; only the module as a whole gets its gradient right.
-    return network if network.size == trainable else Network((Mapped(module),))
+    shared = repeated(module.named_parameters(remove_duplicate=False))
+    return network if network.size == trainable and not shared else Network((Mapped(module),))
 
 
 def _layers(module: nn.Module) -> list[Layer]:
-    if type(module) is nn.Sequential:
-        return _merged([(child, layer) for child in module for layer in _layers(child)])
+    if type(module) is nn.Sequential and untouched_itself(module):
+        return _merged([layer for child in module for layer in _layers(child)])
     if not any(p.requires_grad for p in module.parameters()):
-        return [Free(module)]
-    if all(p.requires_grad for p in module.parameters()):
+        return [Free(kept_as_is(module)) if treats_rows_apart(module) else Mapped(module)]
+    if all(p.requires_grad for p in module.parameters()) and untouched(module):
         rule = _rule(module)
         if rule is not None:
             return [rule]
     return [Mapped(module)]
 
 
-def _merged(layers: list[tuple[nn.Module, Layer]]) -> list[Layer]:
-    """Layers, given with their modules, where every ReLU and the pooling after it are one."""
+def _merged(layers: list[Layer]) -> list[Layer]:
+    """Layers, where every ReLU and the pooling after it are one."""
     merged: list[Layer] = []
-    before: nn.Module | None = None
-    for module, layer in layers:
-        pair = relu_pool(before, module) if before is not None else None
-        if pair is not None:
-            merged[-1] = pair
-        else:
-            merged.append(layer)
-        before = module
+    for layer in layers:
+        before = merged[-1] if merged else None
+        pair = None
+        if isinstance(before, Free) and isinstance(layer, Free):
+            pair = relu_pool(before.module, layer.module)
+        merged[-1:] = [pair] if pair is not None else [*merged[-1:], layer]
     return merged
 
 
 def _rule(module: nn.Module) -> Layer | None:
-    """The batched rule of a module; none for a subclass, whose forward may be another."""
+    """The batched rule of a module; none for a subclass, whose forward may be another, or for other parameters."""
     kind = type(module)
-    if kind is nn.Linear:
-        return Linear(module.in_features, module.out_features, module.bias is not None)  # type: ignore[arg-type]
+    if isinstance(module, nn.Linear) and kind is nn.Linear:
+        bias = module.bias is not None
+        shapes = {"weight": (module.out_features, module.in_features), "bias": (module.out_features,) if bias else None}
+        return Linear(module.in_features, module.out_features, bias) if has_parameters(module, **shapes) else None
     if isinstance(module, nn.Conv2d) and kind is nn.Conv2d:
         return _convolution(module)
     if isinstance(module, nn.Embedding) and kind is nn.Embedding:
         plain = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
+        plain = plain and has_parameters(module, weight=(module.num_embeddings, module.embedding_dim))
         return Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx) if plain else None
-    if isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
-        return Norm(module, module.weight.numel(), module.bias is not None)
-    if isinstance(module, nn.GroupNorm) and kind is nn.GroupNorm:
-        return Norm(module, module.num_channels, bias=True)
-    if isinstance(module, LastState):
-        lstm = module.lstm
-        plain = lstm.batch_first and not (lstm.bidirectional or lstm.dropout or lstm.proj_size)
-        return Lstm(lstm.input_size, lstm.hidden_size, lstm.num_layers, lstm.bias) if plain else None
+    if isinstance(module, nn.LayerNorm | nn.GroupNorm) and kind in (nn.LayerNorm, nn.GroupNorm):
+        shape = module.normalized_shape if isinstance(module, nn.LayerNorm) else (module.num_channels,)
+        bias = module.bias is not None
+        if not has_parameters(module, weight=tuple(shape), bias=tuple(shape) if bias else None):
+            return None
+        return Norm(module, module.weight.numel(), bias)
+    if isinstance(module, LastState) and kind is LastState:
+        return _lstm(module.lstm) if list(module._modules) == ["lstm"] and not module._parameters else None
     return None
+
+
+def _lstm(lstm: nn.LSTM) -> Lstm | None:
+    if type(lstm) is not nn.LSTM or lstm.bidirectional or lstm.dropout or lstm.proj_size or not lstm.batch_first:
+        return None
+    wide, shapes = 4 * lstm.hidden_size, dict[str, tuple[int, ...] | None]()
+    for depth in range(lstm.num_layers):
+        shapes[f"weight_ih_l{depth}"] = (wide, lstm.hidden_size if depth else lstm.input_size)
+        shapes[f"weight_hh_l{depth}"] = (wide, lstm.hidden_size)
+        for name in ("bias_ih", "bias_hh"):
+            shapes[f"{name}_l{depth}"] = (wide,) if lstm.bias else None
+    plain = has_parameters(lstm, **shapes)
+    return Lstm(lstm.input_size, lstm.hidden_size, lstm.num_layers, lstm.bias) if plain else None
 
 
 def _convolution(module: nn.Conv2d) -> Convolution | None:
@@ -233,4 +259,7 @@ def _convolution(module: nn.Conv2d) -> Convolution | None:
         padding = (columns, columns, rows, rows)
     stride = (module.stride[0], module.stride[1])
     bias = module.bias is not None
+    shape = (module.out_channels, module.in_channels, high, wide)
+    if not has_parameters(module, weight=shape, bias=(module.out_channels,) if bias else None):
+        return None
     return Convolution(module.in_channels, module.out_channels, (high, wide), stride, padding, bias)

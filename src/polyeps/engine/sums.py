@@ -3,6 +3,9 @@
 Each kind keeps what one backward pass leaves (a layer's inputs and output gradients) and knows how to give
 the squared norm of every row's gradient without a second pass, and how to add the weighted sum of a client's
 rows to its gradient. No factors means plain sums.
+
+A norm bounds what a record can do only if it is the norm of the very numbers that are added, so no rule takes one by
+cancellation (as Σ of inner products), squares are float64, and factors too small for float32 count as zero.
 """
 
 from __future__ import annotations
@@ -12,7 +15,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from polyeps.engine.layout import Layout
+from polyeps.engine.layout import Group, Layout
+from polyeps.engine.steady import aligned
+
+# Rows of a client from which on clipped sums are float64: float32 would round by more than the margin of the clip.
+WIDE = 32
+# Scales below this times float32's smallest numbers leave too few digits to keep a norm by.
+SMALLEST = 2.0**-120
+_BLOCK = 1024  # squares added in float32
+_SHORT = 64  # rows for which float64 costs nothing
+_TINY, _SHIFT = 2.0**-100, 2.0**100
+_LOST = 2.0**-126  # at most this of a square is lost to float32's smallest numbers
 
 
 class Contribution(Protocol):
@@ -33,17 +46,25 @@ class Outer:
 
     def __init__(self, layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool) -> None:
         self.layout, self.inputs, self.gradients, self.bias = layout, inputs, gradients, bias
+        self._lengths: Tensor | None = None  # (T,) squared, of the output gradients
 
     def squared_norms(self) -> Tensor:
-        of_inputs = _squares(self.inputs)
-        return (of_inputs + float(self.bias)) * _squares(self.gradients)
+        self._lengths = squares_of(self.gradients)
+        return (squares_of(self.inputs) + float(self.bias)) * self._lengths
 
     def drop(self, rows: Tensor) -> None:
         self.inputs, self.gradients = _without(self.inputs, rows), _without(self.gradients, rows)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
-        scaled = self.gradients if factors is None else self.gradients * factors[:, None]  # (T, out)
-        add_products(self.layout, gradient, scaled, self.inputs, self.bias)
+        add_products(self.layout, gradient, self.scaled(factors), self.inputs, self.bias, factors is not None)
+
+    def scaled(self, factors: Tensor | None) -> Tensor:
+        """The output gradients (T, out) times the rows' factors."""
+        if factors is None:
+            return self.gradients
+        if self._lengths is not None:  # huge inputs may make up for what float32 would round to nothing here
+            factors = factors.masked_fill(self._lengths * factors.square() < SMALLEST**2, 0.0)
+        return self.gradients * factors.to(self.gradients.dtype)[:, None]
 
 
 class Positions:
@@ -55,7 +76,7 @@ class Positions:
         self._each: list[Each] = []  # of the weights and, if any, the biases
 
     def squared_norms(self) -> Tensor:
-        weights = torch.bmm(self.gradients.transpose(1, 2), self.inputs).flatten(1)  # (T, out * in)
+        weights = torch.bmm(aligned(self.gradients).transpose(1, 2), aligned(self.inputs)).flatten(1)  # (T, out * in)
         self._each = [Each(self.layout, weights)]
         if self.bias:
             self._each.append(Each(self.layout, self.gradients.sum(1)))
@@ -68,8 +89,8 @@ class Positions:
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         if not self._each:  # no norms were asked for: the sum of products needs no row's own gradient
-            scaled = self.gradients if factors is None else self.gradients * factors[:, None, None]
-            add_products(self.layout, gradient, scaled, self.inputs, self.bias)
+            scaled = self.gradients if factors is None else times_factors(self.gradients, factors)
+            add_products(self.layout, gradient, scaled, self.inputs, self.bias, factors is not None)
             return
         sizes = [each.gradients.shape[1] for each in self._each]
         for each, columns in zip(self._each, torch.split(gradient, sizes, dim=1), strict=True):
@@ -83,7 +104,7 @@ class Each:
         self.layout, self.gradients = layout, gradients
 
     def squared_norms(self) -> Tensor:
-        return _squares(self.gradients)
+        return squares_of(self.gradients)
 
     def drop(self, rows: Tensor) -> None:
         self.gradients = _without(self.gradients, rows)
@@ -94,30 +115,38 @@ class Each:
             if factors is None:
                 gradient[group.first : group.last] += rows.sum(1)
             else:
-                weighted = torch.bmm(group.rows(factors)[:, None, :], rows)  # (c, 1, p)
+                exact = _exact(group, rows)
+                weighted = torch.bmm(group.rows(factors)[:, None, :].to(exact.dtype), exact)  # (c, 1, p)
                 gradient[group.first : group.last] += weighted[:, 0]
 
 
 class Looked:
-    """Rows that look vectors up in a table (an embedding): a token that recurs in a row adds up."""
+    """Rows that look vectors up in a table (an embedding): a token that recurs in a row adds up.
+
+    Its gradients are added before the norm is taken: two that nearly cancel have inner products which do not.
+    """
 
     def __init__(self, layout: Layout, tokens: Tensor, gradients: Tensor, width: int) -> None:
-        self.layout, self.tokens, self.width = layout, tokens, width
+        self.layout, self.tokens, self.width = layout, tokens, width  # tokens (T, L)
         self.gradients = gradients  # (T, L, width)
 
     def squared_norms(self) -> Tensor:
-        same = self.tokens[:, :, None] == self.tokens[:, None, :]  # (T, L, L)
-        products = torch.bmm(self.gradients, self.gradients.transpose(1, 2))
-        return (products * same).sum((1, 2))
+        self.tokens, self.gradients = _once_a_row(self.tokens, self.gradients)
+        return squares_of(self.gradients.flatten(1))
 
     def drop(self, rows: Tensor) -> None:
         self.gradients = _without(self.gradients, rows)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
-        rows = self.gradients if factors is None else self.gradients * factors[:, None, None]
-        table = torch.unflatten(gradient, 1, (-1, self.width))  # (n, vocabulary, width)
+        rows = self.gradients if factors is None else times_factors(self.gradients, factors)
+        into = gradient
+        if factors is not None and any(group.width > WIDE for group in self.layout.groups):
+            into, rows = torch.zeros_like(gradient, dtype=torch.float64), rows.double()
+        table = torch.unflatten(into, 1, (-1, self.width))  # (n, vocabulary, width)
         clients = self.layout.owner[:, None].expand_as(self.tokens)
         table.index_put_((clients, self.tokens), rows, accumulate=True)
+        if into is not gradient:
+            gradient += into
 
 
 class Parts:
@@ -143,14 +172,20 @@ class Parts:
             part.add_to(columns, factors)
 
 
-def add_products(layout: Layout, gradient: Tensor, left: Tensor, right: Tensor, bias: bool) -> None:
+def add_products(
+    layout: Layout, gradient: Tensor, left: Tensor, right: Tensor, bias: bool, clipped: bool = False
+) -> None:
     """Add leftᵀ right, summed over a client's rows and positions, to its weights, and left to its biases."""
     out, size = left.shape[-1], left.shape[-1] * right.shape[-1]
     weights = torch.unflatten(gradient[:, :size], 1, (out, -1))
     for group in layout.groups:
         a = group.rows(left).flatten(1, -2)  # (c, w * L, out)
         b = group.rows(right).flatten(1, -2)
-        if group.clients == 1:
+        if clipped:
+            a, b = _exact(group, a), _exact(group, b)
+        if a.dtype != gradient.dtype:
+            weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)
+        elif group.clients == 1:
             weights[group.first].addmm_(a[0].T, b[0])
         elif gradient.is_cuda:
             weights[group.first : group.last].baddbmm_(a.transpose(1, 2), b)
@@ -160,12 +195,68 @@ def add_products(layout: Layout, gradient: Tensor, left: Tensor, right: Tensor, 
             gradient[group.first : group.last, size:] += a.sum(1)
 
 
+def times_factors(gradients: Tensor, factors: Tensor) -> Tensor:
+    """Every row of gradients (T, ...) times its factor (T,)."""
+    return gradients * factors.to(gradients.dtype).reshape(-1, *(1,) * (gradients.dim() - 1))
+
+
+def squares_of(rows: Tensor) -> Tensor:
+    """The squared norm of each row (T, p) in float64, right to about a millionth whatever the rows hold.
+
+    As fast as in float32: that adds up to 1024 squares at a time. Squares too small for it are replaced by a bound, or
+    in short rows, like those too large, found again by scaling with a power of two; a device cannot ask for that.
+    """
+    size = rows.shape[1]
+    short = size <= 4 * _BLOCK
+    if size <= _SHORT or (short and rows.is_cuda):
+        return _square_of_norm(rows.double())
+    squares = _by_block(rows)
+    least, most = (0.0, 0.0) if rows.is_cuda else (float(extreme) for extreme in squares.aminmax())
+    if most == torch.inf:
+        large = squares == torch.inf
+        squares[large] = _by_block(rows[large] / _SHIFT) * _SHIFT**2
+    if short and least < size * _TINY:
+        small = squares < size * _TINY
+        squares[small] = _by_block(rows[small] * _SHIFT) / _SHIFT**2
+    return squares if short else squares.add_(size * _LOST)
+
+
+def _by_block(rows: Tensor) -> Tensor:
+    """The squared norm of each row, added in float32 within blocks and in float64 across them."""
+    whole = rows.shape[1] // _BLOCK * _BLOCK
+    if not whole:
+        return _square_of_norm(rows)
+    blocks = _square_of_norm(torch.unflatten(rows[:, :whole], 1, (-1, _BLOCK))).sum(1)
+    return blocks + _square_of_norm(rows[:, whole:])
+
+
+def _square_of_norm(rows: Tensor) -> Tensor:
+    squares: Tensor = torch.linalg.vector_norm(rows, dim=-1).double().square_()
+    return squares
+
+
+def _once_a_row(tokens: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens (T, L) and their gradients (T, L, width), each token's added at one of its places and zero elsewhere."""
+    count, length = tokens.shape
+    if length < 2:
+        return tokens, gradients
+    ordered, places = tokens.sort(dim=1)
+    new = torch.ones_like(ordered)
+    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    group = new.cumsum(1) - 1 + torch.arange(0, count * length, length, device=tokens.device)[:, None]  # (T, L)
+    summed = gradients.new_zeros(count * length, gradients.shape[2])
+    within = gradients.gather(1, places[:, :, None].expand_as(gradients))
+    summed.index_add_(0, group.flatten(), within.flatten(0, 1))
+    named = torch.zeros_like(tokens).flatten()
+    named[group.flatten()] = ordered.flatten()
+    return named.view_as(tokens), summed.view_as(gradients)
+
+
+def _exact(group: Group, rows: Tensor) -> Tensor:
+    """Rows of a group, in float64 where a client has many."""
+    return rows.double() if group.width > WIDE else rows
+
+
 def _without(values: Tensor, rows: Tensor) -> Tensor:
     """The values (T, ...) with some rows zero; multiplying by zero would keep what is not a number."""
     return values.masked_fill(rows.reshape(-1, *(1,) * (values.dim() - 1)), 0.0)
-
-
-def _squares(rows: Tensor) -> Tensor:
-    """The squared norm of each row."""
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    return norms.square_()

@@ -20,6 +20,7 @@ from polyeps.mechanisms.lattice_noise import NoiseName, Table, table_for
 
 # Steps of an agent's discrete Gaussian noise from which sums over cohorts of any two sizes are alike but for 10⁻⁶⁰.
 SMOOTH = 4.0
+UNIT = Fraction(1, 1 << 16)  # of variances, in squared steps: those that can be drawn, below 10^10, are exact floats
 REACH = 4.0  # deviations of a sum's coordinate that fit: 6e-5 of the coordinates wrap around
 _MOST_BITS = 62
 _LARGEST_NORM = 2.0**30  # in steps of the grid, so that squared norms are exact in 64 bits
@@ -185,14 +186,18 @@ class Grid:
 
     @property
     def agent_variance(self) -> float:
-        """The parameter of one agent's noise, in squared steps; the event's share or the next float above it."""
+        """The parameter of one agent's noise, in squared steps; no less than the event's share of it.
+
+        A multiple of UNIT, so that the variances of any agents add up exactly, also in floating point.
+        """
         event = self.event
         if isinstance(event, SkellamDpEvent):
             share = Fraction(event.variance) / self.honest
         else:
             share = Fraction(event.deviation) ** 2
-        nearest = float(share)
-        return nearest if nearest >= share else math.nextafter(nearest, math.inf)
+        units = math.ceil(share / UNIT) * UNIT
+        nearest = float(units)  # it is the same, unless it is too large to be drawn
+        return nearest if nearest >= units else math.nextafter(nearest, math.inf)
 
     @property
     def largest_square(self) -> int:

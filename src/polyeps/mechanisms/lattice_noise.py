@@ -162,7 +162,7 @@ def _settle(table: Table, high: int, words: Words, client: int) -> int:
     return begin + int(np.searchsorted(table.low[begin:end], second[0, 0], side="right"))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def table_for(noise: NoiseName, variance: float) -> Table:
     """The table of Skellam noise of a variance, or of the discrete Gaussian with that parameter σ².
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from polyeps.errors import InputError
 from polyeps.mechanisms.integer import Grid
-from polyeps.mechanisms.lattice_noise import Whole, add_noise
+from polyeps.mechanisms.lattice_noise import Whole, add_noise, table_for
 from polyeps.mechanisms.words import Words
 
 Floats = NDArray[np.float64]
@@ -60,6 +60,14 @@ def encoded_sum(grid: Grid, values: Tensor, words: Words) -> Whole:
     for _, some in _encoded(grid, values, words):
         total += some.sum(0)  # a sum that wraps at 2⁶⁴ is still right modulo 2^bits
     return total & _mask(grid)
+
+
+def topped_up(grid: Grid, total: Whole, variance: float, words: Words) -> Whole:
+    """Add noise of a variance, in squared steps, to a sum of what was sent, (grid.dimension,), modulo 2^bits."""
+    noisy = total[None].astype(np.int64)
+    add_noise(table_for(grid.noise, variance), noisy, words, range(1))
+    sum_: Whole = noisy[0] & _mask(grid)
+    return sum_
 
 
 def decode(grid: Grid, total: Whole) -> Tensor:

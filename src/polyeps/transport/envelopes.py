@@ -51,7 +51,8 @@ class Terms:
     A sum needs at least `least` = max(threshold, honest + colluders) vectors. With that many, at least `honest` of
     them carry noise the server and the colluders do not know: `honest` is the number by which to divide the noise.
 
-    `identities` must reach each client by a way the server cannot change, or it could seat clients of its own.
+    `identities` must reach each client by a way the server cannot change, or it could seat clients of its own. The sum
+    over one client is its vector: it takes part in that only if all of the noise it needs is its own.
     """
 
     run: str
@@ -65,12 +66,12 @@ class Terms:
 
     def __post_init__(self) -> None:
         clients = len(self.identities)
-        if clients < 2 or not all(self.identities):
-            raise InputError(
-                "a secure sum needs two clients or more, each with a name; of one, it is that one's vector"
-            )
+        if clients < 1 or not all(self.identities):
+            raise InputError("a secure sum needs clients, each with a name; list who takes part")
         if any(len(key) != 32 for key in self.identities.values()):
             raise InputError("an identity is an Ed25519 public key of 32 bytes; give each client's raw public key")
+        if len(set(self.identities.values())) < clients:
+            raise InputError("two clients of a secure sum have one identity; whoever holds it would count twice")
         if not 1 <= self.bits <= 64:
             raise InputError(f"bits must be 1 to 64, not {self.bits}")
         if not 1 <= self.length < 2**29 or self.round < 0:
@@ -122,7 +123,7 @@ def lowest_threshold(clients: int, colluders: int = 0) -> int:
 
 def enough(clients: int, least: int) -> int:
     """How many of some clients must stay, where the noise in their vectors needs at least so many."""
-    return max(least, lowest_threshold(clients), 2)
+    return max(least, lowest_threshold(clients))
 
 
 def refused(step: Step, sender: str, why: str, remedy: str) -> MessageRefused:

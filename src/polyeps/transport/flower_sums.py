@@ -4,8 +4,10 @@ A sum takes six exchanges. First clients do their task and keep what comes out; 
 of `secagg`. Between messages a client does not run, so what it keeps lies in a folder of its own, written before the
 message it belongs to is sent. A vector is masked once and then forgotten.
 
-A client trusts its own roster for who the others are, not the server; and it takes part only in a sum that cannot be
-opened with fewer answers than its noise was made for, whatever the server said of how many were drawn.
+A client trusts its own roster for who the others are, not the server. With the vector it keeps what it agreed to
+(`core.SumTerms`), and it takes part only in a sum that cannot be opened with fewer answers than its noise was made for,
+nor twice with the help of as many colluders as it allows for. The sum's name holds the fingerprint of all that was
+agreed, so that only clients who add the same noise are in it.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from polyeps.core import Algorithm, Payload, Task
+from polyeps.core import AGREED, Algorithm, Payload, Task
 from polyeps.errors import InputError, MessageRefused, SumAborted
 from polyeps.head import replace_file
 from polyeps.transport import codec
-from polyeps.transport.envelopes import Step, Terms, enough, pack, unpack
+from polyeps.transport.envelopes import Step, Terms, enough, lowest_threshold, pack, unpack
 from polyeps.transport.secagg import take_step
 from polyeps.transport.secagg_client import Agent, Kept
 from polyeps.transport.secagg_server import Server, Sum
@@ -52,22 +54,20 @@ class Seat:
     def prepare(self, algorithm: Algorithm, task: Task, payload: Payload, bits: int) -> None:
         """Keep what is to be summed for this task, instead of what was kept for another."""
         codec.check_integers(payload)
-        if not payload or algorithm.least is None:
+        if not payload or algorithm.sums is None:
             raise InputError(f"{task.action!r} gives nothing that could be summed unseen; ask for it plainly")
+        agreed = algorithm.sums(task.action, task.payload)
+        if bits != agreed.bits:
+            raise InputError(f"{task.action!r} was agreed to be summed modulo 2^{agreed.bits}, not 2^{bits}")
         numbers = torch.cat([tensor.flatten() for tensor in payload.values()]).to(torch.int64).cpu().numpy()
         words = (numbers & (2**bits - 1)).astype(np.uint64)
-        facts = (sum_name(task), task.round, bits, algorithm.least(task.payload))
+        facts = (sum_name(task), task.round, bits, agreed.clients, agreed.least, agreed.colluders)
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self._vector, pack([*(str(fact).encode() for fact in facts), words.tobytes()]), _OWNERS)
 
     def answer(self, name: str, asked: Asked, message: bytes) -> bytes:
         """This client's message of a step."""
-        unknown = [peer for peer in asked["clients"] if peer not in self.roster]
-        if unknown:
-            raise MessageRefused(f"client {name!r} does not know {unknown[0]!r}; leave out who is not in its roster")
-        identities = {peer: self.roster[peer] for peer in asked["clients"]}
-        numbers = {fact: int(asked[fact]) for fact in ("round", "bits", "length", "threshold")}
-        terms, step = Terms(str(asked["run"]), identities=identities, **numbers), Step(int(asked["step"]))
+        terms, step = self._terms(name, asked)
         vector = self._prepared(terms) if step <= Step.MASK else np.zeros(0, np.uint64)
         kept = Kept.decode(self._kept.read_bytes()) if self._kept.exists() else None
         after, answer = take_step(Agent(terms, name, self.identity), step, kept, message, vector)
@@ -76,20 +76,46 @@ class Seat:
             self._vector.unlink()
         return answer
 
-    def _prepared(self, terms: Terms) -> Words:
-        """The vector for a sum under these terms, if they are such that its noise is enough."""
+    def _terms(self, name: str, asked: Asked) -> tuple[Terms, Step]:
+        """What the server says of a sum and a step of it, with identities as this client knows them."""
         try:
-            run, round, bits, least, content = unpack(self._vector.read_bytes())
+            peers = [str(peer) for peer in asked["clients"]]
+            numbers = {fact: int(asked[fact]) for fact in ("round", "bits", "length", "threshold")}
+            run, step = str(asked["run"]), Step(int(asked["step"]))
+        except (KeyError, TypeError, ValueError):
+            raise MessageRefused(f"client {name!r} cannot read which sum it is asked about; ask again") from None
+        unknown = [peer for peer in peers if peer not in self.roster]
+        if unknown or name not in peers:
+            stranger = repr(unknown[0]) if unknown else "a sum without itself"
+            raise MessageRefused(f"client {name!r} does not know {stranger}; list clients of its roster, and it")
+        try:
+            return Terms(run, identities={peer: self.roster[peer] for peer in peers}, **numbers), step
+        except InputError as problem:
+            raise MessageRefused(str(problem)) from None
+
+    def _prepared(self, terms: Terms) -> Words:
+        """The vector for a sum under these terms, if they are as agreed."""
+        try:
+            name, *numbers, content = unpack(self._vector.read_bytes())
         except FileNotFoundError:
             raise MessageRefused("nothing is kept that could be summed; ask for the task first") from None
-        if (run.decode(), int(round), int(bits)) != (terms.run, terms.round, terms.bits):
-            raise MessageRefused(f"what is kept is for round {int(round)} of {run.decode()!r}; ask for the task first")
-        if terms.least < int(least):
+        run, vector = name.decode(), np.frombuffer(content, np.uint64)
+        round, bits, clients, least, colluders = map(int, numbers)
+        if (run, round, bits, len(vector)) != (terms.run, terms.round, terms.bits, terms.length):
+            raise MessageRefused(f"what is kept is for round {round} of {run!r}; ask for the task first")
+        if len(terms.identities) > clients:
             raise MessageRefused(
-                f"the sum could be opened with {terms.least} answers, but the noise is made for {int(least)} or more; "
+                f"the sum is over {len(terms.identities)} clients, but {clients} were said to be drawn; leave some out"
+            )
+        if terms.threshold < least:
+            raise MessageRefused(
+                f"the sum could be opened with {terms.threshold} answers, but the noise is made for {least} or more; "
                 "raise the threshold"
             )
-        return np.frombuffer(content, np.uint64)
+        # Of no more clients than colluders each one's noise is enough by itself.
+        if clients > colluders and terms.threshold < lowest_threshold(len(terms.identities), colluders):
+            raise MessageRefused(f"with {colluders} colluders the sum could be opened twice; raise the threshold")
+        return vector
 
     @property
     def _vector(self) -> Path:
@@ -102,7 +128,8 @@ class Seat:
 
 def sum_name(task: Task) -> str:
     """Of a sum within its round: an algorithm may ask for several."""
-    return f"{task.run}/{task.action}"
+    agreed = task.payload.get(AGREED)
+    return f"{task.run}/{task.action}" + ("" if agreed is None else f"/{agreed.cpu().numpy().tobytes().hex()}")
 
 
 def run_sum(

@@ -30,6 +30,7 @@ from polyeps.head import replace_file
 from polyeps.transport import codec
 
 _OWNERS = 0o600
+MOST_REPLIES = 16  # kept of one round: a server that asks for more of them pays the client's price again
 _ABOUT = "about"  # a JSON text, as bytes: run, round, and whether the client was ready after each reply
 
 
@@ -80,6 +81,9 @@ class Keeping:
                 kept[f"passed on/{name}"] = tensor[row : row + 1]
         kept |= {f"reply/{_key(task)}/{name}": tensor for name, tensor in replies.payload.items()}
         ready = {**(about["ready"] if same else {}), _key(task): replies.ready[0]}
+        for old in list(ready)[:-MOST_REPLIES]:
+            del ready[old]
+            kept = {name: tensor for name, tensor in kept.items() if not name.startswith(f"reply/{old}/")}
         text = json.dumps({"run": task.run, "round": task.round, "ready": ready}).encode()
         kept[_ABOUT] = torch.from_numpy(np.frombuffer(text, np.uint8).copy())
         replace_file(self._path(task.run), codec.encode(kept), _OWNERS)

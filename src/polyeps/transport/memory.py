@@ -82,13 +82,13 @@ class AsBytes(InMemory):
         asked = replace(task, to=(client,), payload=codec.decode(sent))
         try:
             own = answer(self.cohort.alone(client), self.algorithm, asked)
+            if not own.ids:
+                return own
+            content = codec.encode(codec.row(own.payload, 0))
         except TaskRefused:
             raise  # what one refuses, all do
         except Exception:
             log.exception("client %r failed at %r", client, task.action)
             return Replies((), {}, (), malformed=(client,))
-        if not own.ids:
-            return own
-        content = codec.encode(codec.row(own.payload, 0))
         payload = {name: tensor[None] for name, tensor in codec.decode(content).items()}
         return replace(own, payload=payload, received=len(sent), sent=len(content))

@@ -1,0 +1,110 @@
+"""Modules without a batched rule: one row at a time through `vmap`, which cannot mix rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.overrides import TorchFunctionMode
+
+from polyeps.engine.layout import Layout
+from polyeps.engine.sums import Contribution, Each
+from polyeps.errors import InputError
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """Any other module: one row at a time through `vmap`, every row's gradient formed."""
+
+    module: nn.Module
+
+    @property
+    def size(self) -> int:
+        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+
+    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        over_clients = vmap(vmap(self._one, in_dims=(None, 0)))
+        with SafeUnderVmap():
+            outputs = [over_clients(weights[g.first : g.last], g.rows(rows)).flatten(0, 1) for g in layout.groups]
+        return torch.cat(outputs), rows
+
+    def backward(
+        self, weights: Tensor, saved: Tensor, gradients: Tensor, layout: Layout, inputs: bool
+    ) -> tuple[Tensor | None, Contribution | None]:
+        wanted = inputs and saved.is_floating_point()
+
+        def one(weights: Tensor, row: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+            if wanted:
+                return cast(tuple[Tensor, ...], vjp(self._one, weights, row)[1](gradient))
+            return cast(tuple[Tensor, ...], vjp(lambda w: self._one(w, row), weights)[1](gradient))
+
+        over_clients = vmap(vmap(one, in_dims=(None, 0, 0)))
+        with SafeUnderVmap():
+            found = [over_clients(weights[g.first : g.last], g.rows(saved), g.rows(gradients)) for g in layout.groups]
+        onwards = torch.cat([of[1].flatten(0, 1) for of in found]) if wanted else None
+        if not self.size:
+            return onwards, None
+        return onwards, Each(layout, torch.cat([of[0].flatten(0, 1) for of in found]))
+
+    def _one(self, weights: Tensor, row: Tensor) -> Tensor:
+        named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        parts = torch.split(weights, [p.numel() for p in named.values()])
+        values = {name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=True)}
+        # A copy of the row: a module may work in place on what it is given.
+        return one_tensor(self.module, call(self.module, values, row[None].clone()), 1)[0]
+
+
+class SafeUnderVmap(TorchFunctionMode):
+    """Write out what torch gets wrong under nested `vmap`.
+
+    The gradient of `prelu` pairs rows with clients there: an error, or wrong where there are as many of both.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.prelu:
+            return _prelu(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _prelu(input: Tensor, weight: Tensor) -> Tensor:
+    by_channel = weight.numel() > 1 and input.dim() > 1
+    slope = weight.reshape(1, -1, *(1,) * (input.dim() - 2)) if by_channel else weight
+    return torch.where(input > 0, input, slope * input)
+
+
+def one_tensor(module: nn.Module, outputs: object, count: int) -> Tensor:
+    """The outputs of a module for a number of rows, refused unless they are one tensor with a row for each."""
+    name = type(module).__name__
+    if not isinstance(outputs, Tensor):
+        raise InputError(
+            f"{name} returns a {type(outputs).__name__}, where one tensor with a row per example is allowed;"
+            " wrap it in a module that picks one (polyeps.engine.recurrent.LastState does so for nn.LSTM)"
+        )
+    if not outputs.dim() or len(outputs) != count:
+        raise InputError(
+            f"{name} returns shape {tuple(outputs.shape)} for {count} examples; the first dimension must be that of the"
+            " examples (batch_first=True for recurrent and attention modules)"
+        )
+    return outputs
+
+
+def call(module: nn.Module, values: dict[str, Tensor], rows: Tensor) -> Tensor:
+    """The outputs of a module whose parameters, by their names in `named_parameters`, have these values.
+
+    Every place of a shared parameter is named once. Left to find them itself, torch names those of a module that
+    occurs twice twice, and in the end leaves it with the values.
+    """
+    found = {parameter: values[name] for name, parameter in module.named_parameters() if name in values}
+    places = {
+        f"{path}.{name}" if path else name: found[parameter]
+        for path, part in module.named_modules()
+        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False)
+        if parameter in found
+    }
+    return cast(Tensor, functional_call(module, places, (rows,), tie_weights=False))
