@@ -145,7 +145,7 @@ FOUND_BY: list[tuple[Any, str, float]] = [  # fault, row, and how many times the
     (rate_doubled, "subsampled Gaussian: DP-SGD", 0.3),
     (rate_doubled, "deployed DP-SGD: Poisson batches", 0.2),
     (reach_of_one_clip, "DP-SGD, fixed-size batches, replace-one", 0.5),
-    (cohorts_doubled, "dp-randagg: all coordinates", 0.5),
+    (cohorts_doubled, "dp-fedavg: trusted server, fixed clip", 1),
 ]
 
 
