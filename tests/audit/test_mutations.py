@@ -13,10 +13,10 @@ from torch import Tensor
 
 from polyeps import training
 from polyeps.accounting import afford
-from polyeps.engine import loop, network, noise
+from polyeps.engine import loop, network, noise, sampling
 from polyeps.errors import PolyepsError
 from polyeps.ledger import Ledger
-from polyeps.mechanisms import lattice_noise, words
+from polyeps.mechanisms import lattice_noise
 from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.server import Participation
 
@@ -82,7 +82,7 @@ def charge_left_out(patch: Patch) -> None:
 
 
 def one_key_for_all(patch: Patch) -> None:
-    patch.setattr(words.os, "urandom", bytes)
+    patch.setattr("polyeps.mechanisms.words.os.urandom", bytes)
 
 
 def noise_of_the_round_before(patch: Patch) -> None:
@@ -96,7 +96,7 @@ def one_stream_for_two_clients(patch: Patch) -> None:
 
 
 def rate_doubled(patch: Patch) -> None:
-    drawn = loop.poisson_batches
+    drawn = sampling.poisson_batches
     patch.setattr(loop, "poisson_batches", lambda streams, spans, rate, steps: drawn(streams, spans, 2 * rate, steps))
 
 

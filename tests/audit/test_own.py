@@ -25,7 +25,8 @@ def one_client(value: float) -> Records:
 def mean_of(records: Records) -> Tensor:
     """Each client's records, added up and clipped to a norm of one."""
     rows = torch.stack([records.features[a:b].sum(0) for a, b in records.spans.tolist()])
-    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1.0)
+    clipped: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp(min=1.0)
+    return clipped
 
 
 def noisy_mean(added: float, promised: float = 1.0) -> Algorithm:

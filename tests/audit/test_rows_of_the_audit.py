@@ -77,7 +77,7 @@ def _by_inner_products(right: Callable[..., torch.Tensor]) -> Callable[..., torc
 
     def squared_norms(self: object) -> torch.Tensor:
         gradients = self.gradients.flatten(1, -2).float()  # type: ignore[attr-defined]
-        whole = gradients.square().sum((1, 2))
+        whole: torch.Tensor = gradients.square().sum((1, 2))
         exact: torch.Tensor = right(self)
         return (exact.float() + whole) - whole
 
@@ -93,5 +93,5 @@ def test_the_grid_of_replies(values: list[float], bits: int | None) -> None:
 
 def test_the_one_shot_estimate_is_that_of_two_gaussians() -> None:
     generator = torch.Generator().manual_seed(0)
-    one, other = (torch.randn(200_000, generator=generator).numpy() + shift for shift in (1.0, 0.0))
+    one, other = ((torch.randn(200_000, generator=generator) + shift).numpy() for shift in (1.0, 0.0))
     assert one_shot_estimate(one, other, 1e-5) == pytest.approx(4.377, abs=0.1)
