@@ -12,9 +12,8 @@ from polyeps.errors import BudgetExceeded, InputError, LedgerError
 
 _FEW = 8  # clients written into a charge itself; larger groups are written once and referred to
 Kind = Literal["charge", "reserve"]
-Key = tuple[
-    str, str, int, Unit, Adjacency | None, str
-]  # kind, event, uses, unit, adjacency, run: all that decides what becomes of an account
+# kind, event, uses, unit, adjacency, run: all that decides what becomes of an account
+Key = tuple[str, str, int, Unit, Adjacency | None, str]
 
 
 class Run(NamedTuple):
@@ -150,9 +149,8 @@ class LedgerState:
     def _replay_charge(self, kind: Kind, content: Mapping[str, Any]) -> None:
         payers = content["clients"]
         clients = self._cohorts[payers] if isinstance(payers, int) else tuple(payers)
-        charge = Charge(
-            clients, understand(content["event"]), content["uses"], content["unit"], content.get("adjacency")
-        )
+        event, compared = understand(content["event"]), content.get("adjacency")
+        charge = Charge(clients, event, content["uses"], content["unit"], compared)
         key = charge_key(kind, charge, content.get("run", ""))
         if "purpose" in content:
             self._payers.setdefault(content["purpose"], []).append(clients)
