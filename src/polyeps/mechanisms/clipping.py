@@ -38,6 +38,16 @@ def check_clip(name: str, clip: float) -> None:
         raise InputError(f"{name} must be between {SHORTEST:g} and {LONGEST:g}, not {clip:g}")
 
 
+def steady_norms(rows: Tensor) -> Tensor:
+    """Return the rows' norms (n,) in float64, each with the same bits in whatever company its row is.
+
+    Norms of a matrix are added up in an order that depends on the number of rows and on where they lie in memory. So
+    every row is copied to memory of its own, and multiplied with itself there.
+    """
+    copies = [row.to(torch.float64, copy=True) for row in rows.unbind()]
+    return torch.stack([torch.dot(row, row) for row in copies]).sqrt_()
+
+
 def norms_of(rows: Tensor) -> Tensor:
     """The rows' norms (n,) in float64, in blocks: cast as a whole, rows of a large model would take twice as much."""
     width = max(1, _AT_ONCE // len(rows))

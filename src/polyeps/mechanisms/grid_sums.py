@@ -22,7 +22,7 @@ from torch import Tensor
 
 from polyeps.accounting.lattice import MARGIN, ROUNDING
 from polyeps.errors import InputError
-from polyeps.mechanisms.clipping import check_clip, norms_of
+from polyeps.mechanisms.clipping import check_clip, steady_norms
 from polyeps.mechanisms.lattice_noise import Whole, Wide, wide_gaussian
 from polyeps.mechanisms.words import Words
 
@@ -85,7 +85,7 @@ class GridSum:
         """Return rows (n, size) clipped and rounded to whole steps, in float64, each no longer than `longest`."""
         if not rows.numel():
             return rows.double()
-        norms = norms_of(rows)
+        norms = steady_norms(rows)  # or else a row's rounding would depend on the other rows
         aim = self.clip * _AIM
         factors = torch.where(norms > aim, aim / norms, 1.0) * (math.ldexp(1.0, self.bits) / self.clip)
         steps = rows.double().mul_(factors[:, None]).round_()
