@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -38,14 +40,13 @@ def check_clip(name: str, clip: float) -> None:
         raise InputError(f"{name} must be between {SHORTEST:g} and {LONGEST:g}, not {clip:g}")
 
 
-def steady_norms(rows: Tensor) -> Tensor:
-    """Return the rows' norms (n,) in float64, each with the same bits in whatever company its row is.
+def steady_norms(rows: Sequence[Tensor]) -> Tensor:
+    """Return the norms (n,) of rows in float64, each with the same bits in whatever company its row is.
 
     Norms of a matrix are added up in an order that depends on the number of rows and on where they lie in memory. So
-    every row is copied to memory of its own, and multiplied with itself there.
+    every row must be in memory of its own, and is multiplied with itself there.
     """
-    copies = [row.to(torch.float64, copy=True) for row in rows.unbind()]
-    return torch.stack([torch.dot(row, row) for row in copies]).sqrt_()
+    return torch.stack([torch.dot(row, row) for row in rows]).sqrt_()
 
 
 def norms_of(rows: Tensor) -> Tensor:
