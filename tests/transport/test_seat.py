@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deployed import DeployedGrid
 from federations import experiment, job_of
 
-from polyeps.core import ENTER, Algorithm, Ask, SumTerms, Task, Total
+from polyeps.core import ENTER, Algorithm, Ask, Replies, SumTerms, Task, Total
 from polyeps.errors import InputError, MessageRefused
-from polyeps.transport import flower_sums
+from polyeps.head import replace_file
 from polyeps.transport.envelopes import Step, Terms, open_signed, pack_names, pack_table, stamp, unpack_table
 from polyeps.transport.flower import OnFlower
 from polyeps.transport.flower_sums import Seat, run_sum, sum_name
@@ -27,6 +27,7 @@ from polyeps.transport.secagg_server import Sum
 
 NAMES, BITS, LENGTH, THRESHOLD = tuple("abcdef"), 16, 8, 4
 ALGORITHM = Algorithm({}, lambda state, _: state, sums=lambda *_: SumTerms(len(NAMES), THRESHOLD, 0, BITS))
+WRITES = "polyeps.transport.flower_sums.replace_file"
 VECTORS = {name: torch.arange(LENGTH) * (place + 1) for place, name in enumerate(NAMES)}
 
 
@@ -125,16 +126,16 @@ def test_rounds_and_names_are_told_apart(tmp_path: Path) -> None:
 def test_a_sum_is_written_down_before_anything_is_sent(
     fails: str, entered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seat, real = seats_in(tmp_path)["b"], flower_sums.replace_file
+    seat = seats_in(tmp_path)["b"]
     seat.prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
 
     def full(target: Path, *arguments: Any) -> None:
         if target.name == fails:
             raise OSError("full")
-        real(target, *arguments)
+        replace_file(target, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(flower_sums, "replace_file", full)
+        patched.setattr(WRITES, full)
         with pytest.raises(OSError, match="full"):
             seat.answer("b", asked_first(task()), b"")
     if entered:
@@ -142,6 +143,24 @@ def test_a_sum_is_written_down_before_anything_is_sent(
             seat.answer("b", asked_first(task()), b"")
     else:
         assert seat.answer("b", asked_first(task()), b"")
+
+
+@pytest.mark.parametrize("before", [Step.SHARE, Step.MASK])
+def test_a_sum_begun_without_the_list_is_on_it_before_the_vector_leaves(before: Step, tmp_path: Path) -> None:
+    """As after an update of a client in the middle of a sum."""
+    seats = seats_in(tmp_path)
+    answered = Seat.answer
+
+    def lost(seat: Seat, name: str, asked: Mapping[str, Any], message: bytes) -> bytes:
+        if asked["step"] == before:
+            (seat.folder / "sums").unlink()
+        return answered(seat, name, asked, message)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Seat, "answer", lost)
+        assert summed(seats, task()) is not None
+    with pytest.raises(MessageRefused, match="has already taken part"):
+        seats["b"].prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
 
 
 def test_damage_is_found(tmp_path: Path) -> None:
@@ -161,6 +180,9 @@ class _Remembered(Ask):
     def __init__(self, transport: OnFlower, round: int) -> None:
         self.transport, self.round = transport, round
         self.asked: list[tuple[Task, int, int | None, Total]] = []
+
+    def __call__(self, task: Task) -> Replies:
+        raise AssertionError(task)
 
     def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
         task = replace(task, run="test", round=self.round)
@@ -198,20 +220,16 @@ def test_no_sum_is_opened_twice_for_the_difference(method: str, left_out: str | 
 # One message at a time
 
 
-def late(thread: str, real: Any) -> Any:
-    """Files that a thread of this name is slow to write."""
-
-    def replace_file(*arguments: Any) -> None:
-        if threading.current_thread().name == thread:
-            time.sleep(0.1)
-        real(*arguments)
-
-    return replace_file
+def late(*arguments: Any) -> None:
+    """Write a file, slowly in a thread of that name."""
+    if threading.current_thread().name == "slow":
+        time.sleep(0.1)
+    replace_file(*arguments)
 
 
-@pytest.mark.parametrize("slow", [("out",), ("in",), ("out", "in")], ids=str)
+@pytest.mark.parametrize(("slow", "quick"), [("out", "in"), ("in", "out")])
 def test_a_late_step_brings_no_shares_back(
-    slow: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slow: str, quick: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two lists of clients at once, and the first is slow to be written: no client gives both shares of one peer."""
     seats = seats_in(tmp_path)
@@ -221,8 +239,7 @@ def test_a_late_step_brings_no_shares_back(
     lists = {"in": NAMES, "out": NAMES[1:]}
     signed: dict[str, dict[str, bytes]] = {which: {} for which in lists}
     shares: dict[str, dict[str, bytes]] = {name: {} for name in NAMES[1:]}
-    for which in slow:
-        monkeypatch.setattr(flower_sums, "replace_file", late(which, flower_sums.replace_file))
+    monkeypatch.setattr(WRITES, late)
 
     def confirm(name: str, which: str) -> None:
         body = stamp(terms, Step.CONFIRM, name, pack_names(lists[which]))
@@ -239,19 +256,18 @@ def test_a_late_step_brings_no_shares_back(
             return
         shares[name][which] = unpack_table(open_signed(terms, Step.UNMASK, name, sent))[target]
 
-    threads = [threading.Thread(target=confirm, args=(name, slow[0]), name=slow[0]) for name in NAMES[1:]]
+    threads = [threading.Thread(target=confirm, args=(name, slow), name="slow") for name in NAMES[1:]]
     for thread in threads:
         thread.start()
     time.sleep(0.03)
-    others = [which for which in lists if which != slow[0]]
     for name in NAMES[1:]:
-        confirm(name, others[0])
+        confirm(name, quick)
     for name in NAMES[1:]:
-        unmask(name, others[0])
+        unmask(name, quick)
     for thread in threads:
         thread.join()
     for name in NAMES[1:]:
-        unmask(name, slow[0])
+        unmask(name, slow)
     assert sum(len(signed[which]) for which in lists) == len(NAMES) - 1
     assert all(len(given) == 1 for given in shares.values())
 
@@ -260,7 +276,7 @@ def test_a_task_and_a_step_wait_for_each_other(tmp_path: Path, monkeypatch: pyte
     """A task that is slow to be prepared does not put a vector under a sum that was entered meanwhile."""
     seat = seats_in(tmp_path)["b"]
     seat.prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
-    monkeypatch.setattr(flower_sums, "replace_file", late("slow", flower_sums.replace_file))
+    monkeypatch.setattr(WRITES, late)
     other = {"update": VECTORS["c"]}
     thread = threading.Thread(target=seat.prepare, args=(ALGORITHM, task(), other, BITS), name="slow")
     thread.start()

@@ -68,12 +68,11 @@ class Seat:
         agreed = algorithm.sums(task.action, task.payload)
         if bits != agreed.bits:
             raise InputError(f"{task.action!r} was agreed to be summed modulo 2^{agreed.bits}, not 2^{bits}")
-        name = sum_name(task)
         numbers = torch.cat([tensor.flatten() for tensor in payload.values()]).to(torch.int64).cpu().numpy()
         words = (numbers & (2**bits - 1)).astype(np.uint64)
-        facts = (name, task.round, bits, agreed.clients, agreed.least, agreed.colluders)
+        facts = (sum_name(task), task.round, bits, agreed.clients, agreed.least, agreed.colluders)
         with locked(self.folder):
-            self.check_new(name, task.round)
+            self.check_new(sum_name(task), task.round)
             replace_file(self._vector, pack([*(str(fact).encode() for fact in facts), words.tobytes()]), _OWNERS)
 
     def check_new(self, name: str, round: int) -> None:
@@ -81,7 +80,7 @@ class Seat:
         if _sum_key(name, round) in self._entered():
             raise MessageRefused(
                 f"this client has already taken part in round {round} of {name!r}, and gives one vector into one sum; "
-                "start a later round"
+                "start a later round, or a run of another name"
             )
 
     def answer(self, name: str, asked: Asked, message: bytes) -> bytes:
@@ -93,9 +92,9 @@ class Seat:
             vector = self._prepared(terms) if step <= Step.MASK else np.zeros(0, np.uint64)
             kept = Kept.decode(self._kept.read_bytes()) if self._kept.exists() else None
             after, answer = take_step(Agent(terms, name, self.identity), step, kept, message, vector)
-            if step is Step.ADVERTISE:
-                entered = self._entered() | {_sum_key(terms.run, terms.round)}
-                replace_file(self._sums, b"".join(sorted(entered)), _OWNERS)
+            key, entered = _sum_key(terms.run, terms.round), self._entered()
+            if key not in entered:
+                replace_file(self._sums, b"".join(sorted(entered | {key})), _OWNERS)
             replace_file(self._kept, after.encode(), _OWNERS)
             if step is Step.MASK:
                 self._vector.unlink()
