@@ -20,7 +20,7 @@ from polyeps.transport.flower import client_app
 from polyeps.transport.keeping import Keeping
 
 
-def on_its_own(cohort: Cohort, client: str, folder: Path) -> Cohort:
+def on_its_own(cohort: Cohort, client: str, folder: Path, run: str | None = None) -> Cohort:
     """One client as it is deployed: opened anew, with nothing in memory."""
     return replace(
         cohort.alone(client),
@@ -29,13 +29,14 @@ def on_its_own(cohort: Cohort, client: str, folder: Path) -> Cohort:
         memory={},
         passed_on=RoundMemory(),
         keeper=Keeping(folder / client),
+        run=run,
     )
 
 
 class DeployedGrid(LocalGrid):
-    """Nodes that open their clients anew for every message."""
+    """Nodes that open their clients anew for every message, and take part in one run."""
 
-    def __init__(self, job: Job, folder: Path, algorithm: Algorithm | None = None) -> None:
+    def __init__(self, job: Job, folder: Path, algorithm: Algorithm | None = None, run: str = "test") -> None:
         self.ledger: Ledger | None = ledger_of(job, folder / "ledger.db")
         everybody = job.cohort(self.ledger)
         super().__init__(everybody, job, folder / "seats")
@@ -44,7 +45,7 @@ class DeployedGrid(LocalGrid):
 
         def opened(context: Context) -> tuple[Cohort, Algorithm, Any]:
             client = self.names[context.node_id]
-            return on_its_own(everybody, client, self.folder), algorithm or job.algorithm, job.tells
+            return on_its_own(everybody, client, self.folder, run), algorithm or job.algorithm, job.tells
 
         self.app = client_app(opened, lambda context: self.seats[self.names[context.node_id]])
 

@@ -45,35 +45,41 @@ def opened(job: Job, tmp_path: Path, client: str = "2") -> Cohort:
 
 
 def training(job: Job, model: float = 0.0, round: int = 0) -> Task:
-    return Task("train", ("2",), {"model": torch.full((job.population.model.size,), model)}, "run", round)
+    return Task("train", ("2",), {"model": torch.full((job.population.model.size,), model)}, "test", round)
 
 
 # Entropy
 
 
 def unfit(job: Job, tmp_path: Path) -> dict[str, Cohort]:
-    fit = opened(job, tmp_path)
+    fit = replace(opened(job, tmp_path), run="test")
     return {
         "repeatable": replace(fit, repeatable=True),
         "seeded": replace(fit, streams=partial(SeededStreams, 7)),
         "seeded and repeatable": replace(fit, streams=partial(SeededStreams, 7), repeatable=True),
         "forgetful": replace(fit, keeper=None),
+        "of any run": replace(fit, run=None),
+        "of a run without a name": replace(fit, run=""),
     }
 
 
-@pytest.mark.parametrize("case", ["repeatable", "seeded", "seeded and repeatable", "forgetful"])
-def test_clients_with_noise_that_repeats_are_not_deployed(case: str, job: Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "case", ["repeatable", "seeded", "seeded and repeatable", "forgetful", "of any run", "of a run without a name"]
+)
+def test_clients_that_protect_nobody_are_not_deployed(case: str, job: Job, tmp_path: Path) -> None:
     grid = LocalGrid(job.cohort(None), job)
     cohort = unfit(job, tmp_path)[case]
     grid.app = client_app(lambda _: (cohort, job.algorithm, job.tells))
     transport = OnFlower(grid)
     assert transport.profiles() == ()
     transport._nodes = {"2": 102}
-    assert transport(training(job)).ids == ()
+    for run in ("test", "another", ""):
+        assert transport(replace(training(job), run=run)).ids == ()
     assert cohort.ledger is not None
     assert cohort.ledger.spent("2") == 0
-    fit = opened(job, tmp_path)
+    fit = replace(opened(job, tmp_path), run="test")
     grid.app = client_app(lambda _: (fit, job.algorithm, job.tells))
+    assert transport(replace(training(job), run="another")).ids == ()
     assert transport(training(job)).ids == ("2",)
 
 
@@ -305,7 +311,16 @@ def test_nodes_that_join_late_or_start_anew_come_in(job: Job, tmp_path: Path) ->
             grid.failing = set()  # the last one joins
             grid.restart(101, 999)  # and another has a new number
 
-    serve(job.algorithm, OnFlower(grid), job.state, rounds=3, participation=Participation(), seed=None, observe=observe)
+    serve(
+        job.algorithm,
+        OnFlower(grid),
+        job.state,
+        rounds=3,
+        participation=Participation(),
+        seed=None,
+        run="test",
+        observe=observe,
+    )
     assert [set(round.traffic) for round in seen] == [set("01234"), set("012345"), set("012345")]
     assert grid.ledger is not None
     assert grid.ledger.account("1").charges == 3
@@ -319,7 +334,16 @@ def test_a_stranger_who_takes_a_name_changes_nothing(job: Job, tmp_path: Path) -
         seen.append(round)
         grid.nodes[777], grid.names[777] = grid.nodes[102], "2"
 
-    serve(job.algorithm, OnFlower(grid), job.state, rounds=2, participation=Participation(), seed=None, observe=observe)
+    serve(
+        job.algorithm,
+        OnFlower(grid),
+        job.state,
+        rounds=2,
+        participation=Participation(),
+        seed=None,
+        run="test",
+        observe=observe,
+    )
     assert [set(round.traffic) for round in seen] == [set("012345")] * 2
 
 
@@ -333,10 +357,19 @@ def test_a_lost_round_is_not_paid_twice(job: Job, tmp_path: Path) -> None:
         raise ServerDiedError
 
     with pytest.raises(ServerDiedError):
-        serve(job.algorithm, OnFlower(grid), job.state, rounds=1, participation=Participation(), seed=None, observe=die)
+        serve(
+            job.algorithm,
+            OnFlower(grid),
+            job.state,
+            rounds=1,
+            participation=Participation(),
+            seed=None,
+            run="test",
+            observe=die,
+        )
     assert grid.ledger is not None
     spent = {client: grid.ledger.spent(client) for client in grid.ledger.clients}
-    serve(job.algorithm, OnFlower(grid), job.state, rounds=1, participation=Participation(), seed=None)
+    serve(job.algorithm, OnFlower(grid), job.state, rounds=1, participation=Participation(), seed=None, run="test")
     assert {client: grid.ledger.spent(client) for client in grid.ledger.clients} == spent
 
 
@@ -418,7 +451,14 @@ def test_one_malformed_reply_ends_nothing(case: str, job: Job, tmp_path: Path) -
 
     grid.app = app
     state = serve(
-        job.algorithm, OnFlower(grid), job.state, rounds=2, participation=Participation(), seed=None, observe=observe
+        job.algorithm,
+        OnFlower(grid),
+        job.state,
+        rounds=2,
+        participation=Participation(),
+        seed=None,
+        run="test",
+        observe=observe,
     )
     assert [set(round.traffic) for round in seen] == [set("01245"), set("012345")]  # asked again in the next round
     assert [round.discarded for round in seen] == [("3",), ()]

@@ -1,4 +1,4 @@
-"""Federations on Flower's messages: nodes that fail, nodes of one name, and a whole ServerApp."""
+"""Federations on Flower's messages: nodes that fail, and a whole ServerApp."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,7 +12,6 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from polyeps.build import Job
 from polyeps.core import State, Task
-from polyeps.errors import InputError
 from polyeps.server import Participation, Round, Transport, serve
 from polyeps.transport.flower import OnFlower, server_app
 
@@ -56,13 +55,6 @@ def test_a_node_that_does_not_introduce_itself_is_not_enrolled(
     grid = grid_of(job.cohort(ledger_of(job, tmp_path / "a.db")), job)
     grid.failing = {100}
     assert [face.id for face in OnFlower(grid).profiles()] == ["1", "2", "3", "4", "5"]
-
-
-def test_two_nodes_with_one_name_are_refused(job: Job, tmp_path: Path) -> None:
-    grid = LocalGrid(job.cohort(ledger_of(job, tmp_path / "a.db")), job)
-    grid.nodes[105] = grid.nodes[102]
-    with pytest.raises(InputError, match=r"two nodes call themselves client '2'; give each its own name"):
-        OnFlower(grid).profiles()
 
 
 def test_asking_twice_who_is_there_is_no_second_name(job: Job, tmp_path: Path) -> None:

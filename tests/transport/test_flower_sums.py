@@ -213,6 +213,10 @@ def test_a_vector_is_in_one_sum(tmp_path: Path) -> None:
     assert seat.answer("0", asked, b"")
     with pytest.raises(MessageRefused, match="has already taken part in round 0"):
         seat.answer("0", asked, b"")
+
+
+def test_without_a_vector_there_is_no_sum(tmp_path: Path) -> None:
+    seat, asked = prepared(tmp_path)
     (seat.folder / "vector").unlink()
     with pytest.raises(MessageRefused, match="ask for the task first"):
         seat.answer("0", asked, b"")
@@ -221,9 +225,9 @@ def test_a_vector_is_in_one_sum(tmp_path: Path) -> None:
 def test_what_is_kept_is_the_owners_and_holds_no_secret_in_the_end(tmp_path: Path) -> None:
     _, grid = on_flower(job(), tmp_path)
     for seat in grid.seats.values():
-        (file,) = seat.folder.iterdir()
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        kept = Kept.decode(file.read_bytes())
+        files = {file.name: stat.S_IMODE(file.stat().st_mode) for file in seat.folder.iterdir()}
+        assert files == {"kept": 0o600, "sums": 0o600}
+        kept = Kept.decode((seat.folder / "kept").read_bytes())
         assert (kept.step, kept.round, kept.mask_key, kept.seed, dict(kept.shares)) == (Step.UNMASK, 1, b"", b"", {})
 
 

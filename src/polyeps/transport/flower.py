@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,24 +47,33 @@ class OnFlower(Transport):
     timeout: float | None = None  # seconds to wait for replies; None: for ever
     rehearsal: bool = False  # whether clients are simulated: then a server's secrets may be seeded
     _nodes: dict[str, int] = field(default_factory=dict)
-    _identities: dict[str, bytes] = field(default_factory=dict)  # of clients with a seat in secure sums
+    _first: dict[str, int] = field(default_factory=dict)  # the node that bore each name first
+    _identities: dict[str, bytes] = field(default_factory=dict)  # empty for clients without a seat in secure sums
 
     def __post_init__(self) -> None:
         self.deployed = not self.rehearsal
 
     def profiles(self) -> tuple[Profile, ...]:
         """Ask every connected node who it is."""
-        return tuple(sorted(self._introduced(self._connected(), strict=True), key=lambda face: face.id))
+        return tuple(sorted(self._introduced(self._connected()), key=lambda face: face.id))
 
     def newcomers(self) -> tuple[Profile, ...]:
         """Ask the nodes that are connected and not known yet: those that joined late or were restarted."""
         known = set(self._nodes.values())
-        return tuple(self._introduced([node for node in self._connected() if node not in known], strict=False))
+        return tuple(self._introduced([node for node in self._connected() if node not in known]))
 
-    def _introduced(self, nodes: Sequence[int], *, strict: bool) -> Iterator[Profile]:
-        """Yield who nodes say they are. A name that another connected node bears is refused, or left to that node."""
+    def _introduced(self, nodes: Sequence[int]) -> Iterator[Profile]:
+        """Yield who nodes say they are, each name at most once; other claims of a name are logged and left out.
+
+        A name belongs to the first node that bore it, for the whole run. While that node is not connected, another one
+        may stand in for it, as a restarted SuperNode does: one that shows the same identity key (or none, where there
+        was none), while no other stands in. The first node has its name back when it returns. A name that was nobody's
+        before, and that several nodes claim at once, stays nobody's.
+
+        A key that is shown is not proven here: whoever copies it can stand in for plain tasks, not in secure sums.
+        """
+        claims: dict[str, dict[int, tuple[Profile, bytes]]] = {}
         query = [Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]
-        connected = set(self._connected())
         for reply in self.grid.send_and_receive(query, timeout=self.timeout) if query else ():
             node = reply.metadata.src_node_id
             try:
@@ -74,15 +83,29 @@ class OnFlower(Transport):
             except Exception:
                 log.warning("node %d does not introduce itself as a client does, and is left out", node)
                 continue
-            if self._nodes.get(face.id, node) in connected - {node}:
-                problem = f"two nodes call themselves client {face.id!r}; give each its own name"
-                if strict:
-                    raise InputError(problem)
-                log.warning("%s", problem)
-                continue
-            self._nodes[face.id] = node
-            self._identities |= {face.id: identity} if identity else {}
-            yield face
+            claims.setdefault(face.id, {})[node] = (face, identity)
+        connected = set(self._connected())
+        for client, claimed in claims.items():
+            node = self._owner(client, {node: identity for node, (_, identity) in claimed.items()}, connected)
+            if others := sorted(claimed.keys() - {node}):
+                log.warning(
+                    "nodes %s call themselves client %r, and are left out; give each its own name", others, client
+                )
+            if node is not None:
+                self._nodes[client] = node
+                self._first.setdefault(client, node)
+                face, self._identities[client] = claimed[node]
+                yield face
+
+    def _owner(self, client: str, claimed: Mapping[int, bytes], connected: Set[int]) -> int | None:
+        """Return which of the nodes that claim a client's name, with these keys, has it."""
+        if client in self._first:
+            claimed = {node: identity for node, identity in claimed.items() if identity == self._identities[client]}
+        bearers = [self._first.get(client), self._nodes.get(client)]
+        for bearer in bearers:
+            if bearer in claimed:
+                return bearer
+        return next(iter(claimed)) if len(claimed) == 1 and connected.isdisjoint(bearers) else None
 
     def __call__(self, task: Task) -> Replies:
         received = codec.size(task.payload)
@@ -111,7 +134,7 @@ class OnFlower(Transport):
         ids = tuple(
             client
             for client in task.to
-            if client in self._identities and client in shapes and usual in (shapes[client], repr(shapes[client]))
+            if self._identities.get(client) and client in shapes and usual in (shapes[client], repr(shapes[client]))
         )
         received = codec.size(task.payload)
         if not ids:

@@ -22,7 +22,7 @@ from polyeps.core import ENTER, Algorithm, Field, Payload, Task
 from polyeps.engine.noise import SystemStreams
 from polyeps.errors import InputError
 from polyeps.transport import codec
-from polyeps.transport.flower_sums import Seat
+from polyeps.transport.flower_sums import Seat, sum_name
 
 log = logging.getLogger(__name__)
 DECLINED = "declined"  # all that a server learns of what went wrong at a client
@@ -37,8 +37,9 @@ def client_app(
 ) -> ClientApp:
     """Return a ClientApp that answers tasks, takes the steps of secure sums, and introduces itself when queried.
 
-    A client must draw its noise from the system's entropy, and have a keeper for its memory and replies. A `rehearsal`
-    does without: it is a simulation over Flower's messages, and protects nobody.
+    A client must draw its noise from the system's entropy, have a keeper for its memory and replies, and name the run
+    it takes part in (`Cohort.run`): it answers no other. A `rehearsal` does without: it is a simulation over Flower's
+    messages, and protects nobody.
 
     Whatever goes wrong at a client, the server reads the one word "declined"; the details are in the client's own log.
     """
@@ -75,6 +76,8 @@ def client_app(
             asked["round"],
             summed=bits is not None and open_seat is not None,
         )
+        if task.summed and open_seat is not None:
+            open_seat(context).check_new(sum_name(task), task.round)  # before it is paid for
         replies = answer(cohort, algorithm, task)
         told: dict[str, Any] = {"answered": bool(replies.ids), "ready": all(replies.ready) and not replies.exhausted}
         content: dict[str, Any] = {"reply": ConfigRecord(told)}
@@ -117,7 +120,7 @@ def _discreetly(handle: Handler) -> Handler:
 
 
 def _check_deployed(cohort: Cohort) -> None:
-    """Refuse clients whose noise could be repeated, or whose memory ends with the process."""
+    """Refuse clients whose noise could be repeated, whose memory ends with the process, or that answer any run."""
     if cohort.repeatable or not isinstance(cohort.streams(cohort.ids, 0), SystemStreams):
         raise InputError(
             f"client {cohort.ids[0]!r} draws noise that can be repeated, which protects nobody once it is deployed; "
@@ -125,6 +128,11 @@ def _check_deployed(cohort: Cohort) -> None:
         )
     if cohort.keeper is None:
         raise InputError(f"client {cohort.ids[0]!r} has no keeper, so it would forget between messages; give it one")
+    if not cohort.run:
+        raise InputError(
+            f"client {cohort.ids[0]!r} names no run, so it would answer every server's; set Cohort.run to the one it "
+            "takes part in"
+        )
 
 
 def arrays(payload: Payload) -> ArrayRecord:

@@ -2,7 +2,14 @@
 
 A sum takes six exchanges. First clients do their task and keep what comes out; then those who did take the five steps
 of `secagg`. Between messages a client does not run, so what it keeps lies in a folder of its own, written before the
-message it belongs to is sent. A vector is masked once and then forgotten.
+message it belongs to is sent, and locked while one is answered.
+
+    FOLDER/vector         what the last task gave, until it is masked
+    FOLDER/kept           the state of the last sum (`secagg_client.Kept`)
+    FOLDER/sums           a fingerprint of every sum ever entered
+
+The difference of two sums over one vector could be the vector itself. So a sum, by its name and round, is entered once
+and under one set of terms: it is written down before its first message is sent, and refused for ever after.
 
 A client trusts its own roster for who the others are, not the server. With the vector it keeps what it agreed to
 (`core.SumTerms`), and it takes part only in a sum that cannot be opened with fewer answers than its noise was made for,
@@ -27,12 +34,14 @@ from polyeps.core import AGREED, Algorithm, Payload, Task
 from polyeps.errors import InputError, MessageRefused, SumAborted
 from polyeps.head import replace_file
 from polyeps.transport import codec
-from polyeps.transport.envelopes import Step, Terms, enough, lowest_threshold, pack, unpack
+from polyeps.transport.envelopes import Step, Terms, enough, fingerprint, lowest_threshold, pack, unpack
+from polyeps.transport.keeping import locked
 from polyeps.transport.secagg import take_step
 from polyeps.transport.secagg_client import Agent, Kept
 from polyeps.transport.secagg_server import Server, Sum
 
 _OWNERS = 0o600  # the mode of files that hold secrets
+_KEY_BYTES = 32  # of a sum's fingerprint
 Words = NDArray[np.uint64]
 Asked = Mapping[str, Any]  # what the server says of a step, as plain values
 # Sends the same question to clients, with bytes for each, and gives back who answered what.
@@ -62,19 +71,41 @@ class Seat:
         numbers = torch.cat([tensor.flatten() for tensor in payload.values()]).to(torch.int64).cpu().numpy()
         words = (numbers & (2**bits - 1)).astype(np.uint64)
         facts = (sum_name(task), task.round, bits, agreed.clients, agreed.least, agreed.colluders)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self._vector, pack([*(str(fact).encode() for fact in facts), words.tobytes()]), _OWNERS)
+        with locked(self.folder):
+            self.check_new(sum_name(task), task.round)
+            replace_file(self._vector, pack([*(str(fact).encode() for fact in facts), words.tobytes()]), _OWNERS)
+
+    def check_new(self, name: str, round: int) -> None:
+        """Refuse a sum that this client has entered before."""
+        if _sum_key(name, round) in self._entered():
+            raise MessageRefused(
+                f"this client has already taken part in round {round} of {name!r}, and gives one vector into one sum; "
+                "start a later round, or a run of another name"
+            )
 
     def answer(self, name: str, asked: Asked, message: bytes) -> bytes:
         """This client's message of a step."""
         terms, step = self._terms(name, asked)
-        vector = self._prepared(terms) if step <= Step.MASK else np.zeros(0, np.uint64)
-        kept = Kept.decode(self._kept.read_bytes()) if self._kept.exists() else None
-        after, answer = take_step(Agent(terms, name, self.identity), step, kept, message, vector)
-        replace_file(self._kept, after.encode(), _OWNERS)
-        if step is Step.MASK:
-            self._vector.unlink()
+        with locked(self.folder):
+            if step is Step.ADVERTISE:
+                self.check_new(terms.run, terms.round)
+            vector = self._prepared(terms) if step <= Step.MASK else np.zeros(0, np.uint64)
+            kept = Kept.decode(self._kept.read_bytes()) if self._kept.exists() else None
+            after, answer = take_step(Agent(terms, name, self.identity), step, kept, message, vector)
+            key, entered = _sum_key(terms.run, terms.round), self._entered()
+            if key not in entered:
+                replace_file(self._sums, b"".join(sorted(entered | {key})), _OWNERS)
+            replace_file(self._kept, after.encode(), _OWNERS)
+            if step is Step.MASK:
+                self._vector.unlink()
         return answer
+
+    def _entered(self) -> set[bytes]:
+        """The keys of all sums this client has entered."""
+        content = self._sums.read_bytes() if self._sums.exists() else b""
+        if len(content) % _KEY_BYTES:
+            raise InputError(f"{self._sums} is damaged; put back a copy of it, or sit this run out")
+        return {content[place : place + _KEY_BYTES] for place in range(0, len(content), _KEY_BYTES)}
 
     def _terms(self, name: str, asked: Asked) -> tuple[Terms, Step]:
         """What the server says of a sum and a step of it, with identities as this client knows them."""
@@ -124,6 +155,14 @@ class Seat:
     @property
     def _kept(self) -> Path:
         return self.folder / "kept"
+
+    @property
+    def _sums(self) -> Path:
+        return self.folder / "sums"
+
+
+def _sum_key(name: str, round: int) -> bytes:
+    return fingerprint(pack([name.encode(), str(round).encode()]))
 
 
 def sum_name(task: Task) -> str:

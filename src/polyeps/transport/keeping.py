@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,16 +40,9 @@ class Keeping:
 
     folder: Path
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Wait until no other process of this client answers, and keep others waiting."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        held = os.open(self.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(held)
+        return locked(self.folder)
 
     def recall(self, cohort: Cohort, task: Task) -> Replies | None:
         """Give the client back what it kept of a run; return its reply, if it has answered this very task."""
@@ -102,6 +95,18 @@ class Keeping:
 
     def _path(self, run: str) -> Path:
         return self.folder / f"{hashlib.blake2b(run.encode(), digest_size=16).hexdigest()}.memory"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder, made where there is none: others that want it wait, in this process or another."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
 
 
 def _key(task: Task) -> str:

@@ -1,0 +1,288 @@
+"""Seats in secure sums: one vector in one sum, whatever else happened since, and one message at a time."""
+
+from __future__ import annotations
+
+import stat
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from deployed import DeployedGrid
+from federations import experiment, job_of
+
+from polyeps.core import ENTER, Algorithm, Ask, Replies, SumTerms, Task, Total
+from polyeps.errors import InputError, MessageRefused
+from polyeps.head import replace_file
+from polyeps.transport.envelopes import Step, Terms, open_signed, pack_names, pack_table, stamp, unpack_table
+from polyeps.transport.flower import OnFlower
+from polyeps.transport.flower_sums import Seat, run_sum, sum_name
+from polyeps.transport.secagg_server import Sum
+
+NAMES, BITS, LENGTH, THRESHOLD = tuple("abcdef"), 16, 8, 4
+ALGORITHM = Algorithm({}, lambda state, _: state, sums=lambda *_: SumTerms(len(NAMES), THRESHOLD, 0, BITS))
+WRITES = "polyeps.transport.flower_sums.replace_file"
+VECTORS = {name: torch.arange(LENGTH) * (place + 1) for place, name in enumerate(NAMES)}
+
+
+def task(action: str = "train", round: int = 0, run: str = "run") -> Task:
+    return Task(action, NAMES, {}, run, round)
+
+
+def seats_in(folder: Path) -> dict[str, Seat]:
+    keys = {name: Ed25519PrivateKey.generate() for name in NAMES}
+    roster = {name: key.public_key().public_bytes_raw() for name, key in keys.items()}
+    return {name: Seat(keys[name], roster, folder / name) for name in NAMES}
+
+
+def summed(seats: Mapping[str, Seat], of: Task, last: Step = Step.UNMASK) -> Sum | None:
+    """Have clients prepare their vectors and go through a sum, up to a step."""
+
+    def exchange(asked: Mapping[str, Any], messages: Mapping[str, bytes]) -> Iterable[tuple[str, bytes]]:
+        for name, message in messages.items() if asked["step"] <= last else ():
+            yield name, seats[name].answer(name, asked, message)
+
+    for name, seat in seats.items():
+        seat.prepare(ALGORITHM, of, {"update": VECTORS[name]}, BITS)
+    return run_sum(of, {name: seat.public for name, seat in seats.items()}, THRESHOLD, BITS, LENGTH, exchange)
+
+
+def asked_first(of: Task, **changes: Any) -> dict[str, Any]:
+    asked = {"run": sum_name(of), "round": of.round, "clients": list(NAMES), "bits": BITS, "length": LENGTH}
+    return {**asked, "threshold": THRESHOLD, "step": int(Step.ADVERTISE), **changes}
+
+
+# One vector in one sum
+
+
+@pytest.mark.parametrize(
+    ("last", "between"),
+    [
+        (Step.ADVERTISE, [task("embed")]),
+        (Step.SHARE, []),
+        (Step.MASK, [task("embed")]),
+        (Step.UNMASK, []),
+        (Step.UNMASK, [task("embed")]),
+        (Step.UNMASK, [task("embed"), task("third")]),
+        (Step.UNMASK, [task(round=1)]),
+        (Step.UNMASK, [task(run="other")]),
+    ],
+    ids=lambda value: (
+        value.name if isinstance(value, Step) else "+".join(f"{t.run}.{t.action}.{t.round}" for t in value)
+    ),
+)
+def test_a_sum_is_entered_once_whatever_came_since(last: Step, between: list[Task], tmp_path: Path) -> None:
+    seats = seats_in(tmp_path)
+    opened = summed(seats, task(), last)
+    assert (opened is not None) == (last is Step.UNMASK)
+    for other in between:
+        assert summed(seats, other) is not None
+    before = (seats["b"].folder / "kept").read_bytes()
+    with pytest.raises(MessageRefused, match="has already taken part in round 0 of 'run/train'"):
+        seats["b"].prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
+    rest = {name: seat for name, seat in seats.items() if name != "a"}
+    with pytest.raises(MessageRefused, match="has already taken part"):
+        summed(rest, task())
+    assert (seats["b"].folder / "kept").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"clients": list(NAMES[:5])}, {"threshold": 5}, {"clients": list(NAMES[:4])}], ids=str
+)
+def test_a_vector_is_used_under_one_set_of_terms(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Even if the vector lies there: nothing of the first sum was masked, and another one was entered in between."""
+    seat = seats_in(tmp_path)["b"]
+    seat.prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
+    vector = (seat.folder / "vector").read_bytes()
+    assert seat.answer("b", asked_first(task()), b"")
+    seat.prepare(ALGORITHM, task("embed"), {"update": VECTORS["b"]}, BITS)
+    assert seat.answer("b", asked_first(task("embed")), b"")
+    (seat.folder / "vector").write_bytes(vector)
+    with pytest.raises(MessageRefused, match="has already taken part in round 0"):
+        seat.answer("b", asked_first(task(), **changes), b"")
+    with pytest.raises(MessageRefused):
+        seat.answer("b", asked_first(task(), **changes, step=int(Step.SHARE)), b"")
+
+
+def test_rounds_and_names_are_told_apart(tmp_path: Path) -> None:
+    seats = seats_in(tmp_path)
+    for of in (task(), task(round=1), task(round=11), task("train1", 1)):
+        found = summed(seats, of)
+        assert found is not None
+        assert found.total.tolist() == (torch.arange(LENGTH) * 21).tolist()
+    for seat in seats.values():
+        files = {file.name: file for file in seat.folder.iterdir()}
+        assert set(files) == {"kept", "sums"}
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files.values()} == {0o600}
+
+
+@pytest.mark.parametrize(("fails", "entered"), [("sums", False), ("kept", True)])
+def test_a_sum_is_written_down_before_anything_is_sent(
+    fails: str, entered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seat = seats_in(tmp_path)["b"]
+    seat.prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
+
+    def full(target: Path, *arguments: Any) -> None:
+        if target.name == fails:
+            raise OSError("full")
+        replace_file(target, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(WRITES, full)
+        with pytest.raises(OSError, match="full"):
+            seat.answer("b", asked_first(task()), b"")
+    if entered:
+        with pytest.raises(MessageRefused, match="has already taken part"):
+            seat.answer("b", asked_first(task()), b"")
+    else:
+        assert seat.answer("b", asked_first(task()), b"")
+
+
+@pytest.mark.parametrize("before", [Step.SHARE, Step.MASK])
+def test_a_sum_begun_without_the_list_is_on_it_before_the_vector_leaves(before: Step, tmp_path: Path) -> None:
+    """As after an update of a client in the middle of a sum."""
+    seats = seats_in(tmp_path)
+    answered = Seat.answer
+
+    def lost(seat: Seat, name: str, asked: Mapping[str, Any], message: bytes) -> bytes:
+        if asked["step"] == before:
+            (seat.folder / "sums").unlink()
+        return answered(seat, name, asked, message)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Seat, "answer", lost)
+        assert summed(seats, task()) is not None
+    with pytest.raises(MessageRefused, match="has already taken part"):
+        seats["b"].prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
+
+
+def test_damage_is_found(tmp_path: Path) -> None:
+    seats = seats_in(tmp_path)
+    summed(seats, task())
+    (tmp_path / "b" / "sums").write_bytes(b"torn")
+    with pytest.raises(InputError, match="is damaged"):
+        seats["b"].prepare(ALGORITHM, task(round=1), {"update": VECTORS["b"]}, BITS)
+
+
+METHODS = {"cmp-fed": {"name": "cmp-fed", "rank": 2}, "dp-randagg": {"name": "dp-randagg", "rank": 0}}
+
+
+class _Remembered(Ask):
+    """An ask that says which run and round it is, and remembers what was asked and summed."""
+
+    def __init__(self, transport: OnFlower, round: int) -> None:
+        self.transport, self.round = transport, round
+        self.asked: list[tuple[Task, int, int | None, Total]] = []
+
+    def __call__(self, task: Task) -> Replies:
+        raise AssertionError(task)
+
+    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+        task = replace(task, run="test", round=self.round)
+        self.asked.append((task, least, bits, self.transport.total(task, least, bits)))
+        return self.asked[-1][-1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("left_out", ["0", "3", None])
+def test_no_sum_is_opened_twice_for_the_difference(method: str, left_out: str | None, tmp_path: Path) -> None:
+    """The server repeats each sum of a round, without one client: a client's reply is recalled free of charge."""
+    changes: dict[str, Any] = {
+        "budgets": {"epsilons": (8.0,) * 6},
+        "model": {"name": "mlp", "hidden": [8]},
+        "training": {"batch": 6, "local_steps": 2, "learning_rate": 0.2, "clip": 1.0},
+        "participation": {"kind": "full"},
+    }
+    job = job_of(experiment({**METHODS[method], "noise": "skellam", "dropouts": 0.34}, **changes))
+    grid = DeployedGrid(job, tmp_path)
+    transport = OnFlower(grid)
+    roster = transport.profiles()
+    ids = tuple(face.id for face in roster)
+    transport(Task(ENTER, ids, {}, "test", 0))
+    ask = _Remembered(transport, 0)
+    job.algorithm.round(replace(job.state, roster=roster, enrolled=roster), ask)
+    assert all(total.payload for *_, total in ask.asked)
+    assert grid.ledger is not None
+    spent = {client: grid.ledger.spent(client) for client in ids}
+    for of, least, bits, _ in ask.asked:
+        again = transport.total(replace(of, to=tuple(client for client in ids if client != left_out)), least, bits)
+        assert (again.ids, again.payload) == ((), {})
+    assert {client: grid.ledger.spent(client) for client in ids} == spent
+
+
+# One message at a time
+
+
+def late(*arguments: Any) -> None:
+    """Write a file, slowly in a thread of that name."""
+    if threading.current_thread().name == "slow":
+        time.sleep(0.1)
+    replace_file(*arguments)
+
+
+@pytest.mark.parametrize(("slow", "quick"), [("out", "in"), ("in", "out")])
+def test_a_late_step_brings_no_shares_back(
+    slow: str, quick: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two lists of clients at once, and the first is slow to be written: no client gives both shares of one peer."""
+    seats = seats_in(tmp_path)
+    of, target = task(), "a"
+    terms = Terms(sum_name(of), 0, seats["a"].roster, BITS, LENGTH, THRESHOLD)
+    summed(seats, of, Step.MASK)
+    lists = {"in": NAMES, "out": NAMES[1:]}
+    signed: dict[str, dict[str, bytes]] = {which: {} for which in lists}
+    shares: dict[str, dict[str, bytes]] = {name: {} for name in NAMES[1:]}
+    monkeypatch.setattr(WRITES, late)
+
+    def confirm(name: str, which: str) -> None:
+        body = stamp(terms, Step.CONFIRM, name, pack_names(lists[which]))
+        try:
+            signed[which][name] = seats[name].answer(name, asked_first(of, step=int(Step.CONFIRM)), body)
+        except MessageRefused:
+            return
+
+    def unmask(name: str, which: str) -> None:
+        body = stamp(terms, Step.UNMASK, name, pack_table(signed[which]))
+        try:
+            sent = seats[name].answer(name, asked_first(of, step=int(Step.UNMASK)), body)
+        except MessageRefused:
+            return
+        shares[name][which] = unpack_table(open_signed(terms, Step.UNMASK, name, sent))[target]
+
+    threads = [threading.Thread(target=confirm, args=(name, slow), name="slow") for name in NAMES[1:]]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.03)
+    for name in NAMES[1:]:
+        confirm(name, quick)
+    for name in NAMES[1:]:
+        unmask(name, quick)
+    for thread in threads:
+        thread.join()
+    for name in NAMES[1:]:
+        unmask(name, slow)
+    assert sum(len(signed[which]) for which in lists) == len(NAMES) - 1
+    assert all(len(given) == 1 for given in shares.values())
+
+
+def test_a_task_and_a_step_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that is slow to be prepared does not put a vector under a sum that was entered meanwhile."""
+    seat = seats_in(tmp_path)["b"]
+    seat.prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
+    monkeypatch.setattr(WRITES, late)
+    other = {"update": VECTORS["c"]}
+    thread = threading.Thread(target=seat.prepare, args=(ALGORITHM, task(), other, BITS), name="slow")
+    thread.start()
+    time.sleep(0.03)
+    seat.answer("b", asked_first(task()), b"")
+    before = (seat.folder / "vector").read_bytes()
+    thread.join()
+    assert (seat.folder / "vector").read_bytes() == before
+    assert before.endswith(VECTORS["c"].numpy().astype(np.uint64).tobytes())
