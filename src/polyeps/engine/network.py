@@ -139,7 +139,9 @@ def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
     squares = sum(contribution.squared_norms() for contribution in contributions)
     assert isinstance(squares, Tensor)
     # NaN stays NaN, infinity becomes 0
-    factors = (clip.double().masked_fill_(clip < SHORTEST, 0.0) * AIM / squares.sqrt()).clamp_(max=1.0)
+    if not clip.is_cuda:  # there every operation counts, and `dp_sgd` refuses such clips
+        clip = clip.double().masked_fill_(clip < SHORTEST, 0.0)
+    factors = (clip * AIM / squares.sqrt_()).clamp_(max=1.0)
     broken = ~(factors >= SMALLEST)
     if squares.is_cuda or bool(broken.any()):  # a captured graph cannot ask
         factors.masked_fill_(broken, 0.0)

@@ -15,7 +15,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from polyeps.engine.kernels import by_kernel
 from polyeps.engine.layout import Group, Layout
+from polyeps.engine.squares import row_squares
 from polyeps.engine.steady import aligned
 
 # Rows of a client from which on clipped sums are float64: float32 would round by more than the margin of the clip.
@@ -204,14 +206,16 @@ def squares_of(rows: Tensor) -> Tensor:
     """The squared norm of each row (T, p) in float64, right to about a millionth whatever the rows hold.
 
     As fast as in float32: that adds up to 1024 squares at a time. Squares too small for it are replaced by a bound, or
-    in short rows, like those too large, found again by scaling with a power of two; a device cannot ask for that.
+    in short rows, like those too large, found again by scaling with a power of two. A device adds in float64.
     """
+    if by_kernel(rows):
+        return row_squares(rows)
     size = rows.shape[1]
     short = size <= 4 * _BLOCK
-    if size <= _SHORT or (short and rows.is_cuda):
+    if size <= _SHORT or rows.is_cuda:
         return _square_of_norm(rows.double())
     squares = _by_block(rows)
-    least, most = (0.0, 0.0) if rows.is_cuda else (float(extreme) for extreme in squares.aminmax())
+    least, most = (float(extreme) for extreme in squares.aminmax())
     if most == torch.inf:
         large = squares == torch.inf
         squares[large] = _by_block(rows[large] / _SHIFT) * _SHIFT**2

@@ -1,0 +1,31 @@
+"""Squared norms of rows on a device, added in float64 by a kernel that reads every number once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyeps.engine.kernels import BLOCK, tl, triton
+
+
+def row_squares(rows: Tensor) -> Tensor:
+    """Return the squared norm of each row (T, p), (T,) float64."""
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    count, size = rows.shape
+    squares = torch.empty(count, dtype=torch.float64, device=rows.device)
+    if count:
+        _squares[(count,)](rows, squares, size, rows.stride(0), min(BLOCK, triton.next_power_of_2(max(size, 16))))
+    return squares
+
+
+if triton is not None:
+    # Triton reads annotations as code, so its functions have none.
+    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+    def _squares(rows, squares, size, stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def,unused-ignore]  # noqa: N803
+        row = tl.program_id(0).to(tl.int64)
+        place = tl.arange(0, BLOCK)
+        total = tl.zeros([BLOCK], dtype=tl.float64)
+        for first in range(0, size, BLOCK):
+            value = tl.load(rows + row * stride + first + place, mask=first + place < size, other=0.0).to(tl.float64)
+            total += value * value
+        tl.store(squares + row, tl.sum(total, axis=0))
