@@ -111,11 +111,13 @@ def test_tampering_under_an_open_chain_stops_the_next_row(path: Path) -> None:
 
 
 def test_every_byte_of_every_row_is_guarded(path: Path) -> None:
-    """Flip bytes all over the file: either it is refused, or what was hit is no part of a row."""
+    """Flip bytes all over the file, of unused space only a few: either it is refused, or no part of a row was hit."""
     good = open_chain(path).rows()
     original = path.read_bytes()
     refused = 0
     for offset in range(0, len(original), 4):
+        if offset % 256 and not any(original[max(0, offset - 16) : offset + 16]):
+            continue
         path.write_bytes(original[:offset] + bytes([original[offset] ^ 1]) + original[offset + 1 :])
         try:
             chain = open_chain(path)

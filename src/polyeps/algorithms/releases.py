@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import dp_accounting
@@ -86,9 +87,7 @@ class Release:
 
     def part(self, scale: float, parts: int) -> Fraction:
         """Return the variance of one of so many parts of the noise: in squared steps, where it is on integers."""
-        if self.noise == "gaussian":
-            return Fraction(self.deviation(scale)) ** 2 / parts
-        return Fraction(self.grid(scale, parts, 1).agent_variance)
+        return _part(self, scale, parts)
 
     def gives(self, scale: float) -> Specs:
         """What a client, or the sum over clients, sends of it."""
@@ -129,18 +128,12 @@ class SecureSums:
 
     def bits(self, release: Release) -> int | None:
         """Return the bits of a number that is sent, so that likely sums fit; None where it is not an integer."""
-        if release.noise == "gaussian" or not self.scale:
-            return None
-        counts = self.counts
-        most = math.ceil(counts.expected + 6 * math.sqrt(counts.expected))
-        everybodys = release.deviation(self.scale) * math.sqrt(counts.rule(counts.enrolled).surplus)
-        grid = release.grid(self.scale, 1, 1)
-        return Grid.fitting(grid.clip, grid.granularity, grid.size, most, most, everybodys, noise=grid.noise).bits
+        return _bits(release, self.scale, self.counts)
 
     def fingerprint(self, release: Release) -> Tensor:
         """Return what stands for all that decides the noise of a release, (4,) int64."""
-        spelled = repr((release, self.scale, self.counts, self.group, self.bits(release)))
-        return torch.from_numpy(np.frombuffer(hashlib.blake2b(spelled.encode(), digest_size=32).digest(), "<i8").copy())
+        digest = _digest(release, self.scale, self.counts, self.group)
+        return torch.from_numpy(np.frombuffer(digest, "<i8").copy())
 
     def drawn(self, release: Release, asked: Payload) -> int:
         """Return how many were drawn, as a client was told; refuse what it has not agreed to."""
@@ -249,12 +242,7 @@ class SecureSums:
         On integers it is a little more, so that whatever is missing of it can be drawn: no less than a unit, and of
         discrete Gaussians, whose sums are only nearly one, no less than the smallest part of a client.
         """
-        # All of the parts, n/(n - lost) of the variance paid for, where that is largest.
-        largest = surplus.numerator * release.part(self.scale, surplus.denominator)
-        if release.noise == "gaussian":
-            return largest
-        smallest = UNIT if release.noise == "skellam" else release.part(self.scale, max(1, release.agents))
-        return largest + (self.counts.enrolled + 1) * UNIT + smallest
+        return _released(release, self.scale, self.counts.enrolled, surplus)
 
     def _clients(self, among: tuple[Any, ...]) -> tuple[str, ...]:
         return tuple(client.id for client in among if self.group is None or client.group == self.group)
@@ -272,6 +260,42 @@ class SecureSums:
         if variance > 0:
             steps = topped_up(grid, steps, float(variance), words_of(own, release.action))
         return decode(grid, steps).to(state.model)
+
+
+# What is the same in every round and for every client of a run is computed once.
+
+
+@lru_cache(maxsize=256)
+def _part(release: Release, scale: float, parts: int) -> Fraction:
+    if release.noise == "gaussian":
+        return Fraction(release.deviation(scale)) ** 2 / parts
+    return Fraction(release.grid(scale, parts, 1).agent_variance)
+
+
+@lru_cache(maxsize=256)
+def _bits(release: Release, scale: float, counts: Counts) -> int | None:
+    if release.noise == "gaussian" or not scale:
+        return None
+    most = math.ceil(counts.expected + 6 * math.sqrt(counts.expected))
+    everybodys = release.deviation(scale) * math.sqrt(counts.rule(counts.enrolled).surplus)
+    grid = release.grid(scale, 1, 1)
+    return Grid.fitting(grid.clip, grid.granularity, grid.size, most, most, everybodys, noise=grid.noise).bits
+
+
+@lru_cache(maxsize=256)
+def _digest(release: Release, scale: float, counts: Counts, group: str | None) -> bytes:
+    spelled = repr((release, scale, counts, group, _bits(release, scale, counts)))
+    return hashlib.blake2b(spelled.encode(), digest_size=32).digest()
+
+
+@lru_cache(maxsize=256)
+def _released(release: Release, scale: float, enrolled: int, surplus: Fraction) -> Fraction:
+    # All of the parts, n/(n - lost) of the variance paid for, where that is largest.
+    largest = surplus.numerator * release.part(scale, surplus.denominator)
+    if release.noise == "gaussian":
+        return largest
+    smallest = UNIT if release.noise == "skellam" else release.part(scale, max(1, release.agents))
+    return largest + (enrolled + 1) * UNIT + smallest
 
 
 def _check_drawable(release: Release, steps: float, who: str) -> None:

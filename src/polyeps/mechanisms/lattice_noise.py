@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import numpy as np
@@ -221,13 +221,18 @@ def _gaussian_weights(variance: float) -> list[int]:
 
 
 def _tabulated(weights: list[int], deviation: float) -> Table:
-    """The table of the symmetric law in which 0 has weights[0], and k and −k have weights[k] each."""
-    total = weights[0] + 2 * sum(weights[1:])
-    sums = accumulate(chain(reversed(weights), weights[1:-1]))
-    scaled = [(below << _BITS) // total for below in sums]  # 2¹²⁸·P[X ≤ x] for x = −N, ..., N − 1
-    begin, end = bisect_left(scaled, 1), bisect_left(scaled, (1 << _BITS) - 1)  # what lies beyond has no chance
-    packed = b"".join(threshold.to_bytes(16, "little") for threshold in scaled[begin:end])
-    pairs = np.frombuffer(packed + b"\xff" * 16, np.uint64).reshape(-1, 2)
+    """The table of the symmetric law in which 0 has weights[0], and k and −k have weights[k] each.
+
+    P[X ≤ x] = 1 − P[X ≤ −x − 1]: thresholds above the middle are those below it with every bit flipped, which is what
+    rounding them down gives, too, unless one is a whole number: then it is less by one.
+    """
+    outer = list(accumulate(reversed(weights[1:])))
+    total = weights[0] + 2 * (outer[-1] if outer else 0)
+    scaled = [(below << _BITS) // total for below in outer]  # 2¹²⁸·P[X ≤ x] for x = −N, ..., −1
+    begin = bisect_left(scaled, 1)  # what lies beyond has no chance
+    packed = b"".join(threshold.to_bytes(16, "little") for threshold in scaled[begin:])
+    lower = np.frombuffer(packed, np.uint64).reshape(-1, 2)
+    pairs = np.concatenate([lower, ~lower[::-1], ~np.zeros((1, 2), np.uint64)])
     low, high = pairs[:, 0].copy(), pairs[:, 1].copy()
     guide_bits = min(_GUIDE_BITS, max(8, math.ceil(math.log2(deviation)) + 5))
     shift = np.uint64(64 - guide_bits)

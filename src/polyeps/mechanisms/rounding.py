@@ -86,7 +86,7 @@ def walsh_hadamard(rows: Tensor) -> Tensor:
     shape, done = rows.shape, 1
     while done < shape[1]:
         factor = min(1 << _STAGE, shape[1] // done)
-        matrix = torch.from_numpy(hadamard(factor)).to(rows.dtype)
+        matrix = _hadamard(factor, rows.dtype)
         if done == 1:
             rows = rows.reshape(-1, factor) @ matrix
         else:
@@ -142,6 +142,11 @@ def _clipped(values: Tensor, clip: float) -> Tensor:
     length = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
     inside = usable & (largest * length <= clip)
     return torch.where(inside, values, unit * (clip / length.clamp(min=1.0)))
+
+
+@lru_cache(maxsize=2 * _STAGE)
+def _hadamard(size: int, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(hadamard(size)).to(dtype)
 
 
 @lru_cache(maxsize=2)
