@@ -12,7 +12,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyeps.accounting import Accountant, epsilon
+from polyeps.accounting import Accountant, epsilon, rdp
 from polyeps.accounting.calibration import calibrate, calibrate_each
 from polyeps.accounting.events import (
     KNOWN,
@@ -111,6 +111,15 @@ def test_uses_are_whole_numbers_above_zero(uses: Any, ledger: Ledger) -> None:
             history_of(ONE, uses)
     else:
         assert history_of(ONE, uses) == {}
+
+
+@pytest.mark.parametrize("adjacency", ["", "add_remove", "zero", None, True, "REPLACE-ONE"])
+def test_unknown_adjacencies_do_not_pass_for_the_mildest(adjacency: Any) -> None:
+    for accountant in ("pld", "rdp"):
+        with pytest.raises(InputError, match="adjacency"):
+            epsilon(ONE, 1e-5, adjacency=adjacency, accountant=accountant)
+    with pytest.raises(InputError, match="adjacency"):
+        rdp.filter_epsilon({ONE: 1}, 8.0, 1e-5, adjacency)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
