@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from polyeps import build, config
 from polyeps.algorithms import ALGORITHMS
 from polyeps.client import Cohort
-from polyeps.core import Budget, Records, State
+from polyeps.core import ENTER, Budget, Payload, Records, Replies, State, Task
 from polyeps.ledger import Ledger
 from polyeps.populate import populate
 from polyeps.server import Participation, Round, Transport, serve
@@ -201,3 +201,31 @@ class LocalGrid(Grid):  # type: ignore[misc]
 
 def with_zero_features(records: Records) -> Records:
     return replace(records, features=torch.zeros_like(records.features))
+
+
+class Recorder(InMemory):
+    """Keeps every task that clients are asked."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.tasks: list[Task] = []
+
+    def __call__(self, task: Task) -> Replies:
+        self.tasks.append(task)
+        return super().__call__(task)
+
+
+def honest_tasks(job: build.Job, path: Path) -> list[Task]:
+    """All that is asked in two rounds."""
+    recorder = Recorder(job.cohort(ledger_of(job, path)), job.algorithm, job.tells)
+    serve(job.algorithm, recorder, job.state, rounds=2, participation=Participation(), seed=5, run="test")
+    return recorder.tasks
+
+
+def asked_for_sums(job: build.Job, path: Path) -> dict[str, Payload]:
+    """What clients are asked for sums in the first round, by action."""
+    first: dict[str, Payload] = {}
+    for task in honest_tasks(job, path):
+        if task.action != ENTER:
+            first.setdefault(task.action, task.payload)
+    return first

@@ -170,4 +170,4 @@ def many_sampled_delta(rate: float, sigma: float, uses: int, epsilon: float, *, 
         total += float(values.sum()) - (values[0] / 2 if part[0] == 0 else 0.0)
         if np.abs(values).max() * 100 < 1e-6 * abs(total):
             break
-    return total * (u[1] - u[0]) / math.pi * math.exp(shift)
+    return float(total * (u[1] - u[0]) / math.pi * math.exp(shift))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import experiment, job_of, ledger_of
+from federations import asked_for_sums, experiment, job_of, ledger_of
 
 from polyeps.build import Job
 from polyeps.client import Cohort, answer
@@ -169,26 +169,26 @@ def number(value: float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-HONEST = [None, 1e18, 7.0, 0.0, -1.0, 0.5, math.nan, math.inf]
+DRAWN = [None, 1e18, 7, 6.5, 0, -1, 0.5, math.nan, math.inf]
 
 
-@pytest.mark.parametrize("honest", HONEST)
+@pytest.mark.parametrize("drawn", DRAWN)
 @pytest.mark.parametrize("summed", [True, False])
-@pytest.mark.parametrize(
-    "method", [{"name": "fedhdp", "trust": "secure-sum"}, {"name": "dp-randagg", "rank": 0}], ids=lambda m: m["name"]
-)
+@pytest.mark.parametrize("method", [{"name": "cmp-fed", "rank": 2}, {"name": "dp-randagg", "rank": 0}], ids=str)
 def test_no_message_talks_a_client_out_of_its_noise(
-    method: dict[str, Any], summed: bool, honest: float | None, tmp_path: Path
+    method: dict[str, Any], summed: bool, drawn: float | None, tmp_path: Path
 ) -> None:
-    job = job_of(experiment(method))
+    job = job_of(experiment(method, model={"name": "mlp", "hidden": [8]}))
     cohort = entered(job, tmp_path)
-    payload = {"model": MODEL} | ({"clip": number(1.0)} if method["name"] == "fedhdp" else {})
-    told = payload if honest is None else {**payload, "honest": number(honest)}
+    action, payload = next(iter(asked_for_sums(job, tmp_path / "b.db").items()))
+    told = {name: tensor for name, tensor in payload.items() if name != "drawn"}
+    told = told if drawn is None else {**told, "drawn": torch.tensor(drawn)}
     with pytest.raises(TaskRefused):
-        answer(cohort, job.algorithm, Task("train", cohort.ids, told, "run", 0, summed=summed))
+        answer(cohort, job.algorithm, Task(action, cohort.ids, told, "run", 0, summed=summed))
     assert bool((cohort.memory["progress"][:, 1] == 0).all())  # nothing is remembered of it
     with pytest.raises(TaskRefused, match="only answered into secure sums, never in the clear"):
-        answer(cohort, job.algorithm, Task("train", cohort.ids, {**payload, "honest": number(5.4)}, "run", 0))
+        answer(cohort, job.algorithm, Task(action, cohort.ids, payload, "run", 0))
+    assert answer(cohort, job.algorithm, Task(action, cohort.ids, payload, "run", 0, summed=True)).ids == cohort.ids
 
 
 def test_a_trusted_server_cannot_ask_for_parts_of_noise(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_clip_that_does_not_adapt_is_the_one_agreed_to(clip: float, tmp_path: 
 def test_learning_rates_only_fall(rate: float, tmp_path: Path) -> None:
     job = job_of(experiment({"name": "dp-randagg", "rank": 0, "rate_decay": 0.9}))
     cohort = entered(job, tmp_path)
-    asked = {"model": MODEL, "honest": number(5.4), "rate": number(rate)}
+    asked = {**asked_for_sums(job, tmp_path / "b.db")["train"], "rate": number(rate)}
     with pytest.raises(TaskRefused, match="'rate' must lie between"):
         answer(cohort, job.algorithm, Task("train", cohort.ids, asked, "run", 0, summed=True))
     asked["rate"] = number(0.9)
@@ -231,15 +231,10 @@ def test_learning_rates_only_fall(rate: float, tmp_path: Path) -> None:
 def test_a_round_nobody_paid_for_does_not_lose_what_is_passed_on(tmp_path: Path) -> None:
     job = job_of(experiment({"name": "cmp-fed", "rank": 2}, model={"name": "mlp", "hidden": [8]}))
     cohort = entered(job, tmp_path)
-    takes = {name: action.takes for name, action in job.algorithm.actions.items()}
+    payloads = asked_for_sums(job, tmp_path / "b.db")
 
     def ask(action: str, round: int) -> tuple[str, ...]:
-        payload = {
-            name: torch.full(
-                [side or 0 for side in spec.shape], max(0.0, spec.lowest), dtype=getattr(torch, spec.dtype)
-            )
-            for name, spec in takes[action].items()
-        }
+        payload = payloads[action]
         return answer(cohort, job.algorithm, Task(action, cohort.ids, payload, "run", round, summed=True)).ids
 
     assert ask("subspace", 0) == cohort.ids

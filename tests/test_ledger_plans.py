@@ -11,8 +11,8 @@ from scipy.stats import norm
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import Gaussian, Poisson, PureDpEvent, TogetherDpEvent
 from polyeps.accounts import Account, Charge, Terms
-from polyeps.core import Budget
-from polyeps.errors import BudgetExceeded, InputError
+from polyeps.core import Adjacency, Budget
+from polyeps.errors import BudgetExceeded, InputError, UnknownEvent
 from polyeps.ledger import Ledger
 
 BUDGET = Budget(1.0, 1e-3)
@@ -252,3 +252,21 @@ def test_delta_is_not_introduced_later(path: Path) -> None:
     ledger = Ledger.create(path, {"a": Terms(Budget(1.0, 0.0))})
     with pytest.raises(InputError, match="δ = 0"):
         ledger.change_budget("a", Budget(1.0, 1e-5), "more")
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+def test_a_budget_that_hides_numbers_of_records_pays_for_no_release_that_tells_them(
+    adjacency: Adjacency, tmp_path: Path
+) -> None:
+    """The price of such a release is the same number, but it is not a price of what is hidden."""
+    ledger = Ledger.create(tmp_path / "a.db", {"ward": Terms(Budget(4.0, 1e-5), adjacency="add-remove")})
+    step = Poisson(0.01, Gaussian(3.0))
+    asked = Charge(("ward",), step, adjacency=adjacency)
+    with pytest.raises(UnknownEvent, match="public rate"):
+        ledger.charge_all([asked])
+    ledger.charge_all([Charge(("ward",), step, adjacency="add-remove")])
+    with pytest.raises(UnknownEvent, match="public rate"):  # also once the same event was charged rightly
+        ledger.charge_all([asked])
+    with pytest.raises(UnknownEvent, match="public rate"):
+        ledger.can_afford(asked)
+    assert Ledger(tmp_path / "a.db").account("ward").charges == 1

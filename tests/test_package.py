@@ -77,7 +77,7 @@ def test_examples_run_without_a_warning(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
 def test_example_experiments_run(path: Path, tmp_path: Path) -> None:
-    assert "No client spent more" in run("run", str(path), "--output", str(tmp_path / "run")).stdout
+    assert "Every client stayed within" in run("run", str(path), "--output", str(tmp_path / "run")).stdout
 
 
 def test_the_first_example_is_short_and_is_the_readmes() -> None:

@@ -73,6 +73,7 @@ class Charge:
     event: DpEvent
     uses: int = 1
     unit: Unit = "record"
+    adjacency: Adjacency | None = None  # that of the algorithm which is charged for; None: the event holds under any
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "uses", whole(self.uses))
@@ -117,9 +118,14 @@ class Account:
             return self.spent(history) <= terms.budget.epsilon
         return afford.fits(history, terms.budget, terms.adjacency, afford.best_accountant(history))
 
-    def steps(self, event: DpEvent, uses: int, unit: Unit) -> History:
-        """Return what a charge consists of; refuse what protects another unit than these terms do."""
+    def steps(self, event: DpEvent, uses: int, unit: Unit, adjacency: Adjacency | None = None) -> History:
+        """Return what a charge consists of; refuse what protects another unit, or compares otherwise, than agreed."""
         added = history_of(event, uses)
+        if self.terms.adjacency == "add-remove" and adjacency not in (None, "add-remove") and not is_pure(added):
+            raise UnknownEvent(
+                f"a {adjacency} event cannot be charged to an add-remove budget, which hides how many records there "
+                "are; train at a public rate (training.rate), or keep a zero-out ledger"
+            )
         if unit != self.terms.unit and not is_pure(added):
             raise UnknownEvent(
                 f"a {unit}-level event cannot be charged to a budget that protects a {self.terms.unit}; "

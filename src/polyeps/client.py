@@ -181,7 +181,7 @@ def _pay(
         able = set(_able(cohort, algorithm, priced, places).tolist())
         answering = [place for place in places.tolist() if place in able or cohort.ids[place] in paid]
         charges = [
-            Charge(tuple(cohort.ids[place] for place in payers), event, unit=algorithm.unit)
+            Charge(tuple(cohort.ids[place] for place in payers), event, 1, algorithm.unit, algorithm.adjacency)
             for event, payers in _by_event(cohort, priced, answering).items()
         ]
         try:
@@ -198,7 +198,7 @@ def _able(cohort: Cohort, algorithm: Algorithm, priced: Priced, places: NDArray[
         return places
     able = [place for place in places.tolist() if cohort.ids[place] in cohort.open]
     for event, payers in _by_event(cohort, priced, places.tolist()).items():
-        charge = Charge(tuple(cohort.ids[place] for place in payers), event, unit=algorithm.unit)
+        charge = Charge(tuple(cohort.ids[place] for place in payers), event, 1, algorithm.unit, algorithm.adjacency)
         able += [place for place, can in zip(payers, cohort.ledger.can_afford(charge), strict=True) if can]
     return np.array(able, dtype=np.int64)
 

@@ -187,7 +187,7 @@ class Ledger:
         answers: dict[Account, bool] = {}
         for account in {self.account(client) for client in charge.clients}:
             answers[account] = key in account.after or not account.obstacle(
-                account.steps(charge.event, charge.uses, charge.unit), run
+                account.steps(charge.event, charge.uses, charge.unit, charge.adjacency), run
             )
         return [answers[self.account(client)] for client in charge.clients]
 

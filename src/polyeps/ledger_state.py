@@ -7,12 +7,13 @@ from typing import Any, Literal, NamedTuple
 from polyeps.accounting.events import History, canonical, describe, understand
 from polyeps.accounts import Account, Charge, Terms
 from polyeps.chain import Draft, Row
-from polyeps.core import Budget, Unit, check_name
+from polyeps.core import Adjacency, Budget, Unit, check_name
 from polyeps.errors import BudgetExceeded, InputError, LedgerError
 
 _FEW = 8  # clients written into a charge itself; larger groups are written once and referred to
 Kind = Literal["charge", "reserve"]
-Key = tuple[str, str, int, Unit, str]  # kind, event, uses, unit, run: all that decides what becomes of an account
+# kind, event, uses, unit, adjacency, run: all that decides what becomes of an account
+Key = tuple[str, str, int, Unit, Adjacency | None, str]
 
 
 class Run(NamedTuple):
@@ -64,7 +65,7 @@ class LedgerState:
             for client in charge.clients:
                 account = leading.get(client) or self.account(client)
                 if key not in account.after:
-                    steps = account.steps(charge.event, charge.uses, charge.unit)
+                    steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency)
                     self._refuse_obstacles(client, account, steps, kind, run)
                 leading[client] = _after(account, key, charge)
             drafts += self._draft(kind, charge, said, end + len(drafts))
@@ -117,6 +118,8 @@ class LedgerState:
                 drafts.append(("cohort", {"clients": payers}))
             payers = self._cohort_rows.get(charge.clients, end + 1)
         content = {"clients": payers, "event": describe(charge.event), "uses": charge.uses, "unit": charge.unit}
+        if charge.adjacency is not None:
+            content["adjacency"] = charge.adjacency
         drafts.append((kind, {**content, **said}))
         return drafts
 
@@ -146,7 +149,8 @@ class LedgerState:
     def _replay_charge(self, kind: Kind, content: Mapping[str, Any]) -> None:
         payers = content["clients"]
         clients = self._cohorts[payers] if isinstance(payers, int) else tuple(payers)
-        charge = Charge(clients, understand(content["event"]), content["uses"], content["unit"])
+        event, compared = understand(content["event"]), content.get("adjacency")
+        charge = Charge(clients, event, content["uses"], content["unit"], compared)
         key = charge_key(kind, charge, content.get("run", ""))
         if "purpose" in content:
             self._payers.setdefault(content["purpose"], []).append(clients)
@@ -169,7 +173,7 @@ class LedgerState:
 def charge_key(kind: Kind, charge: Charge, run: str) -> Key:
     """Return what tells charges apart that lead from one account to another."""
     try:
-        return kind, canonical(charge.event), charge.uses, charge.unit, run
+        return kind, canonical(charge.event), charge.uses, charge.unit, charge.adjacency, run
     except ValueError:
         raise InputError(
             f"the event {charge.event!r} holds a number that is not finite; it cannot be charged"
@@ -178,8 +182,8 @@ def charge_key(kind: Kind, charge: Charge, run: str) -> Key:
 
 def _after(account: Account, key: Key, charge: Charge) -> Account:
     if key not in account.after:
-        kind, _, uses, unit, run = key
-        steps = account.steps(charge.event, uses, unit)
+        kind, run = key[0], key[-1]
+        steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency)
         account.after[key] = account.charged(steps, run) if kind == "charge" else account.reserving(steps, run)
     return account.after[key]
 

@@ -61,8 +61,8 @@ MALFORMED: list[dp.DpEvent] = [
         if bad != INF or isinstance(bad, DiscreteGaussianSumDpEvent)
     ),
     *(dp.ComposedDpEvent(bad) for bad in (None, 3, "ab", ONE, [1], [None])),
-    Poisson(0.1, 3),  # type: ignore[arg-type]
-    dp.SelfComposedDpEvent(None, 1),  # type: ignore[arg-type]
+    Poisson(0.1, 3),
+    dp.SelfComposedDpEvent(None, 1),
 ]
 
 
@@ -124,7 +124,7 @@ def test_unknown_adjacencies_do_not_pass_for_the_mildest(adjacency: Any) -> None
 
 def test_numbers_of_numpy_are_numbers() -> None:
     event = dp.SelfComposedDpEvent(Poisson(np.float64(0.1), Gaussian(np.float64(2.0))), np.int64(1 << 40))
-    assert history_of(event, np.int64(1 << 40)) == {Poisson(0.1, Gaussian(2.0)): 1 << 80}
+    assert history_of(event, np.int64(1 << 40)) == {Poisson(0.1, Gaussian(2.0)): 1 << 80}  # type: ignore[arg-type]
     assert canonical(Gaussian(2)) == canonical(Gaussian(2.0)) == canonical(Gaussian(np.int64(2)))
 
 
@@ -174,7 +174,7 @@ def test_malformed_descriptions_are_refused(data: Any) -> None:
 
 
 def test_subclasses_of_known_events_are_not_known() -> None:
-    class Cheap(dp.NoOpDpEvent):
+    class Cheap(dp.NoOpDpEvent):  # type: ignore[misc]
         pass
 
     with pytest.raises(UnknownEvent):
@@ -230,7 +230,7 @@ def releases_nothing(event: dp.DpEvent) -> bool:
         case SkellamDpEvent(l1_sensitivity=0, l2_sensitivity=0) | DiscreteGaussianSumDpEvent(l2_sensitivity=0):
             return True
         case dp.RandomizedResponseDpEvent():
-            return event.num_buckets == 1 or event.noise_parameter == 1
+            return bool(event.num_buckets == 1 or event.noise_parameter == 1)
         case Truncated(sampling_probability=0):
             return True
         case _:

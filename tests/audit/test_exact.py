@@ -1,5 +1,6 @@
 import itertools
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from polyeps.audit import exact
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection
 from polyeps.mechanisms.selection import WORD, Form, SelectName
+from polyeps.mechanisms.values import GridPiecewise
 from polyeps.methods import certify, fedsel
 
 SHAPES = [(1, 1), (2, 1), (2, 2), (3, 2), (5, 1), (7, 3), (10, 1), (12, 2), (12, 6), (12, 12)]
@@ -59,10 +61,30 @@ def test_sampler_laws_are_laws_near_the_mechanisms(select: SelectName, form: For
     assert found == pytest.approx(exact.laws(select, 6, 2, 1.0, form), abs=1e-12)
 
 
-def test_tied_ranks_would_cost_more() -> None:
+@pytest.mark.parametrize(
+    ("epsilon", "ranks", "expected"),
+    [(1.0, "average", 1.041), (4.0, "average", 4.563), (1.0, "min", 1.525), (4.0, "min", 6.177)],
+)
+def test_tied_ranks_would_cost_more(epsilon: float, ranks: Literal["average", "min"], expected: float) -> None:
     """Why ties must be broken: with the same rank for all others the normaliser moves."""
-    tied = np.exp(np.array([[9, 0, 0, 0, 0, 0, 0, 0, 0, 0], [0, *range(1, 10)]]) / 9)
-    assert exact.largest_log_ratio(tied / tied.sum(1, keepdims=True)) > 1.0 + 0.3
+    assert exact.largest_log_ratio(exact.tied_laws(100, epsilon, ranks)) == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 1.0, 4.0, 20.0])
+@pytest.mark.parametrize("mechanism", ["duchi", "grid-pm"])
+def test_laws_of_values(mechanism: Literal["duchi", "grid-pm"], epsilon: float) -> None:
+    rows = exact.value_laws(mechanism, epsilon)
+    assert {sum(row) for row in rows} == {WORD}
+    ratio = exact.value_ratio(mechanism, epsilon)
+    assert at_most_exp(ratio, epsilon)
+    assert math.log(ratio) == pytest.approx(epsilon, rel=1e-6)
+
+
+def test_the_law_of_grid_pm_is_that_of_its_formula() -> None:
+    law = GridPiecewise(1.0)
+    rows = np.array(exact.value_laws("grid-pm", 1.0)) / WORD
+    assert rows[0] == pytest.approx(law.masses(-1.0), abs=1e-12)
+    assert rows[-1] == pytest.approx(law.masses(1.0), abs=1e-12)
 
 
 def test_large_dimensions_are_refused() -> None:

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from polyeps.audit.montecarlo import audit_report, audit_selection, audit_values, compare
+from polyeps.audit.montecarlo import compare
+from polyeps.audit.samplers import audit_report, audit_selection, audit_values
 from polyeps.mechanisms import selection
 from polyeps.mechanisms.selection import SelectName
 from polyeps.mechanisms.values import ValueMechanism

@@ -23,7 +23,7 @@ from polyeps.accounting.afford import best_accountant
 from polyeps.accounting.events import history_of
 from polyeps.algorithms.counts import Counts
 from polyeps.algorithms.releases import DRAWN, NoiseKind, Release, SecureSums, dues
-from polyeps.audit.canary import bound
+from polyeps.audit.montecarlo import bound
 from polyeps.core import AGREED, PROGRESS, Ask, Payload, Profile, Records, Replies, State, Task, Total, Work
 
 RATE, OTHERS, ROUNDS, SCALE, DELTA, SIZE = 0.5, 7, 3, 1.0, 1e-3, 4

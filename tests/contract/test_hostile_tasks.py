@@ -16,20 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import LocalGrid, experiment, job_of, ledger_of
+from federations import LocalGrid, experiment, honest_tasks, job_of, ledger_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.common.serde import message_to_proto
 
 from polyeps.algorithms import ALGORITHMS
 from polyeps.build import Job
 from polyeps.client import Cohort, answer
-from polyeps.core import ENTER, Replies, Task, Total
+from polyeps.core import ENTER, Task
 from polyeps.errors import PolyepsError
 from polyeps.ledger import Ledger
 from polyeps.messages import usable_rows
-from polyeps.server import Participation, serve
 from polyeps.transport.flower_client import DECLINED
-from polyeps.transport.memory import InMemory
 
 EACH = max(1, int(os.environ.get("POLYEPS_FUZZ", "1500")) // len(ALGORITHMS))
 ANEW = 40  # tasks after which budgets are full again: most are refused, but some are paid for
@@ -40,28 +38,6 @@ MORE: dict[str, dict[str, Any]] = {
     "fedhdp": {"trust": "secure-sum"},
 }
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in ALGORITHMS] + list(MORE.items())
-
-
-class Recorder(InMemory):
-    """Keeps every task that clients are asked."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.tasks: list[Task] = []
-
-    def __call__(self, task: Task) -> Replies:
-        self.tasks.append(task)
-        return super().__call__(task)
-
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-        return super().total(task, least, bits)
-
-
-def honest_tasks(job: Job, path: Path) -> list[Task]:
-    """All that is asked in two rounds."""
-    recorder = Recorder(job.cohort(ledger_of(job, path)), job.algorithm, job.tells)
-    serve(job.algorithm, recorder, job.state, rounds=2, participation=Participation(), seed=5, run="test")
-    return recorder.tasks
 
 
 Change = Callable[[Task, np.random.Generator], Task]

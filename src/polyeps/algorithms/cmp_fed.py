@@ -132,6 +132,7 @@ def cmp_fed(
         trust="secure-sum",
         unit="client",
         conditions=sums.conditions(),
+        arithmetic="ideal" if noise == "gaussian" else "exact",
         sums=terms,
         seeded=federation.seeded,
     )

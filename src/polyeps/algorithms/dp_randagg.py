@@ -81,5 +81,6 @@ def dp_randagg(
         unit="client",
         conditions=sums.conditions(),
         sums=lambda _, asked: sums.terms(release, asked),
+        arithmetic="ideal" if noise == "gaussian" else "exact",
         seeded=federation.seeded,
     )

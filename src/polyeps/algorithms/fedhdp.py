@@ -162,6 +162,7 @@ def fedhdp(
             PUBLIC_GROUP,
             *(conditions(all_counts) if trust == "secure-sum" and all_counts else (SECRET_COHORT,)),
         ),
+        arithmetic="ideal" if trust == "secure-sum" and noise == "gaussian" else "exact",
         sums=terms if trust == "secure-sum" else None,
         memory={} if own is None else own.memory(plain.model.size),
         groups=tuple(names),

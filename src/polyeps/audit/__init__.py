@@ -1,1 +1,6 @@
-"""Attempts to refute certificates: enumeration where it is possible, statistics and support where it is not."""
+"""Attempts to refute certificates: enumeration where it is possible, statistics, support and search where it is not."""
+
+from polyeps.audit.own import audit_algorithm as audit_algorithm
+from polyeps.audit.rows import Row as Row
+
+__all__ = ["Row", "audit_algorithm"]

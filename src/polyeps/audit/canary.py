@@ -6,8 +6,7 @@ cohort is fixed and a client can only be replaced. Only clipping, sampling and n
 canary and many times without, and what is seen is projected on the canary's direction: noise across it tells nothing.
 
 Each trial is summed up by the logarithm of the likelihood ratio of all its rounds. A bound on ε is true whatever the
-score is; this one makes it as large as it can be. The event is chosen on one half of the trials and counted on the
-other, so the choice costs no confidence.
+score is; this one makes it as large as it can be.
 """
 
 from __future__ import annotations
@@ -21,22 +20,16 @@ from typing import Literal
 import dp_accounting as dp
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import beta, binom
 
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, fold
-from polyeps.audit.montecarlo import Finding
+from polyeps.audit.montecarlo import Finding, Floats, Scores, bound, guesses_in_one_run, log_ratio
 from polyeps.core import check_delta
 from polyeps.errors import InputError
 
-Floats = NDArray[np.float64]
-Scores = NDArray[np.float32]  # half the time of doubles, and a bound is true for any score
 Clip = Callable[[Floats], Floats]  # what a client does to its update before it is summed
 
-_CANDIDATES = 400  # events tried on the first half, evenly spaced in the logarithm of how often they happen
-_WARY = 10  # the choice asks for so many times less error: of many rare events the luckiest would win
 _BLOCK = 50_000  # trials at a time, so that they stay in the processor's cache
-_SURE = 80.0  # a round's log-ratio beyond which float32 cannot follow; the bound stays true
 
 
 @dataclass(frozen=True)
@@ -158,11 +151,7 @@ def _log_ratio(mechanism: Mechanism, seen: list[Scores], count: NDArray[np.int64
     if count is not None:
         with np.errstate(divide="ignore"):  # nobody came: surely not joined; all, and one more: surely joined
             if_joined += np.log(count / (mechanism.population - count) * ((1 - rate) / rate))
-    if rate == 1:
-        return if_joined
-    np.minimum(if_joined, np.float32(_SURE), out=if_joined)
-    ratio: Scores = np.log1p(np.float32(rate) * np.expm1(if_joined))
-    return ratio
+    return log_ratio(if_joined, rate)
 
 
 def audit(
@@ -173,89 +162,6 @@ def audit(
     if trials < 2:
         raise InputError(f"an audit needs at least 2 trials, not {trials}")
     return bound(*scores(mechanism, trials, generator), delta, confidence)
-
-
-def refutes(
-    mechanism: Mechanism,
-    claimed: float,
-    delta: float,
-    trials: int,
-    generator: np.random.Generator,
-    confidence: float = 0.99,
-) -> bool:
-    """Whether the mechanism shows more than the claimed ε."""
-    return audit(mechanism, delta, trials, generator, confidence).refutes(claimed)
-
-
-def bound(present: Scores, absent: Scores, delta: float, confidence: float = 0.99) -> Finding:
-    """The lower bound on ε that scores of two data sets show: one event, chosen on their first halves.
-
-    Events are "the score is above t" and, with the data sets exchanged, "the score is below t".
-    """
-    error = (1 - confidence) / 2  # two bounds, of one event
-    half = len(present) // 2
-    chosen = (-math.inf, 0, 0.0, 1)
-    for sign, (likely, unlikely) in ((1, (present, absent)), (-1, (-absent, -present))):
-        seen = np.sort(np.concatenate([likely[:half], unlikely[:half]]))[::-1]
-        ranks = np.unique(np.geomspace(1, len(seen) - 1, _CANDIDATES).astype(int))
-        thresholds = seen[ranks]
-        shown = _log_ratio_bound(
-            _above(likely[:half], thresholds), _above(unlikely[:half], thresholds), half, delta, error / _WARY
-        )
-        best = int(shown.argmax())
-        chosen = max(chosen, (float(shown[best]), best, float(thresholds[best]), sign))
-    _, event, threshold, sign = chosen
-    likely, unlikely = (present, absent) if sign > 0 else (-absent, -present)
-    at = np.array([threshold], np.float32)
-    held = len(present) - half
-    found = _log_ratio_bound(_above(likely[half:], at), _above(unlikely[half:], at), held, delta, error)
-    return Finding(max(0.0, float(found[0])), event, len(present), confidence)
-
-
-def _above(values: Scores, thresholds: Scores) -> NDArray[np.int64]:
-    ascending = np.sort(values)
-    return len(values) - np.searchsorted(ascending, thresholds, side="right")
-
-
-def _log_ratio_bound(
-    likely: NDArray[np.int64], unlikely: NDArray[np.int64], trials: int, delta: float, error: float
-) -> Floats:
-    """ln((P − δ)/Q) with Clopper and Pearson's lower bound on P and upper bound on Q; −∞ where δ explains it all."""
-    low = np.where(likely > 0, beta.ppf(error, likely, trials - likely + 1), 0.0)
-    high = np.where(unlikely < trials, beta.isf(error, unlikely + 1, trials - unlikely), 1.0)
-    with np.errstate(divide="ignore"):
-        ratio: Floats = np.log(np.maximum(low - delta, 0.0) / high)
-    return ratio
-
-
-def one_run_bound(canaries: int, guesses: int, right: int, delta: float, confidence: float = 0.95) -> float:
-    """The lower bound on ε from one run with many independent canaries (Steinke, Nasr and Jagielski 2023).
-
-    Each canary was put in by a fair coin; `guesses` of the coins were guessed, `right` of them rightly. The number
-    of guesses must not depend on what was seen.
-
-    >>> round(one_run_bound(1000, 100, 90, 0.0), 4)
-    1.6308
-    """
-    check_delta(delta)
-    if not 0 <= right <= guesses <= canaries or guesses < 1:
-        raise InputError(f"{right} right of {guesses} guesses on {canaries} canaries is impossible; correct the counts")
-    fewer = np.arange(1, right + 1)
-
-    def chance(tried: float) -> float:
-        """At most how likely so many right guesses are when ε is `tried`; it grows with ε."""
-        share = 1 / (1 + math.exp(-tried))
-        below = binom.cdf(right - 1, guesses, share) - binom.cdf(right - 1 - fewer, guesses, share)
-        lucky = canaries * delta * float(np.max(2 / fewer * below, initial=0.0))
-        return float(binom.sf(right - 1, guesses, share)) + lucky
-
-    low, high = 0.0, 64.0
-    if chance(low) > 1 - confidence:
-        return 0.0
-    while high - low > 1e-9:
-        middle = (low + high) / 2
-        low, high = (middle, high) if chance(middle) <= 1 - confidence else (low, middle)
-    return low
 
 
 def one_run(
@@ -273,8 +179,5 @@ def one_run(
     if mechanism.sampler == "fixed" or mechanism.shows_count:
         raise InputError("one run audits Poisson cohorts of hidden size only: else canaries betray each other")
     put_in = generator.random(canaries) < 0.5
-    order = np.argsort(np.where(put_in, *scores(mechanism, canaries, generator)))
-    outs = guesses // 2
-    ins = guesses - outs
-    right = int((~put_in[order[:outs]]).sum() + put_in[order[canaries - ins :]].sum())
-    return Finding(one_run_bound(canaries, guesses, right, delta, confidence), right, canaries, confidence)
+    seen = np.where(put_in, *scores(mechanism, canaries, generator))
+    return guesses_in_one_run(put_in, seen, delta, confidence, (guesses / canaries,))

@@ -1,12 +1,12 @@
 """The mistakes in accounts of FedHDP and CMP-Fed that a canary exposes, each beside a sound form it must not refute.
 
-A case says what is run and what its account charges; the two agree in the sound ones. Clipping is code that is run on
+An account says what is run and what is charged for it; the two agree in the sound ones. Clipping is code that is run on
 the canary, so that a wrong norm is found by its effect and not by being told.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -17,15 +17,16 @@ from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import Accountant, epsilon
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, split_clip_bit
-from polyeps.audit.canary import Clip, Floats, Mechanism, Release, audit, certified
-from polyeps.audit.montecarlo import Finding
+from polyeps.audit.canary import Clip, Mechanism, Release, audit, certified
+from polyeps.audit.montecarlo import Floats
+from polyeps.audit.rows import Case, Effort, Shown
 from polyeps.mechanisms.clipping import clip_to_norm
 
 DELTA = 1e-4  # of both papers' settings as docs/soundness.md takes them
 
 
 @dataclass(frozen=True)
-class Case:
+class Account:
     """One audit: what is run, what its account charges for a round, and how many trials tell the two apart."""
 
     paper: Literal["fedhdp", "cmp-fed"]
@@ -47,25 +48,24 @@ class Case:
             accountant=self.accountant,
         )
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """What an audit of a case found, beside what was claimed and what we certify for the mechanism as it is run."""
-
-    case: Case
-    claimed: float
-    certified: float
-    finding: Finding
-
     @property
-    def refuted(self) -> bool:
-        return self.finding.refutes(self.claimed)
+    def what(self) -> str:
+        return f"{self.paper} account: {self.name}"
 
 
-def judge(case: Case, generator: np.random.Generator, trials: int | None = None) -> Verdict:
-    """Audit one case; a table is this over all `cases()`."""
-    found = audit(case.mechanism, DELTA, trials or case.trials, generator)
-    return Verdict(case, case.claimed, certified(case.mechanism, DELTA), found)
+def judge(account: Account, effort: Effort) -> Shown:
+    """Audit one account: what it claims, what we certify for the mechanism as it is run, and what is shown."""
+    trials = effort.trials(account.trials)
+    found = audit(account.mechanism, DELTA, trials, effort.generator(account.what), effort.confidence)
+    return Shown(account.claimed, certified(account.mechanism, DELTA), found.epsilon, DELTA, trials)
+
+
+def cases() -> list[Case]:
+    """Return a row for every account."""
+    return [
+        Case(one.what, "sound" if one.sound else "published", "worst-case pair", partial(judge, one))
+        for one in accounts()
+    ]
 
 
 def large_canary(layers: int = 4, rank: int = 16, size: float = 1e6) -> Floats:
@@ -94,14 +94,14 @@ def clip_bit(middle: float) -> Clip:
     return lambda sign: np.where(sign > 0, 1.0 - middle, -middle)
 
 
-def cases(clip: Clip = joint_clip) -> tuple[Case, ...]:
-    """All cases; `clip` is the clipping code under audit in those that are not about another one."""
-    return (*_fedhdp_cases(clip), *_cmp_fed_cases(clip))
+def accounts(clip: Clip = joint_clip) -> tuple[Account, ...]:
+    """All accounts; `clip` is the clipping code under audit in those that are not about another one."""
+    return (*_fedhdp_accounts(clip), *_cmp_fed_accounts(clip))
 
 
-def _fedhdp_cases(clip: Clip) -> list[Case]:
+def _fedhdp_accounts(clip: Clip) -> list[Account]:
     rate, rounds = 0.05, 100
-    whole, small_group = (2000, 100), (20, 1)  # clients, and how many are drawn a round
+    whole = (2000, 100)  # clients, and how many are drawn a round
 
     def update(multiplier: float) -> Release:
         return Release(multiplier, clip, large_canary())
@@ -112,24 +112,25 @@ def _fedhdp_cases(clip: Clip) -> list[Case]:
     def at(multiplier: float) -> DpEvent:
         return Poisson(rate, Gaussian(multiplier))
 
-    one, noisy = (update(1.0),), (update(0.9),)
+    noisy = (update(0.9),)
     uncharged = (update(1.0), bit(1.0, middle=0.0))
     charged = (update(split_clip_bit(1.0, 1.0)), bit(1.0, middle=0.5))
-    counted = Mechanism("poisson", *small_group, rounds, one, count_revealed=True)
-    case = partial(Case, "fedhdp")
+    fixed = Mechanism("fixed", *whole, rounds, noisy)
+    # A small group, of which the realised count tells much; its own noise, rate and rounds.
+    small = Mechanism("poisson", 4, 1, 10, (update(2.0),))
+    of_small = Poisson(small.rate, Gaussian(2.0))
+    case = partial(Account, "fedhdp")
     return [
-        case(
-            "fixed-size cohorts charged as Poisson", Mechanism("fixed", *whole, rounds, noisy), at(0.9), False, 20_000
-        ),
+        case("C2 fixed-size cohorts charged as Poisson", fixed, at(0.9), False, 20_000),
         case("Poisson cohorts", Mechanism("poisson", *whole, rounds, noisy), at(0.9), True),
-        case("sums divided by the realised count", counted, at(1.0), False, 300_000),
-        case("sums divided by the expected count", Mechanism("poisson", *small_group, rounds, one), at(1.0), True),
-        case("clip bits not charged", Mechanism("poisson", *whole, rounds, uncharged), at(1.0), False, 100_000),
+        case("H1 sums divided by the realised count", replace(small, count_revealed=True), of_small, False),
+        case("sums divided by the expected count", small, of_small, True),
+        case("H2 clip bits not charged", Mechanism("poisson", *whole, rounds, uncharged), at(1.0), False, 500_000),
         case("clip bits charged", Mechanism("poisson", *whole, rounds, charged), at(1.0), True),
     ]
 
 
-def _cmp_fed_cases(clip: Clip) -> list[Case]:
+def _cmp_fed_accounts(clip: Clip) -> list[Account]:
     clients, cohort, rounds = 6000, 100, 180
     for_poisson, for_fixed, for_one_release = 1.5134, 3.2401, 1.1850  # noise that each account gives ε = 1 for
 
@@ -147,13 +148,13 @@ def _cmp_fed_cases(clip: Clip) -> list[Case]:
     half = Poisson(cohort / clients, Gaussian(for_one_release))
     fixed = FixedSize(clients, cohort, dp.ComposedDpEvent([Gaussian(for_fixed)] * 2))
     lost = 0.3
-    case = partial(Case, "cmp-fed")
+    case = partial(Account, "cmp-fed")
     return [
-        case("clipped by the spectral norm", run(for_poisson, clipping=spectral_clip), whole, False, 20_000),
-        case("clipped layer by layer", run(for_poisson, clipping=layer_clip), whole, False, 20_000),
-        case("one of two releases charged", run(for_one_release), half, False, 200_000, "rdp"),
-        case("fixed-size cohorts charged as Poisson", run(for_poisson, "fixed"), whole, False, 20_000),
-        case("noise of dropouts lost", run(for_poisson, noise_lost=lost), whole, False, 1_000_000),
+        case("C4 clipped by the spectral norm", run(for_poisson, clipping=spectral_clip), whole, False, 20_000),
+        case("C4 clipped layer by layer", run(for_poisson, clipping=layer_clip), whole, False, 20_000),
+        case("C3 one of two releases charged", run(for_one_release), half, False, 500_000, "rdp"),
+        case("C2 fixed-size cohorts charged as Poisson", run(for_poisson, "fixed"), whole, False, 20_000),
+        case("C5 noise of dropouts lost", run(for_poisson, noise_lost=lost), whole, False, 1_000_000),
         case("noise for the survivors alone", run(for_poisson / (1 - lost) ** 0.5, noise_lost=lost), whole, True),
         case("Poisson cohorts, one norm, both releases charged", run(for_poisson), whole, True),
         case("fixed-size cohorts charged as such", run(for_fixed, "fixed"), fixed, True),

@@ -1,6 +1,6 @@
-"""Selection laws by brute force: every input, every output, and for PE every perturbed status vector.
+"""Laws of selections and values by brute force: every input, every output, for PE every perturbed status vector.
 
-Nothing here uses the formulas of `mechanisms.selection`: laws are built from what the mechanism does, so that the
+No law of a selection uses the formulas of `mechanisms.selection`: it is built from what the mechanism does, so that the
 two can be held against each other. Small dimensions only; PE takes 2^d vectors for each input.
 """
 
@@ -9,13 +9,16 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection
+from polyeps.mechanisms.perturb import CELLS
 from polyeps.mechanisms.selection import WORD, Form, SelectName
+from polyeps.mechanisms.values import cells_of, duchi_lead
 
 LARGEST = 12  # dimension: 4096 perturbed vectors for each of up to 924 inputs
 
@@ -97,3 +100,35 @@ def sampler_laws(select: SelectName, dimension: int, top: int, epsilon: float, f
     left = WORD - sum(rows[0])
     spare = [left // dimension + (j < left % dimension) for j in range(dimension)] + [0]
     return [[count + more for count, more in zip(row, spare, strict=True)] for row in rows]
+
+
+def tied_laws(dimension: int, epsilon: float, ranks: Literal["average", "min"]) -> Laws:
+    """EXP where equal coordinates have equal ranks: one large entry among equal ones, and the same one smallest."""
+    equal = np.full(dimension, (dimension - 2) / 2 if ranks == "average" else 0.0)
+    equal[0] = dimension - 1
+    weight = np.exp(epsilon * np.stack([equal, np.arange(dimension)]) / (dimension - 1))
+    return np.asarray(weight / weight.sum(1, keepdims=True))
+
+
+def value_laws(mechanism: Literal["duchi", "grid-pm"], epsilon: float) -> list[list[int]]:
+    """What `perturb` does with the extreme values and, on the grid, with every place of its band: whole numbers of 2⁵³.
+
+    Other values are mixtures of these, so no pair of them has a larger ratio.
+    """
+    if mechanism == "duchi":
+        lead = int(duchi_lead(np.array([epsilon]))[0])
+        return [[WORD // 2 + lean, WORD // 2 - lean] for lean in (lead, -lead)]
+    law = cells_of(np.array([epsilon]), CELLS)
+    band, inside, outside = int(law.band[0]), int(law.inside[0]), int(law.outside[0])
+    left = WORD - band * inside - (CELLS - band) * outside
+    spare = [0] * CELLS
+    spare[CELLS // 2], spare[CELLS // 2 - 1] = (left + 1) // 2, left // 2
+    starts = range(CELLS - band + 1)
+    return [[spare[j] + (inside if s <= j < s + band else outside) for j in range(CELLS)] for s in starts]
+
+
+def value_ratio(mechanism: Literal["duchi", "grid-pm"], epsilon: float) -> Fraction:
+    """The largest ratio between two values of the sampler's own probabilities, as a fraction."""
+    laws_of_all = np.array(value_laws(mechanism, epsilon))
+    high, low = laws_of_all.max(0).tolist(), laws_of_all.min(0).tolist()
+    return max(Fraction(a, b) for a, b in zip(high, low, strict=True))

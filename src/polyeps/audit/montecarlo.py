@@ -1,26 +1,30 @@
-"""Statistical audits: run the samplers on two inputs, and bound from below the ε their answers show.
+"""Statistics of audits: lower bounds on ε from how often events happened, or from scores, under two data sets.
 
 For an event that happened c times of n under one input and c' of n' under another, ln(low(c, n)/high(c', n')) with
-Clopper and Pearson's bounds is below the true ε with the stated confidence. Several events share the error.
+Clopper and Pearson's bounds is below the true ε with the stated confidence. Several events share the error. Where a
+score orders the outcomes, the event is chosen on one half of the trials and counted on the other, so the choice costs
+no confidence.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from scipy.stats import beta
+from scipy.stats import beta, binom, norm
 
-from polyeps.core import Streams
-from polyeps.engine.noise import SeededStreams
-from polyeps.mechanisms.perturb import perturb
-from polyeps.mechanisms.pick import pick
-from polyeps.mechanisms.selection import Form, SelectName
-from polyeps.mechanisms.values import ValueMechanism
+from polyeps.core import check_delta
+from polyeps.errors import InputError
 
-BINS = 64  # of the histogram a value mechanism's answers are sorted into
+Floats = NDArray[np.float64]
+Scores = NDArray[np.float32]  # half the time of doubles, and a bound is true for any score
+
+_CANDIDATES = 400  # events tried on the first half, evenly spaced in the logarithm of how often they happen
+_WARY = 10  # the choice asks for so many times less error: of many rare events the luckiest would win
+_SURE = 80.0  # a log-ratio beyond which float32 cannot follow; the bound stays true
 
 
 @dataclass(frozen=True)
@@ -47,70 +51,126 @@ def compare(
         ((one, trials[0]), (other, trials[1])),
         ((other, trials[1]), (one, trials[0])),
     ):
-        low = np.where(first > 0, beta.ppf(error, first, n - first + 1), 0.0)
-        high = np.where(second < m, beta.isf(error, second + 1, m - second), 1.0)
-        bounds = np.log(np.maximum(low, 1e-300) / high)
+        bounds = _log_ratio_bound(first, second, (n, m), 0.0, error)
         if bounds.max() > best:
             best, event = float(bounds.max()), int(bounds.argmax())
     return Finding(best, event, min(trials), confidence)
 
 
-def audit_selection(
-    select: SelectName,
-    dimension: int,
-    top: int,
-    epsilon: float,
-    *,
-    form: Form = "sound",
-    trials: int = 100_000,
-    seed: int = 0,
-    confidence: float = 0.99,
+def log_ratio(if_there: Scores, rate: float) -> Scores:
+    """The log-likelihood ratio of a round the canary joins with probability `rate`, given the ratio if it does.
+
+    With the canary a round is a mixture: it took part with probability q, and otherwise nothing differs.
+    """
+    if rate == 1:
+        return if_there
+    ratio: Scores = np.log1p(np.float32(rate) * np.expm1(np.minimum(if_there, np.float32(_SURE))))
+    return ratio
+
+
+def bound(present: Scores, absent: Scores, delta: float, confidence: float = 0.99) -> Finding:
+    """The lower bound on ε that scores of two data sets show: one event, chosen on their first halves.
+
+    Events are "the score is above t" and, with the data sets exchanged, "the score is below t".
+    """
+    error = (1 - confidence) / 2  # two bounds, of one event
+    half = len(present) // 2
+    chosen = (-math.inf, 0, 0.0, 1)
+    for sign, (likely, unlikely) in ((1, (present, absent)), (-1, (-absent, -present))):
+        seen = np.sort(np.concatenate([likely[:half], unlikely[:half]]))[::-1]
+        ranks = np.unique(np.geomspace(1, len(seen) - 1, _CANDIDATES).astype(int))
+        thresholds = seen[ranks]
+        counts = _above(likely[:half], thresholds), _above(unlikely[:half], thresholds)
+        shown = _log_ratio_bound(*counts, (half, half), delta, error / _WARY)
+        best = int(shown.argmax())
+        chosen = max(chosen, (float(shown[best]), best, float(thresholds[best]), sign))
+    _, event, threshold, sign = chosen
+    likely, unlikely = (present, absent) if sign > 0 else (-absent, -present)
+    at = np.array([threshold], np.float32)
+    held = len(present) - half
+    found = _log_ratio_bound(_above(likely[half:], at), _above(unlikely[half:], at), (held, held), delta, error)
+    return Finding(max(0.0, float(found[0])), event, len(present), confidence)
+
+
+def _above(values: Scores, thresholds: Scores) -> NDArray[np.int64]:
+    ascending = np.sort(values)
+    return len(values) - np.searchsorted(ascending, thresholds, side="right")
+
+
+def _log_ratio_bound(
+    likely: NDArray[np.int64], unlikely: NDArray[np.int64], trials: tuple[int, int], delta: float, error: float
+) -> Floats:
+    """ln((P − δ)/Q) with Clopper and Pearson's lower bound on P and upper bound on Q; −∞ where δ explains it all."""
+    n, m = trials
+    low = np.where(likely > 0, beta.ppf(error, likely, n - likely + 1), 0.0)
+    high = np.where(unlikely < m, beta.isf(error, unlikely + 1, m - unlikely), 1.0)
+    with np.errstate(divide="ignore"):
+        ratio: Floats = np.log(np.maximum(low - delta, 0.0) / high)
+    return ratio
+
+
+def one_run_bound(canaries: int, guesses: int, right: int, delta: float, confidence: float = 0.95) -> float:
+    """The lower bound on ε from one run with many independent canaries (Steinke, Nasr and Jagielski 2023).
+
+    Each canary was put in by a fair coin; `guesses` of the coins were guessed, `right` of them rightly. The number
+    of guesses must not depend on what was seen.
+
+    >>> round(one_run_bound(1000, 100, 90, 0.0), 4)
+    1.6308
+    """
+    check_delta(delta)
+    if not 0 <= right <= guesses <= canaries or guesses < 1:
+        raise InputError(f"{right} right of {guesses} guesses on {canaries} canaries is impossible; correct the counts")
+    fewer = np.arange(1, right + 1)
+
+    def chance(tried: float) -> float:
+        """At most how likely so many right guesses are when ε is `tried`; it grows with ε."""
+        share = 1 / (1 + math.exp(-tried))
+        below = binom.cdf(right - 1, guesses, share) - binom.cdf(right - 1 - fewer, guesses, share)
+        lucky = canaries * delta * float(np.max(2 / fewer * below, initial=0.0))
+        return float(binom.sf(right - 1, guesses, share)) + lucky
+
+    low, high = 0.0, 64.0
+    if chance(low) > 1 - confidence:
+        return 0.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if chance(middle) <= 1 - confidence else (low, middle)
+    return low
+
+
+def guesses_in_one_run(
+    put_in: NDArray[np.bool_], scores: Scores, delta: float, confidence: float, shares: Sequence[float] = (0.1,)
 ) -> Finding:
-    """Two vectors whose largest coordinates are each other's smallest; every coordinate and "none" is an event."""
-    ascending = torch.arange(1.0, dimension + 1)
-    tallies = []
-    for number, vector in enumerate((ascending, ascending.flip(0))):
-        streams = _streams(seed, number, trials)
-        found = pick(select, vector.expand(trials, -1), top, np.full(trials, epsilon), streams, form)
-        tallies.append(np.bincount(found + 1, minlength=dimension + 1))
-    return compare(tallies[0], tallies[1], (trials, trials), confidence)
+    """The one-run bound from every canary's coin and score: the boldest guesses are made, half "in" and half "out".
+
+    `shares` are the shares of canaries that are guessed; several share the error.
+    """
+    order = np.argsort(scores)
+    best = Finding(0.0, 0, len(scores), confidence)
+    for share in shares:
+        half = max(1, round(share * len(scores) / 2))
+        right = int((~put_in[order[:half]]).sum() + put_in[order[-half:]].sum())
+        shown = one_run_bound(len(scores), 2 * half, right, delta, 1 - (1 - confidence) / len(shares))
+        if shown > best.epsilon:
+            best = Finding(shown, right, len(scores), confidence)
+    return best
 
 
-def audit_values(
-    mechanism: ValueMechanism, epsilon: float, *, trials: int = 100_000, seed: int = 0, confidence: float = 0.99
-) -> Finding:
-    """The values −1 and 1; events are the bins of a histogram over all answers."""
-    answers = []
-    for number, value in enumerate((-1.0, 1.0)):
-        streams = _streams(seed, number, trials)
-        answers.append(perturb(mechanism, np.full(trials, value), np.full(trials, epsilon), streams))
-    reach = max(float(np.abs(answer).max()) for answer in answers)
-    tallies = [np.histogram(answer, BINS, (-reach, reach))[0] for answer in answers]
-    return compare(tallies[0], tallies[1], (trials, trials), confidence)
+def one_shot_estimate(present: Scores, absent: Scores, delta: float) -> float:
+    """Estimate ε as Andrew et al. do (ICLR 2024): both worlds' scores as Gaussians. An estimate, not a bound."""
+    one, other = present.astype(float), absent.astype(float)
+    apart, spread = float(one.mean() - other.mean()), (float(one.std()), float(other.std()))
+    low, high = 0.0, 64.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _hockey_stick(apart, spread, middle) > delta else (low, middle)
+    return high
 
 
-def audit_report(
-    select: SelectName,
-    mechanism: ValueMechanism,
-    dimension: int,
-    top: int,
-    epsilon: tuple[float, float],
-    *,
-    form: Form = "sound",
-    trials: int = 100_000,
-    seed: int = 0,
-    confidence: float = 0.99,
-) -> Finding:
-    """Both steps of a report together: the first coordinate large and positive, or small and negative."""
-    tallies = []
-    for number in range(2):
-        streams = _streams(seed, number, trials)
-        vector = torch.linspace(1.0, 1.5, dimension) if number else torch.linspace(1.5, 1.0, dimension)
-        index = pick(select, vector.expand(trials, -1), top, np.full(trials, epsilon[0]), streams, form)
-        answer = perturb(mechanism, np.full(trials, -1.0 if number else 1.0), np.full(trials, epsilon[1]), streams)
-        tallies.append(np.bincount(2 * (index + 1) + (answer > 0), minlength=2 * dimension + 2))
-    return compare(tallies[0], tallies[1], (trials, trials), confidence)
-
-
-def _streams(seed: int, number: int, trials: int) -> Streams:
-    return SeededStreams(2 * seed + number, range(trials), 0)
+def _hockey_stick(apart: float, spread: tuple[float, float], epsilon: float) -> float:
+    """The δ at ε between N(apart, s²) and N(0, t²), by a fine sum."""
+    reach = abs(apart) + 12 * max(spread)
+    at = np.linspace(-reach, reach, 20_001)
+    one, other = norm.pdf(at, apart, spread[0]), norm.pdf(at, 0.0, spread[1])
+    return float(np.maximum(0.0, one - math.exp(epsilon) * other).sum() * (at[1] - at[0]))
