@@ -181,6 +181,14 @@ def test_subclasses_of_known_events_are_not_known() -> None:
         history_of(Cheap())
 
 
+def test_no_noise_is_large_enough_for_delta_zero() -> None:
+    for event in (Gaussian(1e161), Gaussian(1.7e308), Poisson(1e-300, Gaussian(1e200)), SkellamDpEvent(1, 1, 1e300)):
+        for accountant in ("pld", "rdp"):
+            with suppress(UnknownEvent):
+                assert epsilon(event, 0.0, accountant=accountant) == INF
+    assert epsilon(Gaussian(1e161), 1e-5) == epsilon(Poisson(0.5, Gaussian(1e17)), 1e-5) == 0
+
+
 NUMBERS = st.one_of(
     st.floats(allow_nan=True, allow_infinity=True),
     st.floats(0, 1),

@@ -16,7 +16,7 @@ from dp_accounting.dp_event import DpEvent
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import gammaln
 
-from polyeps.accounting.events import Gaussian, History, PureDpEvent, pure_sum
+from polyeps.accounting.events import Gaussian, History, PureDpEvent, fold, pure_sum
 from polyeps.accounting.gaussians import gaussian_epsilon
 from polyeps.accounting.lattice import as_gaussians
 from polyeps.accounting.open_cohorts import with_draws_known
@@ -67,6 +67,8 @@ def _on_a_grid(steps: History, delta: float, adjacency: Adjacency) -> float:
     if total == 1:
         return min(max(_inverse(pairs[0][0].remove, delta), _inverse(pairs[0][0].add, delta)), pure_sum(steps))
     spread = math.sqrt(sum(uses * second_moment(step, adjacency) for step, uses in steps.items()))
+    if not (spread > 0 and all(math.isfinite(spread + pair.highest_remove + pair.highest_add) for pair, _ in pairs)):
+        raise OverflowError("losses that no double can hold")
     answer = _composed_epsilon(pairs, delta, spread)
     if not all(pair.symmetric for pair, _ in pairs):
         answer = max(answer, _composed_epsilon([(pair.reversed(), uses) for pair, uses in pairs], delta, spread))
@@ -93,9 +95,9 @@ def pure_epsilon(step_epsilon: float, uses: int, delta: float) -> float:
 def _merge_gaussians(history: History) -> dict[DpEvent, int]:
     """Gaussian releases on the whole data add up in precision; steps that promise everything drop out."""
     steps = {step: uses for step, uses in history.items() if not isinstance(step, Gaussian)}
-    precision = sum(uses * step.noise_multiplier**-2 for step, uses in history.items() if isinstance(step, Gaussian))
-    if precision > 0:
-        steps[Gaussian(precision**-0.5)] = 1
+    alone = [step.noise_multiplier / math.sqrt(uses) for step, uses in history.items() if isinstance(step, Gaussian)]
+    if alone:
+        steps[Gaussian(min(fold(*alone), 1e300))] = 1  # no noise is so large that nothing is released
     return {step: uses for step, uses in steps.items() if not (isinstance(step, PureDpEvent) and step.epsilon == 0)}
 
 
@@ -148,10 +150,13 @@ def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, spread
     answer, wanted, finest = math.inf, max(bound, _SMALL * spread), 0.0
     interval = min(6 * TOLERANCE * wanted, math.sqrt(12 * TOLERANCE * wanted / (uses * hazard)))
     for _ in range(12):
-        fine, coarse = zip(*(_gridded(pair, n, interval, _FORGOTTEN / tilt) for pair, n in pairs), strict=True)
+        lowest = _FORGOTTEN / tilt
+        widest = max(pair.highest_remove + min(pair.highest_add, lowest) for pair, _ in pairs)
+        finest = max(finest, widest / _LONGEST)
+        interval = max(interval, finest)
+        fine, coarse = zip(*(_gridded(pair, n, interval, lowest) for pair, n in pairs), strict=True)
         # What a grid twice as coarse would add to ε if losses were many and small: no less than this one has added.
         excess = (_cumulant(coarse, tilt) - _cumulant(fine, tilt)) / tilt * max(1.0, hazard / (1 + tilt))
-        finest = max(finest, interval * max(len(each.mass) for each in fine) / _LONGEST)
         if excess <= TOLERANCE * wanted or interval <= 1.1 * finest:
             found = _tilted_epsilon(fine, rough, delta, tilt, interval)
             if found.points > _MOST_POINTS:
@@ -172,7 +177,7 @@ def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, spread
             excess = max(excess, TOLERANCE * _FEWEST * interval)  # of ε, a few intervals show nothing
             if excess <= 1.5 * TOLERANCE * wanted or interval <= 1.1 * finest:
                 break
-        interval = max(finest, interval * max(0.2, 0.8 * math.sqrt(TOLERANCE * wanted / excess)))
+        interval *= max(0.2, 0.8 * math.sqrt(TOLERANCE * wanted / excess))
     return answer
 
 
@@ -300,7 +305,7 @@ def _spaced(pair: Profile, uses: int, least: float) -> _Losses:
     """One step's losses at steps of 2 %: a rough picture of them all with few points."""
 
     def grid(highest: float) -> Array:
-        return np.append(0.0, least * np.exp(0.02 * np.arange(2 + max(0, math.ceil(50 * math.log(highest / least))))))
+        return np.append(0.0, least * np.exp(0.02 * np.arange(2 + math.ceil(50 * math.log(max(highest / least, 1.0))))))
 
     return _connected(*_tabulated(pair, grid(pair.highest_remove), grid(pair.highest_add)), uses)
 
