@@ -3,6 +3,7 @@
 import dp_accounting as dp
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
@@ -11,8 +12,10 @@ from polyeps.accounting import epsilon
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson
 from polyeps.algorithms.fedavg import fedavg
 from polyeps.build import prepare
+from polyeps.client import profiles
 from polyeps.config import Experiment
-from polyeps.core import Adjacency
+from polyeps.core import Adjacency, Records, Streams
+from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError, UnknownEvent
 from polyeps.models import logistic
 from polyeps.populate import populate
@@ -96,7 +99,19 @@ def test_an_experiment_says_whom_it_compares_and_discloses_no_more() -> None:
     jobs = [prepare(one, one.algorithm[0], populate(one, 1)) for one in (public, hidden)]
     assert [job.algorithm.adjacency for job in jobs] == ["zero-out", "add-remove"]
     assert [next(iter(job.terms.values())).adjacency for job in jobs] == ["zero-out", "add-remove"]
-    assert "examples" in jobs[0].tells
-    assert "examples" not in jobs[1].tells
+    shown = [profiles(job.cohort(None), job.algorithm, ("examples",)) for job in jobs]
+    assert all(profile.examples for profile in shown[0])
+    assert not any(profile.examples for profile in shown[1])  # whoever asks for it
     assert len(set(jobs[0].scale.tolist())) > 1
     assert len(set(jobs[1].scale.tolist())) == 1
+
+
+@pytest.mark.parametrize("streams", [SeededStreams(1, ["a"], 0), SystemStreams(1)])
+def test_a_client_that_hides_its_number_answers_without_any_record(streams: Streams) -> None:
+    hidden = dp_sgd(SMALL, rate=0.1, batch=8, steps=3, clip=1, learning_rate=1, hide_records=True)
+    nothing = Records(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), torch.tensor([0, 0]))
+    update = hidden.run(torch.zeros(SMALL.size), nothing, streams, 1.0)
+    assert 0.02 < float(update.std()) < 2.0  # noise alone
+    public = dp_sgd(SMALL, rate=0.1, batch=8, steps=3, clip=1, learning_rate=1)
+    with pytest.raises(InputError, match="has no records"):
+        public.run(torch.zeros(SMALL.size), nothing, streams, 1.0)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import asked_for_sums, experiment, job_of, ledger_of
+from federations import asked_for_sums, experiment, honest_tasks, job_of, ledger_of
 
 from polyeps.build import Job
 from polyeps.client import Cohort, answer
 from polyeps.core import ENTER, Action, Algorithm, Payload, Records, Spec, Task, Work, check_name
-from polyeps.engine.noise import SeededStreams
+from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError, TaskRefused
 from polyeps.messages import vector
 
@@ -289,3 +289,25 @@ def test_a_payload_is_checked_once_and_not_for_every_client() -> None:
         return time.perf_counter() - began
 
     assert min(seconds(1000) for _ in range(3)) < 50 * min(seconds(1) for _ in range(3)) + 0.2
+
+
+IDEAL: list[Any] = [
+    {"name": "fedsel", "value": "pm"},
+    {"name": "fedsel-flat", "value": "hm"},
+    {"name": "cmp-fed", "rank": 2},
+    {"name": "fedhdp", "trust": "secure-sum"},
+    {"name": "fedavg", "form": "published"},
+]
+
+
+@pytest.mark.parametrize("method", IDEAL, ids=str)
+def test_a_deployed_client_pays_for_nothing_that_floating_point_noise_would_need(
+    method: dict[str, Any], tmp_path: Path
+) -> None:
+    job = job_of(experiment(method, model={"name": "mlp", "hidden": [8]}))
+    assert job.algorithm.arithmetic == "ideal"
+    first = honest_tasks(job, tmp_path / "b.db")[0]
+    deployed = replace(clients(job, tmp_path), repeatable=False, streams=lambda ids, _: SystemStreams(len(ids)))
+    with pytest.raises(TaskRefused, match="low digits leak"):
+        answer(deployed, job.algorithm, first)
+    assert spent(deployed) == {0.0}

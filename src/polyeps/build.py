@@ -149,8 +149,6 @@ def prepare(
     if entry.local == "sums":
         algorithm = build(scale)  # now that the noise is known, which the server's part needs
     tells: tuple[Field, ...] = ("epsilon", "examples") if experiment.budgets.disclosed else ()
-    if algorithm.adjacency == "add-remove":  # the number of records is what this hides
-        tells = tuple(field for field in tells if field != "examples")
     return Job(
         name=f"{method.title}-{population.seed}",
         entry=entry,

@@ -14,6 +14,7 @@ from polyeps.accounts import Charge
 from polyeps.cohort import Cohort as Cohort
 from polyeps.cohort import Priced
 from polyeps.core import ENTER, PROGRESS, Action, Algorithm, Field, Payload, Profile, Replies, Task, Work
+from polyeps.engine.noise import FLOATS_LEAK
 from polyeps.errors import BudgetExceeded, InputError, TaskRefused, UnknownEvent
 from polyeps.messages import check_task
 
@@ -33,6 +34,8 @@ def _priced(algorithm: Algorithm) -> list[Priced]:
 def profiles(cohort: Cohort, algorithm: Algorithm, tells: Iterable[Field]) -> tuple[Profile, ...]:
     """The faces clients show: their names, what they choose to tell, and whether they could take part."""
     told = set(tells)
+    if algorithm.adjacency == "add-remove":  # how many records there are is what this hides
+        told.discard("examples")
     everyone = np.arange(len(cohort.ids))
     ready = np.ones(len(everyone), dtype=bool)
     for priced in _priced(algorithm):
@@ -65,6 +68,8 @@ def answer(cohort: Cohort, algorithm: Algorithm, task: Task) -> Replies:
     A deployed client keeps its reply before it is sent; asked for the same again, it repeats it free of charge.
     """
     check_task(algorithm, task)
+    if not cohort.repeatable and algorithm.arithmetic == "ideal" and cohort.ledger is not None:
+        raise TaskRefused(f"{task.action!r} would be charged and could not be done: {FLOATS_LEAK}")
     places = cohort.places(task.to)
     if cohort.run is not None and task.run != cohort.run:
         raise TaskRefused(f"these clients take part in the run {cohort.run!r}, not in {task.run!r}; name theirs")

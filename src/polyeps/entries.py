@@ -12,7 +12,7 @@ from polyeps.algorithms import ALGORITHMS
 from polyeps.build import Job, checked_options
 from polyeps.certificate import SECRET_COHORT
 from polyeps.client import Cohort
-from polyeps.journal import ClientRow
+from polyeps.journal import ClientRow, spent_key
 from polyeps.ledger import Ledger
 from polyeps.transport import codec
 
@@ -79,13 +79,13 @@ def outcome(job: Job, ledger: Ledger | None, ended: Mapping[str, Any]) -> tuple[
         return {}, ended
     spent = {client: ledger.spent(client) for client in job.terms}
     if SECRET_COHORT in job.algorithm.conditions:
-        # By what was spent: clients with the same history have one figure for those who know the draws.
-        known = {}
-        for client, epsilon in spent.items():
-            if repr(epsilon) not in known:
-                account = ledger.account(client)
-                terms = account.terms
-                known[repr(epsilon)] = epsilon_if_draws_known(account.history, terms.budget.delta, terms.adjacency)
+        # By what was spent at which δ; of clients alike in both but with other histories, the larger figure.
+        known: dict[str, float] = {}
+        for account in {ledger.account(client) for client in spent}:
+            budget = account.terms.budget
+            key = spent_key(account.spent(), budget.delta)
+            found = epsilon_if_draws_known(account.history, budget.delta, account.terms.adjacency)
+            known[key] = max(found, known.get(key, 0.0))
         ended["spent_if_draws_known"] = {key: value for key, value in known.items() if math.isfinite(value)}
     return spent, ended
 

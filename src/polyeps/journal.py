@@ -73,6 +73,11 @@ class Checkpoint:
     memory: Mapping[str, bytes]  # what clients keep, in pieces; written, those that changed; read, all
 
 
+def spent_key(epsilon: float, delta: float) -> str:
+    """Return the key under which facts hold what was spent against those who know the draws."""
+    return f"{epsilon!r} at {delta!r}"
+
+
 class Journal:
     """The open journal at `path`."""
 

@@ -35,6 +35,7 @@ from polyeps.engine.per_client import (
     whole,
 )
 from polyeps.errors import InputError
+from polyeps.mechanisms.clipping import check_clip
 from polyeps.models import Model
 
 # On the CPU a chunk larger than this gains nothing more: 1 GiB holds a thousand small models' step.
@@ -99,6 +100,9 @@ def dp_sgd(
     record, replace-one. Its price needs the public number of records of every client, `records_held`.
     """
     batching = Batching(sampler, rate, batch, records_held)
+    for bound in np.ravel(clip):
+        if not np.isinf(bound):
+            check_clip("clip", float(bound))
     if hide_records and (batching.fixed or batch is None):
         raise InputError("hide_records needs Poisson batches, and a batch to divide by that is chosen for all clients")
     check_lengths(
@@ -140,7 +144,8 @@ def dp_sgd(
 
     adjacency: Adjacency = "replace-one" if batching.fixed else "add-remove" if hide_records else "zero-out"
     arithmetic: Arithmetic = "ideal" if batching.fixed else "exact-when-deployed"
-    return Training(model, _runner(model, memory, settings_for), price, adjacency, arithmetic)
+    # A client that hides how many records it has must not stand out by having none.
+    return Training(model, _runner(model, memory, settings_for, empty=hide_records), price, adjacency, arithmetic)
 
 
 def sgd(
@@ -217,7 +222,13 @@ def proximal(
     return Training(model, _runner(model, memory, settings_for), price=None)
 
 
-def _runner(model: Model, memory: int | None, settings_for: Callable[[Cohort, PerClient | None], Settings]) -> Run:
+def _runner(
+    model: Model,
+    memory: int | None,
+    settings_for: Callable[[Cohort, PerClient | None], Settings],
+    *,
+    empty: bool = False,
+) -> Run:
     """Train in the way `settings_for` describes; device graphs live as long as the training."""
     graphs = Graphs()
 
@@ -232,7 +243,7 @@ def _runner(model: Model, memory: int | None, settings_for: Callable[[Cohort, Pe
         rate_factor: float = 1.0,
     ) -> Tensor:
         counts = records.counts
-        settings = settings_for(cohort_of(counts, rows), scale)
+        settings = settings_for(cohort_of(counts, rows, empty=empty), scale)
         settings = replace(
             settings, learning_rate=settings.learning_rate * above_zero("rate_factor", rate_factor, Cohort(counts))
         )

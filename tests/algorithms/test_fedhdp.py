@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from summed import MODEL, drawn
 
 from polyeps.accounting.events import RareFailureDpEvent, fold, history_of, split_clip_bit
 from polyeps.algorithms.fedhdp import fedhdp
+from polyeps.algorithms.group_sums import Noise, summed_by_server
 from polyeps.client import answer
-from polyeps.core import ENTER, State, SumTerms, Task
+from polyeps.core import ENTER, Profile, Replies, State, SumTerms, Task
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError, TaskRefused
 from polyeps.mechanisms.grid_sums import GridSum
@@ -350,3 +352,30 @@ def test_a_client_trains_once_for_what_it_paid_and_not_before() -> None:
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         fedhdp(federation(GROUPS, SCALES), **options)
+
+
+def lying(update: float, bit: float) -> Any:
+    """A transport on which every client sends the same numbers."""
+
+    def ask(task: Task) -> Replies:
+        rows = torch.full((len(task.to), MODEL.size), update)
+        return Replies(task.to, {"update": rows, "bit": torch.full((len(task.to),), bit)}, (True,) * len(task.to))
+
+    return ask
+
+
+def test_rows_of_a_group_without_noise_are_clipped_by_the_server_too() -> None:
+    state = State(torch.zeros(MODEL.size), roster=(Profile("a", group="open"), Profile("b", group="strict")))
+    streams = partial(SeededStreams, 1, ["open", "strict"])
+    asked = {"model": state.model, "clip": torch.tensor(2.0, dtype=torch.float64)}
+    found = summed_by_server(state, lying(1e20, 0.5), asked, Noise({"open": 0.0, "strict": 1e-3}, 0.0), streams)
+    assert float(found.sums["open"].norm()) <= 2.0
+    assert float(found.sums["strict"].norm()) <= 2.1
+
+
+@pytest.mark.parametrize("bit", [-3e38, 3e38, -3e5])
+def test_no_bit_makes_the_clip_overflow(bit: float) -> None:
+    algorithm = fedhdp(federation(GROUPS, dict.fromkeys(SCALES, 0.0)))
+    roster = tuple(Profile(str(place), group=name) for place, name in enumerate(GROUPS))
+    after = algorithm.round(State(torch.zeros(MODEL.size), enrolled=roster, roster=roster), lying(0.0, bit))
+    assert 1e-30 <= float(after.kept["clip"]) <= 1e30

@@ -5,14 +5,16 @@ import time
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyeps.core import Records
+from polyeps.engine.exact import Alone
+from polyeps.engine.losses import cross_entropy
 from polyeps.engine.network import record_gradients
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.mechanisms.grid_sums import GridSum
-from polyeps.models import Model, cnn, logistic, lstm, mlp
+from polyeps.models import Model, cnn, from_module, logistic, lstm, mlp
 from polyeps.training import dp_sgd
 
 LOGISTIC = logistic(features=20, classes=4)
@@ -122,15 +124,13 @@ def test_a_records_gradient_has_the_same_bits_in_any_company(model: Model) -> No
 
 @pytest.mark.parametrize("spread", [1e-3, 1.0, 1e6, 1e18])
 def test_a_record_moves_an_exact_sum_by_no_more_than_its_clip_whatever_the_weights(spread: float) -> None:
-    from polyeps.engine.exact import _total
-
     data = records(LOGISTIC, 40)
     start = torch.randn(LOGISTIC.size, generator=torch.Generator().manual_seed(9)) * spread
     grid = GridSum(0.01, LOGISTIC.size, 1.0)
-    whole = _total(LOGISTIC, start, data, torch.arange(40), grid)
+    whole = Alone(LOGISTIC, start).total(data, list(range(40)), grid)
     for left_out in range(0, 40, 3):
-        rest = torch.tensor([i for i in range(40) if i != left_out])
-        moved = whole - _total(LOGISTIC, start, data, rest, grid)
+        rest = [i for i in range(40) if i != left_out]
+        moved = whole - Alone(LOGISTIC, start).total(data, rest, grid)
         assert float(moved.norm()) <= grid.longest
         assert float(moved.norm()) * grid.step <= 0.01 * 1.002
 
@@ -153,3 +153,56 @@ def test_a_deployed_client_takes_at_most_three_times_as_long_as_a_simulated_one(
             training.run(torch.zeros(model.size), data, streams, 1.5)
             seconds[exact].append(time.process_time() - began)
     assert np.median(seconds[True]) < 3 * np.median(seconds[False])
+
+
+OWN = {
+    "GELU": nn.Sequential(nn.Linear(7, 5), nn.GELU(), nn.Linear(5, 2)),
+    "Sigmoid": nn.Sequential(nn.Linear(7, 5), nn.Sigmoid(), nn.Linear(5, 2)),
+    "LayerNorm": nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 2)),
+}
+MODELS = {
+    "logistic": LOGISTIC,
+    "mlp": mlp(),
+    "cnn": cnn(),
+    **{name: from_module(module, cross_entropy, torch.rand(5, 7)) for name, module in OWN.items()},
+}
+
+
+def one_ulp_decides(model: Model) -> Tensor:
+    """Weights under which inputs do not matter and large terms cancel, so that a last bit decides the class."""
+    drawn = torch.Generator().manual_seed(4)
+    weights = torch.zeros(model.size)
+    for number, part in enumerate(model.slices.values()):
+        size = part.stop - part.start
+        spread = 1e8 if number == 2 else 1.0
+        weights[part.start : part.stop] = torch.randn(size, generator=drawn) * spread * (number > 0)
+    return weights
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("hostile", [False, True])
+def test_a_batch_is_the_sum_of_its_records_each_alone_to_the_last_bit(name: str, hostile: bool) -> None:
+    """In a batch of 65 one record once moved the sum of a perceptron by 33 clips, by the others' rounding."""
+    model = MODELS[name]
+    drawn = torch.Generator().manual_seed(6)
+    count = 20 if name == "cnn" else 65
+    x = torch.rand(1, *model.input_shape, generator=drawn)
+    signs = torch.tensor([1.0, -1.0] * count)[:count].reshape(-1, *(1,) * (x.dim() - 1))
+    data = Records(signs * x, torch.tensor([0, 1] * count)[:count], torch.tensor([0, count]))
+    weights = one_ulp_decides(model) if hostile else torch.randn(model.size, generator=drawn)
+    grid = GridSum(1.0, model.size, 1.0)
+    alone = Alone(model, weights)
+    singles = torch.stack([alone.total(data, [record], grid) for record in range(count)])
+    assert float(singles.norm(dim=1).max()) <= grid.longest
+    for some in (list(range(count)), list(range(1, count)), list(range(0, count, 3)), [5, 4]):
+        assert torch.equal(alone.total(data, some, grid), singles[some].sum(0))
+
+
+def test_a_record_for_which_the_module_fails_counts_as_empty(caplog: pytest.LogCaptureFixture) -> None:
+    """An exception for some data would tell that they are there."""
+    model = from_module(nn.Sequential(nn.Linear(7, 2)), cross_entropy, torch.rand(5, 7))
+    bad = Records(torch.rand(3, 7), torch.tensor([0, 9, 1]), torch.tensor([0, 3]))  # a label that is no class
+    grid = GridSum(1.0, model.size, 1.0)
+    alone = Alone(model, torch.zeros(model.size))
+    assert torch.equal(alone.total(bad, [0, 1, 2], grid), alone.total(bad, [0, 2], grid))
+    assert "counts as empty" in caplog.text

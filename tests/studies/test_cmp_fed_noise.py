@@ -49,7 +49,7 @@ def test_every_account_asks_for_its_noise(found: dict[str, Any], account: str, s
 def test_what_it_truly_costs(found: dict[str, Any], account: str, poisson: float, fixed: float) -> None:
     (row,) = [row for row in found["accounts"] if row["account"] == account]
     assert row["true_poisson"] == pytest.approx(poisson, rel=1e-3)
-    assert row["true_fixed"] == pytest.approx(fixed, rel=1e-3)
+    assert row["true_fixed"] == pytest.approx(fixed, rel=2e-3)
     assert row["true_if_draws_are_known"] > row["true_poisson"]
 
 

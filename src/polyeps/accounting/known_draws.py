@@ -23,5 +23,7 @@ def epsilon_if_draws_known(history: History, delta: float, adjacency: Adjacency)
         return 0.0 if known.delta(0.0) <= delta else known.epsilon(delta)
     always: Counter[DpEvent] = Counter()
     for step, uses in history.items():
-        always += history_of(step.event if isinstance(step, Poisson) else step, uses)
+        while isinstance(step, Poisson):
+            step = step.event
+        always += history_of(step, uses)
     return judge(always, delta, adjacency, best_accountant(always))

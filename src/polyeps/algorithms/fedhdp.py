@@ -38,6 +38,8 @@ from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import LONGEST, SHORTEST, clip_to_norm, norms_of
 from polyeps.messages import vector
 
+_STEEPEST = 50.0  # largest exponent by which a clip norm changes in a round: noise on few bits may be anything
+
 
 def fedhdp(
     federation: Federation,
@@ -128,7 +130,8 @@ def fedhdp(
         if adaptive:
             share = found.bits / float(expected.sum()) + 0.5
             # What floats cannot clip to is not asked for: a clip that fell so low has stopped the training anyway.
-            clip = (clip * math.exp(-clip_rate * (share - quantile))).clamp(SHORTEST, LONGEST)
+            exponent = min(max(-clip_rate * (share - quantile), -_STEEPEST), _STEEPEST)
+            clip = (clip * math.exp(exponent)).clamp(SHORTEST, LONGEST)
         return step(state, weights.to(means) @ means, clip=clip, **kept)
 
     bounds = (SHORTEST, LONGEST) if adaptive else (federation.clip, federation.clip)

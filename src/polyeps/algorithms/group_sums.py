@@ -56,7 +56,7 @@ def summed_by_server(
             grid = GridSum(float(asked["clip"]), size, multiplier)
             sums[name] = grid.release(grid.rounded(own).sum(0), words, number).to(state.model)
         else:  # a group without a guarantee
-            sums[name] = own.sum(0)
+            sums[name] = clip_to_norm(own, float(asked["clip"])).sum(0)
     if not noise.bits:
         return GroupSums(sums, float(replies.payload["bit"].double().sum()) if "bit" in replies.payload else 0.0)
     halves = GridSum(0.5, 1, 2 * noise.bits)  # a bit is ±1/2, so its multiplier is twice its deviation

@@ -1,22 +1,28 @@
 """DP-SGD as a deployed client runs it: sums of integers, with integer noise, so that no reply leaks in its low digits.
 
-Each record's gradient is computed as if the record were a client of its own, so that its bits do not depend on which
-other records are in the batch. It is clipped by a norm taken of the gradient itself, rounded to the grid of
+Each record's gradient is computed alone, by autograd through the module as it is. In a batch, the last bits of a matrix
+product or of an activation depend on how many rows there are and where they lie; a server's weights can magnify such
+a bit until it turns other records' gradients round, and then one record would move them all. Alone, no record knows of
+the others, whatever the module does. The gradient is clipped by a norm taken of itself, rounded to the grid of
 `mechanisms.grid_sums` and added up exactly; discrete Gaussian noise follows. All that a client sends is computed from
 these noisy integers and from what the server sent.
 """
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyeps.core import Records
+from polyeps.engine.layers import Linear
 from polyeps.engine.loop import Settings, draw_batches
-from polyeps.engine.network import record_gradients
+from polyeps.engine.mapped import one_tensor
+from polyeps.engine.network import output_gradients
 from polyeps.engine.noise import Streams
 from polyeps.errors import InputError
 from polyeps.mechanisms.grid_sums import GridSum
@@ -41,12 +47,13 @@ def train_exactly(model: Model, starts: Tensor, records: Records, streams: Strea
     for client in range(len(starts)):
         scale = float(settings.deviation[client] / settings.clip[client])
         grid = GridSum(float(settings.clip[client]), model.size, scale)
-        current = starts[client].clone()
+        alone = Alone(model, starts[client])
+        current = alone.weights
         velocity = torch.zeros_like(current)
         for step, noise in enumerate(_noise(grid, words, client, int(settings.steps[client]))):
             end = int(ends[step, client])
-            chosen = torch.from_numpy(batches.records[end - int(batches.sizes[step, client]) : end])
-            total = _total(model, current, records, chosen.to(current.device), grid)
+            chosen = batches.records[end - int(batches.sizes[step, client]) : end].tolist()
+            total = alone.total(records, chosen, grid)
             released = (total.to(torch.int64).cpu() + noise).double() * grid.step  # (d,)
             gradient = (released / float(settings.divisor[client])).to(current)
             if settings.decay is not None:
@@ -67,12 +74,76 @@ def _noise(grid: GridSum, words: Words, client: int, steps: int) -> Iterator[Ten
         yield from torch.from_numpy(drawn)
 
 
-def _total(model: Model, current: Tensor, records: Records, chosen: Tensor, grid: GridSum) -> Tensor:
-    """Return the sum of the chosen records' clipped gradients, in whole steps of the grid, (d,) float64."""
-    total = torch.zeros(model.size, dtype=torch.float64, device=current.device)
-    for some in torch.split(chosen, max(1, _AT_ONCE // model.size)):
-        gradients = record_gradients(
-            model.network, model.loss, current, records.features.index_select(0, some), records.labels[some]
-        )
-        total += grid.rounded(gradients).sum(0)  # whole numbers below 2^53: exact in any order
-    return total
+class Alone:
+    """A copy of a model's module whose parameters are parts of one vector, for one record at a time."""
+
+    def __init__(self, model: Model, start: Tensor) -> None:
+        self.model, self.weights = model, start.detach().clone()
+        self._module = copy.deepcopy(model.module)
+        trained = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+        parts = torch.split(self.weights, [parameter.numel() for parameter in trained])
+        placed = {old: nn.Parameter(part.view(old.shape)) for old, part in zip(trained, parts, strict=True)}
+        for module in self._module.modules():
+            for name, parameter in module._parameters.items():
+                if parameter in placed:
+                    module._parameters[name] = placed[parameter]
+        self._parameters = tuple(placed.values())
+        layers = model.network.layers
+        self._linear = layers[0] if len(layers) == 1 and isinstance(layers[0], Linear) else None
+
+    def gradient(self, row: Tensor, label: Tensor) -> Tensor:
+        """Return the gradient (d,) of one record (1, ...)."""
+        with torch.enable_grad():
+            outputs = one_tensor(self._module, self._module(row), 1)
+        by_outputs = output_gradients(self.model.loss, outputs.detach(), label, None)
+        if not outputs.requires_grad:
+            return torch.zeros_like(self.weights)
+        found = torch.autograd.grad(outputs, self._parameters, by_outputs, materialize_grads=True)
+        return torch.cat([part.reshape(-1) for part in found])
+
+    def total(self, records: Records, chosen: list[int], grid: GridSum) -> Tensor:
+        """Return the sum of some records' clipped gradients, in whole steps of the grid, (d,) float64."""
+        total = self.weights.new_zeros(self.model.size, dtype=torch.float64)
+        together = max(1, _AT_ONCE // self.model.size)
+        for first in range(0, len(chosen), together):
+            some = chosen[first : first + together]
+            rows = self._of_linear(self._linear, records, some) if self._linear else None
+            if rows is None:
+                rows = torch.stack([self._of(records, record) for record in some])
+            total += grid.rounded(rows).sum(0)  # whole numbers below 2^53: exact in any order
+        return total
+
+    def _of_linear(self, layer: Linear, records: Records, some: list[int]) -> Tensor | None:
+        """Return records' gradients under a single linear layer, several times as fast; None where one has none.
+
+        Outputs and losses are of one record at a time. The gradient is an outer product: one multiplication for each
+        number, which is rounded alike wherever it stands.
+        """
+        weight, bias = self.weights[: layer.fan_in * layer.fan_out].view(layer.fan_out, -1), self._parameters[1:]
+        inputs = [records.features[record].reshape(-1).clone() for record in some]
+        try:
+            by_outputs = [
+                output_gradients(
+                    self.model.loss,
+                    (torch.addmv(bias[0].detach(), weight, row) if layer.bias else torch.mv(weight, row))[None],
+                    records.labels[record : record + 1].clone(),
+                    None,
+                )
+                for row, record in zip(inputs, some, strict=True)
+            ]
+        except Exception:  # of one of them: which is found out one by one
+            return None
+        left, right = torch.cat(by_outputs), torch.stack(inputs)
+        products = (left[:, :, None] * right[:, None, :]).flatten(1)
+        return torch.cat([products, left], dim=1) if layer.bias else products
+
+    def _of(self, records: Records, record: int) -> Tensor:
+        """Return one record's gradient; zeros where it has none, since failing for some data would tell of them."""
+        alone = slice(record, record + 1)
+        try:
+            # Copies, which begin where an allocation does; an image is one row for a model of rows.
+            row = records.features[alone].reshape(1, *self.model.input_shape).clone()
+            return self.gradient(row, records.labels[alone].clone())
+        except Exception:  # whatever a user's module raises
+            logging.getLogger(__name__).warning("a record has no gradient under the model received; it counts as empty")
+            return torch.zeros_like(self.weights)

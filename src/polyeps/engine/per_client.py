@@ -30,8 +30,8 @@ class Cohort(NamedTuple):
         return client if self.rows is None else int(self.rows[client])
 
 
-def cohort_of(counts: Whole, rows: Sequence[int] | None) -> Cohort:
-    """The cohort of clients with so many records, whose numbers stand in `rows`."""
+def cohort_of(counts: Whole, rows: Sequence[int] | None, *, empty: bool = False) -> Cohort:
+    """The cohort of clients with so many records, whose numbers stand in `rows`; without any only if `empty` allows."""
     cohort = Cohort(counts)
     if rows is not None:
         array = np.asarray(rows)
@@ -41,7 +41,7 @@ def cohort_of(counts: Whole, rows: Sequence[int] | None) -> Cohort:
         if len(array) and (array.dtype.kind not in "iu" or array.min() < 0):
             raise InputError(f"rows must be whole numbers of at least 0, not {array}")
         cohort = Cohort(counts, array.astype(np.int64))
-    for i in np.flatnonzero(counts <= 0)[:1].tolist():
+    for i in [] if empty else np.flatnonzero(counts <= 0)[:1].tolist():
         raise InputError(f"client in row {cohort.row(i)} has no records; leave it out of the cohort")
     return cohort
 

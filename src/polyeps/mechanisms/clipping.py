@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,15 @@ def check_clip(name: str, clip: float) -> None:
     """Refuse a norm that rows cannot be clipped to, by the name of the setting it comes from."""
     if not SHORTEST <= clip <= LONGEST:  # NaN fails every comparison
         raise InputError(f"{name} must be between {SHORTEST:g} and {LONGEST:g}, not {clip:g}")
+
+
+def steady_norms(rows: Sequence[Tensor]) -> Tensor:
+    """Return the norms (n,) of rows in float64, each with the same bits in whatever company its row is.
+
+    Norms of a matrix are added up in an order that depends on the number of rows and on where they lie in memory. So
+    every row must be in memory of its own, and is multiplied with itself there.
+    """
+    return torch.stack([torch.dot(row, row) for row in rows]).sqrt_()
 
 
 def norms_of(rows: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from polyeps.accounting.lattice import MARGIN, ROUNDING
 from polyeps.errors import InputError
-from polyeps.mechanisms.clipping import check_clip, norms_of
+from polyeps.mechanisms.clipping import check_clip, steady_norms
 from polyeps.mechanisms.lattice_noise import Whole, Wide, wide_gaussian
 from polyeps.mechanisms.words import Words
 
@@ -85,10 +85,12 @@ class GridSum:
         """Return rows (n, size) clipped and rounded to whole steps, in float64, each no longer than `longest`."""
         if not rows.numel():
             return rows.double()
-        norms = norms_of(rows)
+        # Copies, each in memory of its own: or else a row's norm, and its rounding, would depend on the other rows.
+        apart = [row.to(torch.float64, copy=True) for row in rows.unbind()]
+        norms = steady_norms(apart)
         aim = self.clip * _AIM
         factors = torch.where(norms > aim, aim / norms, 1.0) * (math.ldexp(1.0, self.bits) / self.clip)
-        steps = rows.double().mul_(factors[:, None]).round_()
+        steps = torch.stack(apart).mul_(factors[:, None]).round_()
         # Checked on the integers themselves: whatever went wrong before, no row is longer than what is paid for.
         lengths = torch.linalg.vecdot(steps, steps)
         fits = torch.isfinite(norms) & (lengths <= self.longest**2)

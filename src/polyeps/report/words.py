@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from polyeps.certificate import Certificate
+from polyeps.journal import spent_key
 from polyeps.report.curves import accuracy_curve
 from polyeps.report.numbers import percent, plural, share, short, whole
 from polyeps.report.tables import LAST_ROUNDS, NOT_BEGUN, ClientSummary, Job, Line, final_rounds, summarise
@@ -188,7 +189,7 @@ def _promise(line: Line, job: Job, row: ClientSummary) -> str:
             details={},
             conditions=tuple(facts.get("conditions", ())),
             arithmetic=facts.get("arithmetic", "ideal"),
-            certified_if_draws_known=_if_draws_known(facts, row.spent),
+            certified_if_draws_known=_if_draws_known(facts, row),
         ).sentence
         return re.sub(
             r"(?<=\d) (?=\d)|(?<=ε) (?==)|(?<==) |(?<=in) (?=1)", "\u00a0", sentence
@@ -197,10 +198,10 @@ def _promise(line: Line, job: Job, row: ClientSummary) -> str:
         return f"The journal does not say under which terms it was protected ({missing.args[0]} is missing)."
 
 
-def _if_draws_known(facts: Mapping[str, Any], spent: float) -> float | None:
+def _if_draws_known(facts: Mapping[str, Any], row: ClientSummary) -> float | None:
     """Return what was spent against those who know the draws: infinite where no figure is known, None without draws."""
     known = facts.get("spent_if_draws_known")
-    return None if known is None else float(known.get(repr(spent), math.inf))
+    return None if known is None else float(known.get(spent_key(row.spent or 0.0, row.delta or 0.0), math.inf))
 
 
 # What a client must know that chose no protection where others are protected.
