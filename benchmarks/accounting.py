@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from polyeps.accounting import afford, epsilon
-from polyeps.accounting.calibration import calibrate
+from polyeps.accounting.calibration import calibrate, calibrate_each
 from polyeps.accounting.events import Gaussian, Poisson
 from polyeps.core import Budget
 
@@ -44,6 +44,11 @@ def ours(budgets: list[Budget]) -> dict[str, float]:
         cached, _ = timed(lambda: calibrate(budgets, price, STEPS, directory=directory))
         afford._known.clear()
         one, _ = timed(lambda: calibrate(budgets[:1], price, STEPS, directory=directory))
+    afford._known.clear()
+    sizes = np.random.default_rng(1).integers(200, 2000, 100)
+    prices, _ = timed(
+        lambda: calibrate_each(budgets[:100], lambda sigma, row: Poisson(8 / int(sizes[row]), Gaussian(sigma)), STEPS)
+    )
     wanted = np.array([budget.epsilon for budget in budgets])
     used = answer.certified / wanted  # type: ignore[attr-defined]
     look_up, _ = timed(lambda: epsilon(price(1.2345), DELTA))
@@ -52,6 +57,7 @@ def ours(budgets: list[Budget]) -> dict[str, float]:
         "cold_seconds": cold,
         "cached_seconds": cached,
         "one_cached_seconds": one,
+        "hundred_prices_seconds": prices,
         "one_epsilon_seconds": look_up,
         "least_used": float(used.min()),
         "most_used": float(used.max()),
@@ -111,7 +117,7 @@ def main() -> None:
     asked = [float(value) for value in options.peer_budgets.split(",") if value.strip()]
     mine = ours([Budget(float(value), DELTA) for value in drawn])
     scales = calibrate([Budget(value, DELTA) for value in asked], price, STEPS, tolerance=1e-3).scale.tolist()
-    same = dict(zip(options.peer_budgets.split(","), scales, strict=True))
+    same = dict(zip(map(str, asked), scales, strict=True))
     theirs = peers(asked)
     help_seconds = start_up()
     if options.json:
@@ -124,7 +130,9 @@ def main() -> None:
     print(
         f"  {mine['distinct_scales']:.0f} scales, using {mine['least_used']:.2%} to {mine['most_used']:.2%} of a budget"
     )
-    print(f"  one look-up {1e3 * mine['one_cached_seconds']:.1f} ms, one ε {1e3 * mine['one_epsilon_seconds']:.1f} ms")
+    print(f"  100 budgets with a price each in {mine['hundred_prices_seconds']:.2f} s")
+    one, each = 1e3 * mine["one_cached_seconds"], 1e3 * mine["one_epsilon_seconds"]
+    print(f"  one budget, cached {one:.1f} ms, one ε {each:.1f} ms")
     print(f"  σ {same}; `polyeps --help` {help_seconds:.2f} s")
     for name, rows in theirs.items():
         print(f"{name}: " + "; ".join(f"ε = {value}: {row}" for value, row in rows.items()))

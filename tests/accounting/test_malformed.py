@@ -12,7 +12,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyeps.accounting import Accountant, epsilon
+from polyeps.accounting import Accountant, epsilon, rdp
 from polyeps.accounting.calibration import calibrate, calibrate_each
 from polyeps.accounting.events import (
     KNOWN,
@@ -113,6 +113,15 @@ def test_uses_are_whole_numbers_above_zero(uses: Any, ledger: Ledger) -> None:
         assert history_of(ONE, uses) == {}
 
 
+@pytest.mark.parametrize("adjacency", ["", "add_remove", "zero", None, True, "REPLACE-ONE"])
+def test_unknown_adjacencies_do_not_pass_for_the_mildest(adjacency: Any) -> None:
+    for accountant in ("pld", "rdp"):
+        with pytest.raises(InputError, match="adjacency"):
+            epsilon(ONE, 1e-5, adjacency=adjacency, accountant=accountant)
+    with pytest.raises(InputError, match="adjacency"):
+        rdp.filter_epsilon({ONE: 1}, 8.0, 1e-5, adjacency)
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     event = dp.SelfComposedDpEvent(Poisson(np.float64(0.1), Gaussian(np.float64(2.0))), np.int64(1 << 40))
     assert history_of(event, np.int64(1 << 40)) == {Poisson(0.1, Gaussian(2.0)): 1 << 80}  # type: ignore[arg-type]
@@ -170,6 +179,14 @@ def test_subclasses_of_known_events_are_not_known() -> None:
 
     with pytest.raises(UnknownEvent):
         history_of(Cheap())
+
+
+def test_no_noise_is_large_enough_for_delta_zero() -> None:
+    for event in (Gaussian(1e161), Gaussian(1.7e308), Poisson(1e-300, Gaussian(1e200)), SkellamDpEvent(1, 1, 1e300)):
+        for accountant in ("pld", "rdp"):
+            with suppress(UnknownEvent):
+                assert epsilon(event, 0.0, accountant=accountant) == INF
+    assert epsilon(Gaussian(1e161), 1e-5) == epsilon(Poisson(0.5, Gaussian(1e17)), 1e-5) == 0
 
 
 NUMBERS = st.one_of(

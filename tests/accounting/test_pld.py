@@ -1,4 +1,6 @@
 import math
+import time
+from contextlib import suppress
 
 import dp_accounting as dp
 import numpy as np
@@ -240,6 +242,27 @@ def test_impossible_deltas_are_refused(delta: float) -> None:
 @pytest.mark.parametrize("event", [Gaussian(1e-200), Poisson(0.1, Gaussian(1e-200)), PureDpEvent(1e308)])
 def test_what_no_double_holds_is_not_promised(event: dp.DpEvent, accountant: Accountant) -> None:
     assert epsilon(repeated(event, 5), 1e-5, accountant=accountant) == math.inf
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        repeated(Poisson(1 - 2**-53, Gaussian(1.08)), 645_678),
+        repeated(Poisson(3.6e-4, Gaussian(1e-18)), 86_744_750_755_399_344),
+        repeated(Truncated(2, 3e-177, 1, 17.7), 1_348_575_052_920),
+        dp.ComposedDpEvent([repeated(PureDpEvent(5e-235), 188_454_845_417_912), PureDpEvent(5e-5), Gaussian(207.0)]),
+        repeated(PureDpEvent(1e-6), 10**12),
+        repeated(FixedSize(2, 1, Gaussian(4e153)), 10**14),
+    ],
+    ids=range(6),
+)
+def test_absurd_numbers_have_an_answer_soon(event: dp.DpEvent) -> None:
+    start = time.process_time()
+    for adjacency in ("add-remove", "replace-one"):
+        for accountant in ("pld", "rdp"):
+            with suppress(UnknownEvent):
+                assert epsilon(event, 1e-5, adjacency=adjacency, accountant=accountant) >= 0
+    assert time.process_time() - start < 8.0
 
 
 def test_extremes_stay_sound() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import pld, rdp
-from polyeps.accounting.events import History, check_adjacency, history_of, without_failures
+from polyeps.accounting.events import History, check_adjacency, history_of, pure_sum, without_failures
 from polyeps.core import Adjacency, check_delta
 from polyeps.errors import InputError
 
@@ -31,8 +31,8 @@ def judge(history: History, delta: float, adjacency: Adjacency, accountant: Acco
             return math.inf
         with np.errstate(over="raise", divide="raise", invalid="raise"):
             return _JUDGES[accountant](history, delta - failure, adjacency)
-    except ArithmeticError:  # on the way was what no double can hold: then nothing is known, and nothing promised
-        return math.inf
+    except ArithmeticError:  # on the way was what no double can hold: then nothing but a sum is known
+        return pure_sum(history)
 
 
 def epsilon(

@@ -122,6 +122,8 @@ def _add(history: Counter[DpEvent], event: DpEvent, uses: int) -> None:
                 history[dp.NonPrivateDpEvent()] += uses
             elif event.num_buckets > 1:
                 history[PureDpEvent(math.log1p((1 - event.noise_parameter) / share))] += uses
+        case Truncated(sampling_probability=0):
+            return
         case Gaussian() if event.noise_multiplier == 0:
             history[dp.NonPrivateDpEvent()] += uses
         case FixedSize():
@@ -185,7 +187,10 @@ def is_pure(history: History) -> bool:
 
 def pure_sum(history: History) -> float:
     """What a history costs by mere addition, at δ = 0: infinite unless every step is pure."""
-    return sum(step.epsilon * uses for step, uses in history.items()) if is_pure(history) else math.inf
+    try:
+        return sum(step.epsilon * uses for step, uses in history.items()) if is_pure(history) else math.inf
+    except OverflowError:  # more uses than a double can count
+        return math.inf
 
 
 def describe(event: DpEvent) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from polyeps.core import Adjacency, check_delta, clip_norms_moved
 
 _UNLIKELY = 1e-20  # a chance far below any δ of use
 _MOST_COUNTS = 1 << 16
+_MOST_ROUNDS = 1 << 40  # of more, quantiles take for ever: then as if drawn every time
 
 
 def known_draws_epsilon(
@@ -90,11 +91,13 @@ def _drawn_at(rate: float, shift: float, rounds: int) -> KnownDraws:
 @lru_cache(maxsize=64)  # a calibration asks for one over and over
 def _draws(rate: float, rounds: int) -> tuple[Array, Array]:
     """How often a client is drawn, and how likely; what hardly ever happens counts as being drawn every time."""
-    if rate == 1:
-        return np.array([rounds]), np.ones(1)
+    if rate == 1 or rounds > _MOST_ROUNDS:
+        return np.array([float(rounds)]), np.ones(1)
     # By the rounds without a draw: scipy's own quantile of a small upper tail is that of 1.
     likely = min(rounds - 1, rounds - int(binom.ppf(_UNLIKELY, rounds, 1 - rate)))
     least = int(binom.ppf(_UNLIKELY, rounds, rate)) if likely > _MOST_COUNTS else 0
+    if least >= likely:  # drawn nearly every time
+        return np.array([float(rounds)]), np.ones(1)
     rare = float(binom.sf(likely, rounds, rate))
     if likely - least <= _MOST_COUNTS:
         often = np.arange(least + 1, likely + 1)

@@ -8,7 +8,7 @@ outside the window, and the rounding of the transform, count as infinite loss.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +16,10 @@ from dp_accounting.dp_event import DpEvent
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import gammaln
 
-from polyeps.accounting.events import Gaussian, History, PureDpEvent, pure_sum
+from polyeps.accounting.events import Gaussian, History, PureDpEvent, fold, pure_sum
 from polyeps.accounting.gaussians import gaussian_epsilon
 from polyeps.accounting.lattice import as_gaussians
+from polyeps.accounting.losses import Losses, cumulant, gridded, least_ratio, spaced, tilt_towards
 from polyeps.accounting.open_cohorts import with_draws_known
 from polyeps.accounting.profiles import Array, Delta, Profile, is_private, profile, second_moment
 from polyeps.core import Adjacency, clip_norms_moved
@@ -67,6 +68,8 @@ def _on_a_grid(steps: History, delta: float, adjacency: Adjacency) -> float:
     if total == 1:
         return min(max(_inverse(pairs[0][0].remove, delta), _inverse(pairs[0][0].add, delta)), pure_sum(steps))
     spread = math.sqrt(sum(uses * second_moment(step, adjacency) for step, uses in steps.items()))
+    if not (spread > 0 and all(math.isfinite(spread + pair.highest_remove + pair.highest_add) for pair, _ in pairs)):
+        raise OverflowError("losses that no double can hold")
     answer = _composed_epsilon(pairs, delta, spread)
     if not all(pair.symmetric for pair, _ in pairs):
         answer = max(answer, _composed_epsilon([(pair.reversed(), uses) for pair, uses in pairs], delta, spread))
@@ -93,9 +96,9 @@ def pure_epsilon(step_epsilon: float, uses: int, delta: float) -> float:
 def _merge_gaussians(history: History) -> dict[DpEvent, int]:
     """Gaussian releases on the whole data add up in precision; steps that promise everything drop out."""
     steps = {step: uses for step, uses in history.items() if not isinstance(step, Gaussian)}
-    precision = sum(uses * step.noise_multiplier**-2 for step, uses in history.items() if isinstance(step, Gaussian))
-    if precision > 0:
-        steps[Gaussian(precision**-0.5)] = 1
+    alone = [step.noise_multiplier / math.sqrt(uses) for step, uses in history.items() if isinstance(step, Gaussian)]
+    if alone:
+        steps[Gaussian(min(fold(*alone), 1e300))] = 1  # no noise is so large that nothing is released
     return {step: uses for step, uses in steps.items() if not (isinstance(step, PureDpEvent) and step.epsilon == 0)}
 
 
@@ -113,45 +116,22 @@ def _inverse(delta_at: Delta, delta: float) -> float:
     return high
 
 
-@dataclass(frozen=True)
-class _Losses:
-    """The losses of one step: masses at some losses; the rest is infinite."""
-
-    at: Array
-    mass: Array
-    infinite: float
-    uses: int
-
-    def cumulant(self, tilt: float) -> float:
-        """log E[e^(tilt·loss)] of all uses."""
-        exponent = tilt * self.at
-        top = float(max(exponent[0], exponent[-1]))
-        if min(exponent[0], exponent[-1]) > -1 and top < 1:  # hardly any tilt: keep the digits
-            return self.uses * math.log1p(float(np.sum(self.mass * np.expm1(exponent))) - self.infinite)
-        # not a dot product: BLAS would start threads for it, and wait for them on a busy machine
-        return self.uses * (top + math.log(float(np.sum(self.mass * np.exp(exponent - top)))))
-
-    def tilted(self, tilt: float) -> Array:
-        return self.mass * np.exp(tilt * self.at - self.cumulant(tilt) / self.uses)
-
-
-def _cumulant(losses: Sequence[_Losses], tilt: float) -> float:
-    return sum(each.cumulant(tilt) for each in losses)
-
-
 def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, spread: float) -> float:
     """ε of all steps in one direction."""
     uses = sum(uses for _, uses in pairs)
-    rough = [_spaced(pair, n, 1e-4 * spread / math.sqrt(uses)) for pair, n in pairs]
-    tilt, bound = _least(lambda at: _cumulant(rough, at) - math.log(delta), 1 / spread)
+    rough = [spaced(pair, n, 1e-4 * spread / math.sqrt(uses)) for pair, n in pairs]
+    tilt, bound = least_ratio(lambda at: cumulant(rough, at) - math.log(delta), 1 / spread)
     hazard, tilt = 1 + tilt, tilt * max(0.05, 1 - math.sqrt(2 / max(-math.log10(delta), 2)))  # lifts δ above rounding
     answer, wanted, finest = math.inf, max(bound, _SMALL * spread), 0.0
     interval = min(6 * TOLERANCE * wanted, math.sqrt(12 * TOLERANCE * wanted / (uses * hazard)))
     for _ in range(12):
-        fine, coarse = zip(*(_gridded(pair, n, interval, _FORGOTTEN / tilt) for pair, n in pairs), strict=True)
+        lowest = _FORGOTTEN / tilt
+        widest = max(pair.highest_remove + min(pair.highest_add, lowest) for pair, _ in pairs)
+        finest = max(finest, widest / _LONGEST)
+        interval = max(interval, finest)
+        fine, coarse = zip(*(gridded(pair, n, interval, lowest) for pair, n in pairs), strict=True)
         # What a grid twice as coarse would add to ε if losses were many and small: no less than this one has added.
-        excess = (_cumulant(coarse, tilt) - _cumulant(fine, tilt)) / tilt * max(1.0, hazard / (1 + tilt))
-        finest = max(finest, interval * max(len(each.mass) for each in fine) / _LONGEST)
+        excess = (cumulant(coarse, tilt) - cumulant(fine, tilt)) / tilt * max(1.0, hazard / (1 + tilt))
         if excess <= TOLERANCE * wanted or interval <= 1.1 * finest:
             found = _tilted_epsilon(fine, rough, delta, tilt, interval)
             if found.points > _MOST_POINTS:
@@ -164,7 +144,7 @@ def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, spread
                 tilt /= 2
                 continue
             wanted = max(answer, _SMALL * spread)
-            better = _towards(rough, answer, 1 / spread) if found.blurred else tilt
+            better = tilt_towards(rough, answer, 1 / spread) if found.blurred else tilt
             if not 0.9 < better / tilt < 1.1:
                 tilt = better
                 continue
@@ -172,7 +152,7 @@ def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, spread
             excess = max(excess, TOLERANCE * _FEWEST * interval)  # of ε, a few intervals show nothing
             if excess <= 1.5 * TOLERANCE * wanted or interval <= 1.1 * finest:
                 break
-        interval = max(finest, interval * max(0.2, 0.8 * math.sqrt(TOLERANCE * wanted / excess)))
+        interval *= max(0.2, 0.8 * math.sqrt(TOLERANCE * wanted / excess))
     return answer
 
 
@@ -185,17 +165,17 @@ class _Found:
 
 
 def _tilted_epsilon(
-    losses: Sequence[_Losses], rough: Sequence[_Losses], delta: float, tilt: float, interval: float
+    losses: Sequence[Losses], rough: Sequence[Losses], delta: float, tilt: float, interval: float
 ) -> _Found:
     """ε of a composition, by the transform of its tilted losses."""
-    total, cut = _cumulant(losses, tilt), math.log(_CUT * delta)
-    base, beyond = _cumulant(rough, tilt), math.log(_BEYOND)
-    up, _ = _least(lambda at: _cumulant(rough, at) - cut, tilt)
-    over, _ = _least(lambda at: _cumulant(rough, tilt + at) - base - beyond, tilt)
-    down, _ = _least(lambda at: _cumulant(rough, tilt - at) - base - beyond, tilt)
+    total, cut = cumulant(losses, tilt), math.log(_CUT * delta)
+    base, beyond = cumulant(rough, tilt), math.log(_BEYOND)
+    up, _ = least_ratio(lambda at: cumulant(rough, at) - cut, tilt)
+    over, _ = least_ratio(lambda at: cumulant(rough, tilt + at) - base - beyond, tilt)
+    down, _ = least_ratio(lambda at: cumulant(rough, tilt - at) - base - beyond, tilt)
     # The first is what makes the answer sound; where the tilted losses end, what is beyond would only raise it.
-    top = max((_cumulant(losses, up) - cut) / up, (_cumulant(losses, tilt + over) - total - beyond) / over)
-    bottom = -(_cumulant(losses, tilt - down) - total - beyond) / down
+    top = max((cumulant(losses, up) - cut) / up, (cumulant(losses, tilt + over) - total - beyond) / over)
+    bottom = -(cumulant(losses, tilt - down) - total - beyond) / down
     firsts = sum(each.uses * round(each.at[0] / interval) for each in losses)
     lasts = sum(each.uses * round(each.at[-1] / interval) for each in losses)
     first, last = max(math.floor(bottom / interval), firsts), min(math.ceil(top / interval), lasts)
@@ -226,54 +206,7 @@ def _tilted_epsilon(
     return _Found(answer, density / left if left > 0 else 0.0, size, blurred)
 
 
-def _least(cost: Callable[[float], float], start: float) -> tuple[float, float]:
-    """The s > 0 with the least cost(s)/s, and that: golden section of log s, where it falls and then rises."""
-
-    def value(log_s: float) -> float:
-        s = math.exp(log_s)
-        return cost(s) / s
-
-    low, middle, high = (math.log(start) + step for step in (-1.5, 0.0, 1.5))
-    at_low, at_middle, at_high = value(low), value(middle), value(high)
-    for _ in range(60):
-        if at_low < at_middle:
-            low, middle, high = low - 1.5, low, middle
-            at_low, at_middle, at_high = value(low), at_low, at_middle
-        elif at_high < at_middle - 1e-3 * abs(at_middle):  # where losses are bounded it may fall for ever
-            low, middle, high = middle, high, high + 1.5
-            at_low, at_middle, at_high = at_middle, at_high, value(high)
-        else:
-            break
-    while high - low > 0.05:
-        left = middle - low > high - middle
-        new = middle + 0.38 * ((low if left else high) - middle)
-        at_new = value(new)
-        if at_new < at_middle:
-            low, high = (low, middle) if left else (middle, high)
-            middle, at_middle = new, at_new
-        elif left:
-            low = new
-        else:
-            high = new
-    return math.exp(middle), at_middle
-
-
-def _towards(losses: Sequence[_Losses], loss: float, scale: float) -> float:
-    """The tilt under which a loss is the mean one; hardly any where it is already above the mean."""
-
-    def mean(tilt: float) -> float:
-        return (_cumulant(losses, 1.01 * tilt) - _cumulant(losses, 0.99 * tilt)) / (0.02 * tilt)
-
-    low, high = 1e-4 * scale, scale
-    while mean(high) < loss and high < 1e6 * scale:
-        high *= 2
-    for _ in range(12):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if mean(middle) < loss else (low, middle)
-    return high
-
-
-def _convolve(losses: Sequence[_Losses], tilt: float, size: int) -> Array:
+def _convolve(losses: Sequence[Losses], tilt: float, size: int) -> Array:
     """Masses of the sum of all tilted losses, counted from the sum of the first indices and modulo `size`."""
     log_magnitude, phase = np.zeros(size // 2 + 1), np.zeros(size // 2 + 1)
     for each in losses:
@@ -284,55 +217,6 @@ def _convolve(losses: Sequence[_Losses], tilt: float, size: int) -> Array:
     audible = log_magnitude > -80  # the rest adds nothing a double can hold
     product[audible] = np.exp(log_magnitude[audible]) * np.exp(1j * phase[audible])
     return np.maximum(irfft(product, size), 0.0)
-
-
-def _gridded(pair: Profile, uses: int, interval: float, lowest: float) -> tuple[_Losses, _Losses]:
-    """One step's losses rounded up to multiples of `interval`, and of twice that; the lowest, up to −`lowest`."""
-
-    def grid(highest: float) -> Array:
-        return interval * np.arange(1 + 2 * max(1, math.ceil(highest / interval / 2)))
-
-    up, down = _tabulated(pair, grid(pair.highest_remove), grid(min(pair.highest_add, lowest)))
-    return _connected(up, down, uses), _connected(up[:, ::2], down[:, ::2], uses)
-
-
-def _spaced(pair: Profile, uses: int, least: float) -> _Losses:
-    """One step's losses at steps of 2 %: a rough picture of them all with few points."""
-
-    def grid(highest: float) -> Array:
-        return np.append(0.0, least * np.exp(0.02 * np.arange(2 + max(0, math.ceil(50 * math.log(highest / least))))))
-
-    return _connected(*_tabulated(pair, grid(pair.highest_remove), grid(pair.highest_add)), uses)
-
-
-def _tabulated(pair: Profile, up: Array, down: Array) -> tuple[Array, Array]:
-    """Both orders of a profile: losses from 0, and δ at each of them, which never rises."""
-
-    def table(delta: Delta, grid: Array) -> Array:
-        return np.stack([grid, np.minimum.accumulate(np.clip(delta(grid), 0.0, 1.0))])
-
-    rises = table(pair.remove, up)
-    return rises, rises if pair.symmetric and len(up) == len(down) else table(pair.add, down)
-
-
-def _connected(up: Array, down: Array, uses: int) -> _Losses:
-    """The distribution whose profiles are the chords between tabulated ones (in e^ε)."""
-    rises, falls = _positive_losses(up), _positive_losses(down)
-    falls = falls * np.exp(-down[0, 1:])  # seen from P instead of Q
-    infinite = float(up[1, -1])
-    at_zero = max(0.0, 1 - infinite - float(rises.sum()) - float(falls.sum()))
-    at, mass = np.concatenate([-down[0, :0:-1], up[0]]), np.concatenate([falls[::-1], [at_zero], rises])
-    some = np.flatnonzero(mass)
-    held = slice(some[0], some[-1] + 1)
-    return _Losses(at[held], mass[held], infinite, uses)
-
-
-def _positive_losses(table: Array) -> Array:
-    """Masses at the tabulated losses above 0."""
-    gap, drop = np.minimum(np.diff(table[0]), 700.0), -np.diff(table[1])  # ≥ 0
-    mass = drop / -np.expm1(-gap)
-    mass[:-1] -= drop[1:] / np.expm1(gap[1:])
-    return np.maximum(mass, 0.0)
 
 
 def _invert(loss: Array, mass: Array, scaled: Array, errors: Array, delta: float) -> float:

@@ -84,6 +84,13 @@ def pure(epsilon: float) -> Profile:
     return symmetric(lambda x: np.exp(x + log_share) * np.expm1(np.maximum(epsilon - x, 0.0)), epsilon)
 
 
+def _log_mixed(rate: float, exponent: float) -> float:
+    """log(1 − q + q·e^exponent), with its digits where it is small."""
+    if abs(exponent) < 1:
+        return math.log1p(rate * math.expm1(exponent))
+    return float(np.logaddexp(_log1m(rate), math.log(rate) + exponent))
+
+
 def _deviations(probability: float) -> float:
     """How far out a standard normal is with this probability; no less than its mean."""
     return max(0.0, -float(ndtri(min(probability, 0.5))))
@@ -107,7 +114,7 @@ def sampled_gaussian(rate: float, mu: float, cut: float) -> Profile:
     remove: q·δ_Gauss(t), e^t = 1 + (e^ε − 1)/q.    add: (1 − (1−q)e^ε)₊·δ_Gauss(−t), e^t = 1 − (1 − e^−ε)/q.
     """
     tail = _deviations(cut / rate)  # as δ is at most q·Φ(−tail) there
-    highest = max(float(np.logaddexp(_log1m(rate), math.log(rate) + mu * (tail + mu / 2))), 0.0)
+    highest = _log_mixed(rate, mu * (tail + mu / 2))
     if rate == 1:
         return symmetric(lambda epsilon: _gaussian(mu, epsilon), highest)
 
@@ -140,9 +147,7 @@ def sampled_replacement(rate: float, mu: float, cut: float) -> Profile:
 
     tail = _deviations(cut)
     up, down = mu * (tail + mu / 2), -mu * (tail + 3 * mu / 2)
-    log_q = math.log(rate)
-    highest = np.logaddexp(_log1m(rate), log_q + up) - np.logaddexp(_log1m(rate), log_q + down)
-    return symmetric(delta, float(highest))
+    return symmetric(delta, _log_mixed(rate, up) - _log_mixed(rate, down))
 
 
 def truncated(step: Truncated, adjacency: Adjacency, cut: float) -> Profile:
@@ -157,7 +162,7 @@ def truncated(step: Truncated, adjacency: Adjacency, cut: float) -> Profile:
     if weight == 0:
         return whole
     kept = float(binom.sf(cap, size, rate)) * cap / weight / size
-    replaced = sampled_replacement(min(kept, 1.0), 2 / step.noise_multiplier, cut)
+    replaced = sampled_replacement(max(min(kept, 1.0), 1e-300), 2 / step.noise_multiplier, cut)
 
     def mixed(uncut: Delta) -> Delta:
         return lambda epsilon: weight * replaced.remove(epsilon) + (1 - weight) * uncut(epsilon)

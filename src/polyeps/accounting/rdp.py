@@ -94,7 +94,10 @@ def _library(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> Ar
     judge = RdpAccountant(orders, relation)
     if not judge.supports(step):
         raise UnknownEvent(f"the RDP accountant does not know {type(step).__name__} under {adjacency} adjacency")
-    found = np.asarray(judge.compose(step).rdp, dtype=float)
+    try:
+        found = np.asarray(judge.compose(step).rdp, dtype=float)
+    except ValueError:  # numbers that its formulas cannot hold
+        return np.full(len(orders), np.inf)
     # The library's sums for samples of fixed size are off by up to this; a Gaussian's cost is in closed form.
     return found if isinstance(step, Gaussian) else np.maximum(found, 0.0) + 1e-11
 
