@@ -143,6 +143,8 @@ def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
         clip = clip.double().masked_fill_(clip < SHORTEST, 0.0)
     factors = (clip * AIM / squares.sqrt_()).clamp_(max=1.0)
     broken = ~(factors >= SMALLEST)
+    if squares.is_cuda:
+        factors = factors.float()  # once, not in every layer
     if squares.is_cuda or bool(broken.any()):  # a captured graph cannot ask
         factors.masked_fill_(broken, 0.0)
         for contribution in contributions:
