@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any, Literal, get_args
 
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import afford, rdp
 from polyeps.accounting.events import History, history_of, is_pure
+from polyeps.accounting.kinds import check_uses
 from polyeps.core import Adjacency, Budget, Unit
 from polyeps.errors import InputError, UnknownEvent
 
@@ -19,13 +19,6 @@ from polyeps.errors import InputError, UnknownEvent
 # fixed: all that may be asked was planned before the first answer; privacy losses then compose exactly.
 Schedule = Literal["adaptive", "fixed"]
 Obstacle = Literal["", "budget", "plan", "run"]
-
-
-def whole(uses: Any) -> int:
-    """Return a number of uses; refuse what is not a whole positive number."""
-    if isinstance(uses, bool) or not isinstance(uses, Integral) or uses < 1:
-        raise InputError(f"uses is {uses!r}; it must be a whole number of at least 1")
-    return int(uses)
 
 
 @dataclass(frozen=True)
@@ -76,7 +69,7 @@ class Charge:
     adjacency: Adjacency | None = None  # that of the algorithm which is charged for; None: the event holds under any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "uses", whole(self.uses))
+        object.__setattr__(self, "uses", check_uses(self.uses, least=1))
         object.__setattr__(self, "clients", tuple(self.clients))
 
 

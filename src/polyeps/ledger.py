@@ -11,7 +11,8 @@ from uuid import uuid4
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import afford
-from polyeps.accounts import Account, Charge, Terms, whole
+from polyeps.accounting.kinds import check_uses
+from polyeps.accounts import Account, Charge, Terms
 from polyeps.chain import Chain, Clock, Draft, Row, now
 from polyeps.core import Budget, Unit, check_name
 from polyeps.errors import InputError, LedgerError
@@ -202,7 +203,7 @@ class Ledger:
         run: str = "",
     ) -> int:
         """Return how many such charges a client could still pay, up to `most`."""
-        account, uses = self.account(client), whole(uses)
+        account, uses = self.account(client), check_uses(uses, least=1)
         return afford.affordable(
             lambda times: times == 0 or not account.obstacle(account.steps(event, uses * times, unit), run), most
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyeps.aggregation import weighted_mean
 from polyeps.certificate import Form
-from polyeps.core import Action, Ask, Payload, Profile, Replies, Spec, State, Streams, Task, Work
+from polyeps.core import Action, Algorithm, Ask, Field, Payload, Profile, Replies, Spec, State, Streams, Task, Work
 from polyeps.engine.noise import SystemStreams
 from polyeps.grouping import split_by_epsilon
 from polyeps.mechanisms.clipping import check_clip
@@ -109,6 +109,22 @@ def train_locally(training: Training) -> Action:
 
     size = training.model.size
     return Action(run, training.price, takes={"model": vector(size)}, gives=lambda _: {"update": update(size)})
+
+
+def with_noise_of_their_own(
+    training: Training,
+    round: Callable[[State, Ask], State],
+    needs: tuple[Field, ...] = (),
+    actions: Mapping[str, Action] | None = None,
+) -> Algorithm:
+    """Return an algorithm whose clients train, by default, and whose guarantee is that of their training."""
+    return Algorithm(
+        {"train": train_locally(training)} if actions is None else actions,
+        round,
+        needs=needs,
+        adjacency=training.adjacency,
+        arithmetic=training.arithmetic,
+    )
 
 
 def updates_of(training: Training, work: Work) -> Tensor:

@@ -9,7 +9,15 @@ Departure: the mean is over who answered, not over who was asked, so a client th
 
 from typing import Literal
 
-from polyeps.algorithms.blocks import Split, ask_updates, check_split, mean, public_clients, step, train_locally
+from polyeps.algorithms.blocks import (
+    Split,
+    ask_updates,
+    check_split,
+    mean,
+    public_clients,
+    step,
+    with_noise_of_their_own,
+)
 from polyeps.core import Algorithm, Ask, Field, State
 from polyeps.errors import InputError
 from polyeps.training import Training
@@ -29,13 +37,7 @@ def fedavg(training: Training, *, weights: Literal["equal", "examples"] = "equal
         return step(state, mean(replies.payload["update"], by))
 
     needs: tuple[Field, ...] = ("examples",) if weights == "examples" else ()
-    return Algorithm(
-        {"train": train_locally(training)},
-        round,
-        needs=needs,
-        adjacency=training.adjacency,
-        arithmetic=training.arithmetic,
-    )
+    return with_noise_of_their_own(training, round, needs=needs)
 
 
 def public_only(training: Training, *, split: Split = "mixture", split_at: float | None = None) -> Algorithm:
@@ -47,10 +49,4 @@ def public_only(training: Training, *, split: Split = "mixture", split_at: float
         replies = ask_updates(state, ask, [client for client in state.roster if client.id in public])
         return step(state, mean(replies.payload["update"])) if replies.ids else state
 
-    return Algorithm(
-        {"train": train_locally(training)},
-        round,
-        needs=("epsilon",),
-        adjacency=training.adjacency,
-        arithmetic=training.arithmetic,
-    )
+    return with_noise_of_their_own(training, round, needs=("epsilon",))

@@ -27,7 +27,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from polyeps.aggregation import inverse_variance_weights, variances_of_norms
-from polyeps.algorithms.blocks import ask_updates, step, train_locally
+from polyeps.algorithms.blocks import (
+    ask_updates,
+    step,
+    train_locally,
+    with_noise_of_their_own,
+)
 from polyeps.algorithms.projecting import (
     Rank,
     SubspaceOf,
@@ -88,7 +93,7 @@ def pdp_fl(
     actions = {"train": train_locally(training)}
     if delayed:
         actions["project"] = project_locally(training, per_tensor)
-    return Algorithm(actions, round, adjacency=training.adjacency, arithmetic=training.arithmetic)
+    return with_noise_of_their_own(training, round, actions=actions)
 
 
 def remember(state: State, replies: Replies, grouping: Grouping, anew: bool) -> dict[str, torch.Tensor]:

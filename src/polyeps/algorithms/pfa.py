@@ -13,7 +13,15 @@ all enrolled clients, not anew among those of a round; in a round without a publ
 
 from typing import Literal
 
-from polyeps.algorithms.blocks import Split, ask_updates, check_split, epsilons, public_clients, step, train_locally
+from polyeps.algorithms.blocks import (
+    Split,
+    ask_updates,
+    check_split,
+    epsilons,
+    public_clients,
+    step,
+    with_noise_of_their_own,
+)
 from polyeps.algorithms.projecting import Projection, Rank, SubspaceOf, combine, directions_of
 from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
@@ -44,10 +52,4 @@ def pfa(
         update, _ = combine(replies.payload["update"], weighing, public, directions, state.round)
         return step(state, update)
 
-    return Algorithm(
-        {"train": train_locally(training)},
-        round,
-        needs=("epsilon",),
-        adjacency=training.adjacency,
-        arithmetic=training.arithmetic,
-    )
+    return with_noise_of_their_own(training, round, needs=("epsilon",))

@@ -14,7 +14,16 @@ that private clients must download. A round without a public answer goes on with
 
 from typing import Literal
 
-from polyeps.algorithms.blocks import Split, ask_updates, check_split, epsilons, public_clients, step, train_locally
+from polyeps.algorithms.blocks import (
+    Split,
+    ask_updates,
+    check_split,
+    epsilons,
+    public_clients,
+    step,
+    train_locally,
+    with_noise_of_their_own,
+)
 from polyeps.algorithms.projecting import (
     Rank,
     SubspaceOf,
@@ -59,4 +68,4 @@ def pfa_plus(
         return step(state, update, **kept_basis(basis))
 
     actions = {"train": train_locally(training), "project": project_locally(training, per_tensor)}
-    return Algorithm(actions, round, needs=("epsilon",), adjacency=training.adjacency, arithmetic=training.arithmetic)
+    return with_noise_of_their_own(training, round, ("epsilon",), actions)

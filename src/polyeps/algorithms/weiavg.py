@@ -5,7 +5,13 @@
 Departure: the paper's contribution (2) prints the weights upside down; equation 4, which we follow, does not.
 """
 
-from polyeps.algorithms.blocks import ask_updates, epsilons, mean, step, train_locally
+from polyeps.algorithms.blocks import (
+    ask_updates,
+    epsilons,
+    mean,
+    step,
+    with_noise_of_their_own,
+)
 from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
 
@@ -19,10 +25,4 @@ def weiavg(training: Training) -> Algorithm:
             return state
         return step(state, mean(replies.payload["update"], epsilons(state, replies.ids)))
 
-    return Algorithm(
-        {"train": train_locally(training)},
-        round,
-        needs=("epsilon",),
-        adjacency=training.adjacency,
-        arithmetic=training.arithmetic,
-    )
+    return with_noise_of_their_own(training, round, needs=("epsilon",))
