@@ -206,3 +206,24 @@ def test_a_record_for_which_the_module_fails_counts_as_empty(caplog: pytest.LogC
     alone = Alone(model, torch.zeros(model.size))
     assert torch.equal(alone.total(bad, [0, 1, 2], grid), alone.total(bad, [0, 2], grid))
     assert "counts as empty" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.int16, torch.float32])
+def test_tokens_of_any_type_are_learnt_from(kind: torch.dtype) -> None:
+    model = lstm(vocabulary=30, classes=2, length=12)
+    drawn = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 30, (40, *model.input_shape), generator=drawn).to(kind)
+    data = Records(tokens, torch.randint(0, 2, (40,), generator=drawn), torch.tensor([0, 40]))
+    training = dp_sgd(model, rate=0.3, batch=12, steps=4, clip=1.0, learning_rate=1.0)
+    start = model.start(torch.Generator().manual_seed(0))
+    simulated = training.run(start, data, SeededStreams(1, ["a"], 0), 0.0)
+    deployed = training.run(start, data, exactly(1), 1e-4)
+    assert float((simulated - deployed).norm()) < 0.02 * float(simulated.norm())
+
+
+def test_a_module_that_always_fails_is_refused_instead_of_trained_on_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = from_module(nn.Sequential(nn.Linear(7, 3), nn.ReLU(), nn.Linear(3, 2)), cross_entropy, torch.rand(5, 7))
+    monkeypatch.setattr(nn.ReLU, "forward", lambda *_: 1 / 0)
+    data = Records(torch.rand(3, 7), torch.tensor([0, 1, 1]), torch.tensor([0, 3]))
+    with pytest.raises(InputError, match="no gradient even for a record of zeros"):
+        Alone(model, torch.zeros(model.size)).check(data)

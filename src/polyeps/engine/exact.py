@@ -48,6 +48,7 @@ def train_exactly(model: Model, starts: Tensor, records: Records, streams: Strea
         scale = float(settings.deviation[client] / settings.clip[client])
         grid = GridSum(float(settings.clip[client]), model.size, scale)
         alone = Alone(model, starts[client])
+        alone.check(records)
         current = alone.weights
         velocity = torch.zeros_like(current)
         for step, noise in enumerate(_noise(grid, words, client, int(settings.steps[client]))):
@@ -91,6 +92,14 @@ class Alone:
         layers = model.network.layers
         self._linear = layers[0] if len(layers) == 1 and isinstance(layers[0], Linear) else None
 
+    def check(self, records: Records) -> None:
+        """Refuse a module that fails whatever the data are: it would count all records as empty without a word."""
+        zeros = self.weights.new_zeros(1, *self.model.input_shape, dtype=self.model.input_type)
+        try:
+            self.gradient(zeros, records.labels.new_zeros(1, *records.labels.shape[1:]))
+        except Exception as error:  # whatever a user's module raises; no record is in it
+            raise InputError(f"the model has no gradient even for a record of zeros ({error}); mend it") from error
+
     def gradient(self, row: Tensor, label: Tensor) -> Tensor:
         """Return the gradient (d,) of one record (1, ...)."""
         with torch.enable_grad():
@@ -120,7 +129,7 @@ class Alone:
         number, which is rounded alike wherever it stands.
         """
         weight, bias = self.weights[: layer.fan_in * layer.fan_out].view(layer.fan_out, -1), self._parameters[1:]
-        inputs = [records.features[record].reshape(-1).clone() for record in some]
+        inputs = [records.features[record].reshape(-1).to(torch.float32, copy=True) for record in some]
         try:
             by_outputs = [
                 output_gradients(
@@ -142,8 +151,8 @@ class Alone:
         alone = slice(record, record + 1)
         try:
             # Copies, which begin where an allocation does; an image is one row for a model of rows.
-            row = records.features[alone].reshape(1, *self.model.input_shape).clone()
-            return self.gradient(row, records.labels[alone].clone())
+            row = records.features[alone].reshape(1, *self.model.input_shape)
+            return self.gradient(row.to(self.model.input_type, copy=True), records.labels[alone].clone())
         except Exception:  # whatever a user's module raises
             logging.getLogger(__name__).warning("a record has no gradient under the model received; it counts as empty")
             return torch.zeros_like(self.weights)
