@@ -15,7 +15,7 @@ from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.models import Model, cnn, from_module, logistic, lstm, mlp
-from polyeps.training import dp_sgd
+from polyeps.training import dp_sgd, sgd
 
 LOGISTIC = logistic(features=20, classes=4)
 
@@ -227,3 +227,13 @@ def test_a_module_that_always_fails_is_refused_instead_of_trained_on_noise(monke
     data = Records(torch.rand(3, 7), torch.tensor([0, 1, 1]), torch.tensor([0, 3]))
     with pytest.raises(InputError, match="no gradient even for a record of zeros"):
         Alone(model, torch.zeros(model.size)).check(data)
+
+
+def test_training_without_noise_of_its_own_fails_silently_when_deployed(caplog: pytest.LogCaptureFixture) -> None:
+    """Its update gets noise later, on a sum or a report; whether it failed must not be seen before."""
+    bad = Records(torch.rand(3, 20), torch.tensor([0, 9, 1]), torch.tensor([0, 3]))  # a label that is no class
+    training = sgd(LOGISTIC, rate=1.0, steps=1, learning_rate=1.0)
+    assert not training.run(torch.zeros(LOGISTIC.size), bad, SystemStreams(1)).any()
+    assert "the update is zero" in caplog.text
+    with pytest.raises((InputError, RuntimeError, IndexError)):  # a simulation says so
+        training.run(torch.zeros(LOGISTIC.size), bad, SeededStreams(1, ["a"], 0))
