@@ -102,26 +102,6 @@ def test_what_is_off_the_old_grid_does_not_tell_whether_a_record_is_there() -> N
             assert float(low_digits(reply, grid.step).abs().max()) < 1e-2  # but for float32's own digits
 
 
-@pytest.mark.parametrize(
-    "model", [LOGISTIC, mlp(features=20, hidden=(8, 6), classes=4), cnn(), lstm(vocabulary=30, classes=4)]
-)
-def test_a_records_gradient_has_the_same_bits_in_any_company(model: Model) -> None:
-    """Or else one record's presence could change all the others' rounding."""
-    drawn = torch.Generator().manual_seed(2)
-    features = (
-        torch.randint(0, 30, (9, *model.input_shape), generator=drawn)
-        if model.size == lstm(vocabulary=30, classes=4).size
-        else torch.rand(9, *model.input_shape, generator=drawn)
-    )
-    labels = torch.randint(0, 4, (9,), generator=drawn)
-    for spread in (0.1, 30.0):  # and under weights that magnify every rounding error
-        weights = torch.randn(model.size, generator=drawn) * spread
-        together = record_gradients(model.network, model.loss, weights, features, labels)
-        for some in ([0], [8], [3, 4], [8, 0, 5], list(range(1, 9)), [7, 6, 5, 4, 3, 2, 1]):
-            alone = record_gradients(model.network, model.loss, weights, features[some], labels[some])
-            assert torch.equal(alone.nan_to_num(7.0), together[some].nan_to_num(7.0))
-
-
 @pytest.mark.parametrize("spread", [1e-3, 1.0, 1e6, 1e18])
 def test_a_record_moves_an_exact_sum_by_no_more_than_its_clip_whatever_the_weights(spread: float) -> None:
     data = records(LOGISTIC, 40)
