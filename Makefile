@@ -26,9 +26,9 @@ benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/accounting.py
 
 # Installed anew only when what is installed has changed.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml reproductions/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable reproductions
 	touch $@
 
 clean:

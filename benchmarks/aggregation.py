@@ -17,7 +17,7 @@ import time
 
 import torch
 
-from polyeps.aggregation import subspace
+from polyeps.aggregation.subspace import subspace
 from polyeps.models import MODELS
 
 PUBLIC = 5

@@ -26,19 +26,19 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from polyeps_reproductions.cmp_fed import MODEL, settings
 from torch import Tensor
 
-from polyeps import config
 from polyeps.accounting.calibration import calibrate
 from polyeps.accounting.events import Gaussian, Poisson
-from polyeps.algorithms.blocks import with_padding
+from polyeps.aggregation.low_rank import Compression, low_rank
+from polyeps.algorithms._averaging import with_padding
 from polyeps.algorithms.cmp_fed import SHORT
 from polyeps.core import Budget, Records
 from polyeps.engine.noise import SeededStreams
-from polyeps.lowrank import Compression, low_rank
+from polyeps.experiment import config
+from polyeps.experiment.population import Population, populate
 from polyeps.mechanisms.clipping import clip_to_norm
-from polyeps.populate import Population, populate
-from polyeps.studies.cmp_fed import MODEL, settings
 from polyeps.training import sgd
 
 KINDS = ("paid", "random", "strongest", "model", "own", "all")

@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from polyeps.accounts import Terms
-from polyeps.algorithms.blocks import Federation
+from polyeps.algorithms._averaging import Federation
 from polyeps.algorithms.fedhdp import fedhdp
-from polyeps.client import Cohort
+from polyeps.clients import Clients
 from polyeps.core import Budget, Records, State
 from polyeps.engine.noise import SeededStreams
 from polyeps.engine.sampling import fixed_batches
 from polyeps.ledger import Ledger
+from polyeps.ledger.account import Terms
 from polyeps.models import MODELS, Model
 from polyeps.server import Participation, Round, serve
 from polyeps.training import proximal
@@ -62,7 +62,7 @@ class Batched:
             ),
         )
         self.algorithm = fedhdp(federation, pull=PULL)
-        self.cohort = Cohort(
+        self.cohort = Clients(
             ids=IDS,
             data=records,
             scale=np.array([federation.scales[name] for name in GROUPS]),

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from polyeps_reproductions.fedsel_cost import SELECTIONS, measure
 
-from polyeps.accounts import Terms
-from polyeps.algorithms.blocks import Course
+from polyeps.algorithms._averaging import Course
 from polyeps.algorithms.fedsel import fedsel
-from polyeps.client import Cohort
+from polyeps.clients import Clients
 from polyeps.core import Budget, Records, State
 from polyeps.engine.noise import SeededStreams
 from polyeps.ledger import Ledger
+from polyeps.ledger.account import Terms
 from polyeps.models import binary_logistic
 from polyeps.server import Participation, serve
-from polyeps.studies.fedsel_cost import SELECTIONS, measure
 from polyeps.training import sgd
 from polyeps.transport.memory import InMemory
 
@@ -44,7 +44,7 @@ def epoch(clients: int, dimension: int = 123) -> dict[str, float]:
         terms = Terms(Budget(2.0, 0.0), "client", "replace-one")
         ledger = Ledger.create(Path(folder) / "ledger.db", dict.fromkeys(ids, terms))
         opened = time.perf_counter()
-        cohort = Cohort(
+        cohort = Clients(
             ids,
             Records(features, labels, torch.arange(clients + 1)),
             np.full(clients, 0.5 * (1 + 2.0**-48)),

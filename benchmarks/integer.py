@@ -20,8 +20,8 @@ import torch
 from polyeps.engine.noise import SeededStreams
 from polyeps.mechanisms.integer import Grid
 from polyeps.mechanisms.lattice_noise import NoiseName
+from polyeps.mechanisms.random_words import SeededWords, SystemWords, Words
 from polyeps.mechanisms.rounding import decode, encoded_sum
-from polyeps.mechanisms.words import SeededWords, SystemWords, Words
 
 AGENTS, HONEST = 100, 80
 ALLOWED = {78_942: 5.0, 1_663_370: 60.0}  # coordinates, seconds on two cores

@@ -15,12 +15,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from crash import TERMS, die_charging, die_creating, flip, kill, race
+from support.crash import TERMS, die_charging, die_creating, flip, kill, race
 
 from polyeps.accounting.events import Gaussian
-from polyeps.accounts import Terms
 from polyeps.core import Budget
 from polyeps.ledger import Ledger
+from polyeps.ledger.account import Terms
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ import time
 
 import numpy as np
 
-from polyeps.transport.envelopes import Step, lowest_threshold
-from polyeps.transport.secagg import exchange, plain_sum, seat
+from polyeps.secagg.messages import Step, lowest_threshold
+from polyeps.secagg.protocol import exchange, plain_sum, seat
 
 BITS = 32
 SIZES = [(10, 1_000), (10, 100_000), (10, 1_000_000), (50, 100_000), (100, 1_000), (100, 100_000), (200, 1_000)]

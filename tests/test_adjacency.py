@@ -11,14 +11,14 @@ from scipy.stats import binom, norm
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson
 from polyeps.algorithms.fedavg import fedavg
-from polyeps.build import prepare
 from polyeps.client import profiles
-from polyeps.config import Experiment
 from polyeps.core import Adjacency, Records, Streams
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError, UnknownEvent
+from polyeps.experiment.config import Experiment
+from polyeps.experiment.job import prepare
+from polyeps.experiment.population import populate
 from polyeps.models import logistic
-from polyeps.populate import populate
 from polyeps.training import dp_sgd
 
 Floats = NDArray[np.float64]

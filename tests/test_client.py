@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from federations import experiment, job_of, promised
+from support.federations import experiment, job_of, promised
 
-from polyeps.accounts import Charge
-from polyeps.build import Job
-from polyeps.client import Cohort, answer, profiles
+from polyeps.client import answer, profiles
+from polyeps.clients import Clients
 from polyeps.core import Action, Algorithm, Payload, Task, Work
 from polyeps.errors import BudgetExceeded, InputError
+from polyeps.experiment.job import Job
 from polyeps.ledger import Ledger
+from polyeps.ledger.account import Charge
 
 
 @pytest.fixture
@@ -151,7 +152,7 @@ def test_memory_is_kept_for_each_client_apart(job: Job) -> None:
 
 
 def test_clients_show_what_they_choose_to(job: Job, ledger: Ledger) -> None:
-    cohort: Cohort = job.cohort(ledger)
+    cohort: Clients = job.cohort(ledger)
     assert {(face.examples, face.epsilon) for face in profiles(cohort, job.algorithm, ())} == {(None, None)}
     open_ones = profiles(cohort, job.algorithm, ("examples", "epsilon"))
     assert [(face.examples, face.epsilon) for face in open_ones][2] == (60, 8.0)

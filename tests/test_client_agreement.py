@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from polyeps.accounting.events import PureDpEvent
-from polyeps.accounts import Terms
-from polyeps.client import Cohort, answer, profiles
+from polyeps.client import answer, profiles
+from polyeps.clients import Clients
 from polyeps.core import Action, Algorithm, Ask, Budget, Payload, Records, Spec, State, Task, Work
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import TaskRefused
 from polyeps.ledger import Ledger
+from polyeps.ledger.account import Terms
 
 IDS = ("a", "b", "c", "d")
 
@@ -31,13 +32,13 @@ def marked(name: str) -> Action:
     return Action(run, lambda scale, _: PureDpEvent(1 / scale), allows, pure=True, takes=takes)
 
 
-def federation(path: Path, scale: list[float]) -> tuple[Algorithm, Cohort]:
+def federation(path: Path, scale: list[float]) -> tuple[Algorithm, Clients]:
     def round(state: State, _: Ask) -> State:
         return state
 
     algorithm = Algorithm({"first": marked("first"), "second": marked("second")}, round, unit="client")
     terms = {client: Terms(Budget(3.0, 0.0), "client", "zero-out") for client in IDS}
-    cohort = Cohort(
+    cohort = Clients(
         IDS,
         Records(torch.zeros(4, 1), torch.zeros(4), torch.arange(5)),
         np.array(scale),

@@ -11,23 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import asked_for_sums, experiment, honest_tasks, job_of, ledger_of
+from support.federations import asked_for_sums, experiment, honest_tasks, job_of, ledger_of
 
-from polyeps.build import Job
-from polyeps.client import Cohort, answer
+from polyeps.client import answer
+from polyeps.clients import Clients
 from polyeps.core import ENTER, Action, Algorithm, Payload, Records, Spec, Task, Work, check_name
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError, TaskRefused
+from polyeps.experiment.job import Job
 from polyeps.messages import vector
 
 SIZE = 650  # of the small federations' model
 
 
-def clients(job: Job, tmp_path: Path) -> Cohort:
+def clients(job: Job, tmp_path: Path) -> Clients:
     return job.cohort(ledger_of(job, tmp_path / "a.db"))
 
 
-def spent(cohort: Cohort) -> set[float]:
+def spent(cohort: Clients) -> set[float]:
     assert cohort.ledger is not None
     return {cohort.ledger.spent(client) for client in cohort.ids}
 
@@ -159,7 +160,7 @@ def test_a_subspace_that_is_none_costs_nobody_anything(name: str, changes: dict[
 # Sums
 
 
-def entered(job: Job, tmp_path: Path) -> Cohort:
+def entered(job: Job, tmp_path: Path) -> Clients:
     cohort = clients(job, tmp_path)
     answer(cohort, job.algorithm, Task(ENTER, cohort.ids, {}, "run", 0))
     return cohort
@@ -249,7 +250,7 @@ def test_a_round_nobody_paid_for_does_not_lose_what_is_passed_on(tmp_path: Path)
 @pytest.mark.parametrize("name", ["\ud800", "a\udcffb", "a\nb", "x" * 300, 3, None, b"a"])
 def test_names_that_cannot_be_written_are_refused_in_one_sentence(name: Any) -> None:
     with pytest.raises(InputError, match=r"^a client's id (must be printable text|has 300 bytes)[^\n]*$") as caught:
-        Cohort(
+        Clients(
             (name,),
             Records(torch.zeros(1, 1), torch.zeros(1), torch.arange(2)),
             np.ones(1),
@@ -276,7 +277,7 @@ def test_a_payload_is_checked_once_and_not_for_every_client() -> None:
     )
 
     def seconds(count: int) -> float:
-        cohort = Cohort(
+        cohort = Clients(
             tuple(map(str, range(count))),
             Records(torch.zeros(count, 1), torch.zeros(count), torch.arange(count + 1)),
             np.ones(count),

@@ -5,7 +5,7 @@ import pytest
 
 from polyeps.accounting import Accountant
 from polyeps.accounting.calibration import calibrate
-from polyeps.certificate import Sampler
+from polyeps.accounting.certificate import Sampler
 from polyeps.core import Budget
 from polyeps.errors import InputError
 from polyeps.methods import certify, cmp_fed, dp_sgd, fedhdp, fedsel

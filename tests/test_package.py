@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from commands import run
+from support.commands import run
 
 ROOT = Path(__file__).parent.parent
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyeps.accounting.calibration import calibrate
-    from polyeps.certificate import Certificate
-    from polyeps.config import Experiment
+    from polyeps.accounting.certificate import Certificate
     from polyeps.core import Budget
     from polyeps.errors import PolyepsError
+    from polyeps.experiment.config import Experiment
+    from polyeps.experiment.run import Outcome, read, resume, run
     from polyeps.ledger import Ledger
-    from polyeps.runs import Outcome, read, resume, run
 
 __version__ = "0.1.0"
 
@@ -31,15 +31,15 @@ __all__ = [
 ]
 _HOMES = {
     "Budget": "core",
-    "Certificate": "certificate",
-    "Experiment": "config",
+    "Certificate": "accounting.certificate",
+    "Experiment": "experiment.config",
     "Ledger": "ledger",
-    "Outcome": "runs",
+    "Outcome": "experiment.run",
     "PolyepsError": "errors",
     "calibrate": "accounting.calibration",
-    "read": "runs",
-    "resume": "runs",
-    "run": "runs",
+    "read": "experiment.run",
+    "resume": "experiment.run",
+    "run": "experiment.run",
 }
 
 

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyeps.accounts import Charge
-from polyeps.cohort import Cohort as Cohort
-from polyeps.cohort import Priced
+from polyeps.clients import Clients, Priced
 from polyeps.core import ENTER, PROGRESS, Action, Algorithm, Field, Payload, Profile, Replies, Task, Work
 from polyeps.engine.noise import FLOATS_LEAK
 from polyeps.errors import BudgetExceeded, InputError, TaskRefused, UnknownEvent
+from polyeps.ledger.account import Charge
 from polyeps.messages import check_task
 
 
@@ -31,7 +30,7 @@ def _priced(algorithm: Algorithm) -> list[Priced]:
     ]
 
 
-def profiles(cohort: Cohort, algorithm: Algorithm, tells: Iterable[Field]) -> tuple[Profile, ...]:
+def profiles(cohort: Clients, algorithm: Algorithm, tells: Iterable[Field]) -> tuple[Profile, ...]:
     """The faces clients show: their names, what they choose to tell, and whether they could take part."""
     told = set(tells)
     if algorithm.adjacency == "add-remove":  # how many records there are is what this hides
@@ -60,7 +59,7 @@ def profiles(cohort: Cohort, algorithm: Algorithm, tells: Iterable[Field]) -> tu
     return tuple(faces)
 
 
-def answer(cohort: Cohort, algorithm: Algorithm, task: Task) -> Replies:
+def answer(cohort: Clients, algorithm: Algorithm, task: Task) -> Replies:
     """Decide on what a server asks, and do it: validate, agree, charge, work, remember, reply.
 
     This is the only gate: whatever carries the task, a task that is not as the action's `takes` says raises TaskRefused
@@ -84,7 +83,7 @@ def answer(cohort: Cohort, algorithm: Algorithm, task: Task) -> Replies:
     return replies
 
 
-def _answer_anew(cohort: Cohort, algorithm: Algorithm, task: Task, places: NDArray[np.int64]) -> Replies:
+def _answer_anew(cohort: Clients, algorithm: Algorithm, task: Task, places: NDArray[np.int64]) -> Replies:
     """Agree, charge, work and remember."""
     cohort.make_room(algorithm)
     if task.action == ENTER:
@@ -115,7 +114,9 @@ def _answer_anew(cohort: Cohort, algorithm: Algorithm, task: Task, places: NDArr
     return Replies(ids, payload, tuple(place in able for place in places.tolist()), exhausted=exhausted)
 
 
-def _work(cohort: Cohort, algorithm: Algorithm, task: Task, places: NDArray[np.int64], ids: tuple[str, ...]) -> Payload:
+def _work(
+    cohort: Clients, algorithm: Algorithm, task: Task, places: NDArray[np.int64], ids: tuple[str, ...]
+) -> Payload:
     """Do an action for clients who have paid, keep what they remember, and return what they reply."""
     assert cohort.rows is not None
     action, where = algorithm.actions[task.action], torch.from_numpy(places)
@@ -139,7 +140,7 @@ def _work(cohort: Cohort, algorithm: Algorithm, task: Task, places: NDArray[np.i
     return payload
 
 
-def _enter(cohort: Cohort, algorithm: Algorithm, task: Task, places: NDArray[np.int64]) -> Replies:
+def _enter(cohort: Clients, algorithm: Algorithm, task: Task, places: NDArray[np.int64]) -> Replies:
     """Pay for a round, whether drawn for it or not; clients that cannot decline, and do nothing in that round."""
     (dues,) = _priced(algorithm)
     exhausted: tuple[str, ...] = ()
@@ -157,7 +158,7 @@ def _enter(cohort: Cohort, algorithm: Algorithm, task: Task, places: NDArray[np.
     return Replies(ids, {"entered": torch.ones(len(ids), dtype=torch.uint8)}, ready, exhausted=exhausted)
 
 
-def _in_turn(cohort: Cohort, algorithm: Algorithm, task: Task, places: NDArray[np.int64]) -> NDArray[np.int64]:
+def _in_turn(cohort: Clients, algorithm: Algorithm, task: Task, places: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return who has paid for this round and comes to this action next; noted first, so that none is done twice."""
     progress = cohort.memory[PROGRESS]
     due = torch.tensor([task.round + 1, list(algorithm.actions).index(task.action)], device=progress.device)
@@ -166,7 +167,7 @@ def _in_turn(cohort: Cohort, algorithm: Algorithm, task: Task, places: NDArray[n
     return agreed
 
 
-def _willing(cohort: Cohort, action: Action, payload: Payload, places: NDArray[np.int64]) -> NDArray[np.int64]:
+def _willing(cohort: Clients, action: Action, payload: Payload, places: NDArray[np.int64]) -> NDArray[np.int64]:
     """Who agrees to an action at this point, by what the server sent and what they remember."""
     if action.allows is None:
         return places
@@ -176,7 +177,7 @@ def _willing(cohort: Cohort, action: Action, payload: Payload, places: NDArray[n
 
 
 def _pay(
-    cohort: Cohort, algorithm: Algorithm, priced: Priced, task: Task, places: NDArray[np.int64]
+    cohort: Clients, algorithm: Algorithm, priced: Priced, task: Task, places: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Charge all who can afford the task and were promised something; return who can do it, and who cannot."""
     assert cohort.ledger is not None
@@ -197,7 +198,7 @@ def _pay(
         return np.array(answering, dtype=np.int64), tuple(cohort.ids[p] for p in places.tolist() if p not in paying)
 
 
-def _able(cohort: Cohort, algorithm: Algorithm, priced: Priced, places: NDArray[np.int64]) -> NDArray[np.int64]:
+def _able(cohort: Clients, algorithm: Algorithm, priced: Priced, places: NDArray[np.int64]) -> NDArray[np.int64]:
     """Which of some clients could pay for something now: the exact cost after it, within their budgets."""
     if cohort.ledger is None:
         return places
@@ -208,7 +209,7 @@ def _able(cohort: Cohort, algorithm: Algorithm, priced: Priced, places: NDArray[
     return np.array(able, dtype=np.int64)
 
 
-def _by_event(cohort: Cohort, priced: Priced, places: Sequence[int]) -> dict[Any, list[int]]:
+def _by_event(cohort: Clients, priced: Priced, places: Sequence[int]) -> dict[Any, list[int]]:
     """Clients with equal costs together, so that a ledger judges and writes each cost once; open ones pay nothing."""
     together: dict[Any, list[int]] = {}
     if cohort.open:

@@ -12,10 +12,10 @@ import dp_accounting as dp
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import Accountant, epsilon
+from polyeps.accounting.certificate import PUBLIC_GROUP, SECRET_COHORT, Certificate, Form, Sampler
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, fold, history_of, split_clip_bit
 from polyeps.accounting.known_draws import epsilon_if_draws_known
 from polyeps.accounting.open_cohorts import known_draws_epsilon
-from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT, Certificate, Form, Sampler
 from polyeps.core import Adjacency, Arithmetic, Trust, Unit, check_delta
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection, values

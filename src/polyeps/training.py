@@ -25,8 +25,8 @@ from polyeps.engine.exact import train_exactly
 from polyeps.engine.loop import Settings, train_on_cpu
 from polyeps.engine.noise import Streams
 from polyeps.engine.per_client import (
-    Cohort,
     PerClient,
+    Rows,
     above_zero,
     check_lengths,
     cohort_of,
@@ -117,10 +117,10 @@ def dp_sgd(
         records_held=records_held,
     )
 
-    def settings_for(cohort: Cohort, scale: PerClient | None) -> Settings:
+    def settings_for(cohort: Rows, scale: PerClient | None) -> Settings:
         if scale is None:
             raise InputError("dp_sgd needs a noise scale for every client; give 0 to train without noise")
-        bound, scales = each("clip", clip, cohort), each("scale", scale, Cohort(cohort.counts))
+        bound, scales = each("clip", clip, cohort), each("scale", scale, Rows(cohort.counts))
         if np.any(np.isinf(bound) & (scales > 0)):
             raise InputError("noise needs a finite clip: without one the scale has nothing to multiply")
         rates = batching.rates(cohort)
@@ -204,7 +204,7 @@ def proximal(
         rate=rate, steps=steps, learning_rate=learning_rate, pull=pull, batch=batch, momentum=momentum, decay=decay
     )
 
-    def settings_for(cohort: Cohort, scale: PerClient | None) -> Settings:
+    def settings_for(cohort: Rows, scale: PerClient | None) -> Settings:
         if scale is not None:
             raise InputError("this training adds no noise, so it takes no scale; use dp_sgd for a guarantee")
         return Settings(
@@ -226,7 +226,7 @@ def proximal(
 def _runner(
     model: Model,
     memory: int | None,
-    settings_for: Callable[[Cohort, PerClient | None], Settings],
+    settings_for: Callable[[Rows, PerClient | None], Settings],
     *,
     empty: bool = False,
 ) -> Run:
@@ -246,7 +246,7 @@ def _runner(
         counts = records.counts
         settings = settings_for(cohort_of(counts, rows, empty=empty), scale)
         settings = replace(
-            settings, learning_rate=settings.learning_rate * above_zero("rate_factor", rate_factor, Cohort(counts))
+            settings, learning_rate=settings.learning_rate * above_zero("rate_factor", rate_factor, Rows(counts))
         )
         try:
             return _train(model, starts, anchor, records, streams, settings, memory, graphs)

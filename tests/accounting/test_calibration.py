@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from polyeps.accounting import afford, cache, epsilon, judge
 from polyeps.accounting.calibration import calibrate, calibrate_each
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, fold
-from polyeps.accounts import Account, Schedule, Terms
 from polyeps.core import Budget
 from polyeps.errors import InputError
+from polyeps.ledger.account import Account, Schedule, Terms
 
 
 def price(sigma: float) -> Poisson:

@@ -30,10 +30,10 @@ from polyeps.accounting.events import (
     history_of,
     understand,
 )
-from polyeps.accounts import Charge, Terms
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import InputError, UnknownEvent
 from polyeps.ledger import Ledger
+from polyeps.ledger.account import Charge, Terms
 
 NAN, INF = math.nan, math.inf
 WRONG: list[Any] = [NAN, -1, -0.5, INF, True, "1", None, 1 + 0j, np.float32(1), np.array(1.0), [1.0], Gaussian(1.0)]

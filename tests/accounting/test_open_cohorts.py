@@ -1,10 +1,10 @@
 import math
 
 import numpy as np
-import oracles
 import pytest
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 from scipy.stats import binom, norm
+from support import oracles
 
 from polyeps.accounting import epsilon, open_cohorts
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson

@@ -4,10 +4,10 @@ from contextlib import suppress
 
 import dp_accounting as dp
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import oracles
 
 from polyeps.accounting import Accountant, epsilon, pld
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, Truncated

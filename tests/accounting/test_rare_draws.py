@@ -7,9 +7,9 @@ import time
 
 import dp_accounting as dp
 import numpy as np
-import oracles
 import pytest
 from scipy.stats import norm
+from support import oracles
 
 from polyeps.accounting import epsilon, pld
 from polyeps.accounting.events import Gaussian, Poisson

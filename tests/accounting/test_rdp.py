@@ -2,13 +2,13 @@ import math
 
 import dp_accounting as dp
 import numpy as np
-import oracles
 import pytest
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 from scipy.stats import skellam
+from support import oracles
 
 from polyeps.accounting import epsilon, rdp
 from polyeps.accounting.events import (

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import experiment, finish, job_of, promised
-from prescribed import MODEL, TRAINING, Prescribed, drawn
 from reference import federated
 from reference.federated import Choice, Vector
 from reference.local_training import dp_sgd_client
+from support.federations import experiment, finish, job_of, promised
+from support.prescribed import MODEL, TRAINING, Prescribed, drawn
 
 from polyeps.algorithms import ALGORITHMS
-from polyeps.algorithms.blocks import public_clients
+from polyeps.algorithms._averaging import public_clients
 from polyeps.server import Participation
 
 EPSILONS = (0.5, 8.0, 0.6, 9.0, 0.7, 10.0, 0.55)

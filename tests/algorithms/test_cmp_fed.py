@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 from reference import cmp_fed as reference
-from summed import MODEL, alone_with, drawn, entered, federation, run
+from support.summed import MODEL, alone_with, drawn, entered, federation, run
 
+from polyeps.accounting.certificate import SECRET_COHORT
+from polyeps.aggregation.low_rank import low_rank
+from polyeps.algorithms._secure_sums import NoiseKind
 from polyeps.algorithms.cmp_fed import cmp_fed
 from polyeps.algorithms.dp_randagg import dp_randagg
-from polyeps.algorithms.releases import NoiseKind
-from polyeps.certificate import SECRET_COHORT
 from polyeps.client import answer
 from polyeps.core import Algorithm, Ask, Payload, Replies, Task, Total
 from polyeps.engine.noise import SeededStreams, normals_for
 from polyeps.errors import InputError, TaskRefused
-from polyeps.lowrank import low_rank
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 CLIENTS = 6

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from grouped import SERVER_SEED, cohort, federation, run
 from reference.fedhdp import Plan, one_round
-from summed import MODEL, drawn
+from support.grouped import SERVER_SEED, cohort, federation, run
+from support.summed import MODEL, drawn
 
 from polyeps.accounting.events import RareFailureDpEvent, fold, history_of, split_clip_bit
+from polyeps.algorithms._group_sums import Noise, summed_by_server
 from polyeps.algorithms.fedhdp import fedhdp
-from polyeps.algorithms.group_sums import Noise, summed_by_server
 from polyeps.client import answer
 from polyeps.core import ENTER, Profile, Replies, State, SumTerms, Task
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError, TaskRefused
 from polyeps.mechanisms.grid_sums import GridSum
-from polyeps.mechanisms.words import words_of
+from polyeps.mechanisms.random_words import words_of
 from polyeps.server import Participation, serve
 from polyeps.transport.memory import InMemory, Securely
 

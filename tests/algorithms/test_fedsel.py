@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import experiment, finish, job_of, promised
+from support.federations import experiment, finish, job_of, promised
 from torch import Tensor
 
-from polyeps.accounts import Terms
-from polyeps.algorithms.blocks import Course
+from polyeps.algorithms._averaging import Course
 from polyeps.algorithms.fedsel import fedsel, known_variance, splitting
 from polyeps.algorithms.fedsel_baselines import compressed, exact, flat
 from polyeps.audit.montecarlo import compare
-from polyeps.client import Cohort, answer
+from polyeps.client import answer
+from polyeps.clients import Clients
 from polyeps.core import Algorithm, Budget, Records, State, Task
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError, TaskRefused
 from polyeps.ledger import Ledger
+from polyeps.ledger.account import Terms
 from polyeps.mechanisms import selection, values
 from polyeps.methods import certify
 from polyeps.methods import fedsel as priced
@@ -47,12 +48,12 @@ def records(clients: int, each: int = 1) -> Records:
     return Records(features, labels, torch.arange(clients + 1) * each)
 
 
-def cohort(algorithm: Algorithm, path: Path, *, clients: int = 40, epsilon: float = 2.0, epochs: int = 1) -> Cohort:
+def cohort(algorithm: Algorithm, path: Path, *, clients: int = 40, epsilon: float = 2.0, epochs: int = 1) -> Clients:
     """Clients with one record and a budget each; without a price there is no ledger."""
     ids = tuple(map(str, range(clients)))
     private = algorithm.actions["report"].price is not None
     terms = {client: Terms(Budget(epsilon, 0.0), "client", "replace-one") for client in ids}
-    return Cohort(
+    return Clients(
         ids,
         records(clients),
         np.full(clients, epochs / epsilon * (1 + 2.0**-48)),
@@ -63,7 +64,7 @@ def cohort(algorithm: Algorithm, path: Path, *, clients: int = 40, epsilon: floa
     )
 
 
-def task(algorithm: Algorithm, who: Cohort, epoch: int, model: Tensor | None = None) -> Task:
+def task(algorithm: Algorithm, who: Clients, epoch: int, model: Tensor | None = None) -> Task:
     assert "report" in algorithm.actions
     payload = {"model": torch.zeros(SIZE) if model is None else model, "epoch": torch.tensor(epoch)}
     return Task("report", who.ids, payload, run="test", round=epoch)
@@ -85,7 +86,7 @@ def sent_as_it_is(seen: list[Any]) -> Callable[..., Any]:
     return perturb
 
 
-def one_epoch(algorithm: Algorithm, who: Cohort, epochs: int = 1) -> Tensor:
+def one_epoch(algorithm: Algorithm, who: Clients, epochs: int = 1) -> Tensor:
     model = torch.zeros(SIZE)
     return serve(
         algorithm,

@@ -13,21 +13,21 @@ import torch
 from dp_accounting import NonPrivateDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from summed import MODEL, alone_with, cohort, drawn, federation, run
+from support.summed import MODEL, alone_with, cohort, drawn, federation, run
 
 from polyeps.accounting import epsilon
 from polyeps.accounting.afford import best_accountant
 from polyeps.accounting.events import Poisson, TogetherDpEvent, history_of
+from polyeps.algorithms._secure_sums import FINE, NoiseKind, Release, SecureSums
+from polyeps.algorithms._sum_counts import Counts
 from polyeps.algorithms.cmp_fed import cmp_fed
-from polyeps.algorithms.counts import Counts
 from polyeps.algorithms.dp_randagg import dp_randagg
-from polyeps.algorithms.releases import FINE, NoiseKind, Release, SecureSums
 from polyeps.core import Algorithm, Ask, Replies, State, Task, Total
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.mechanisms.lattice_noise import LARGEST
+from polyeps.secagg.messages import Step
 from polyeps.server import Participation, serve
-from polyeps.transport.envelopes import Step
 from polyeps.transport.memory import AsBytes, InMemory, Securely
 
 CLIENTS = 8

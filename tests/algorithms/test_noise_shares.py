@@ -14,11 +14,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from summed import work
+from support.summed import work
 
-from polyeps.algorithms import releases
-from polyeps.algorithms.counts import Counts
-from polyeps.algorithms.releases import DRAWN, NoiseKind, Release, SecureSums
+from polyeps.algorithms import _secure_sums as releases
+from polyeps.algorithms._secure_sums import DRAWN, NoiseKind, Release, SecureSums
+from polyeps.algorithms._sum_counts import Counts
 from polyeps.core import AGREED, Ask, Payload, Profile, Replies, State, Task, Total
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError

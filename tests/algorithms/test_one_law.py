@@ -20,12 +20,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import stats
-from summed import work
+from support.summed import work
 
 from polyeps.accounting import epsilon
-from polyeps.algorithms import releases
-from polyeps.algorithms.counts import Counts
-from polyeps.algorithms.releases import DRAWN, Release, SecureSums, dues
+from polyeps.algorithms import _secure_sums as releases
+from polyeps.algorithms._secure_sums import DRAWN, Release, SecureSums, dues
+from polyeps.algorithms._sum_counts import Counts
 from polyeps.core import AGREED, Ask, Payload, Profile, Replies, State, Task, Total
 from polyeps.engine.noise import SeededStreams
 

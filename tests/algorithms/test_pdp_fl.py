@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prescribed import Prescribed
 from reference import federated
 from reference.federated import Choice, Vector
+from support.prescribed import Prescribed
 
-from polyeps.aggregation import inverse_variance_weights, variances_of_norms
+from polyeps.aggregation.subspace import inverse_variance_weights, variances_of_norms
 from polyeps.algorithms import ALGORITHMS
 from polyeps.algorithms.pdp_fl import estimates, remember
 from polyeps.core import Algorithm, Profile, Replies, State

@@ -4,7 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import EPSILONS, as_bytes, experiment, finish, in_memory, job_of, ledger_of, on_flower, promised
+from support.federations import (
+    EPSILONS,
+    as_bytes,
+    experiment,
+    finish,
+    in_memory,
+    job_of,
+    ledger_of,
+    on_flower,
+    promised,
+)
 
 
 @pytest.mark.parametrize("wrap", [in_memory, as_bytes, on_flower])

@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from scripted import at_most_exp
+from support.scripted import at_most_exp
 
 from polyeps.audit import exact
 from polyeps.errors import InputError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audited import row
+from support.audited import row
 from torch import Tensor
 
 from polyeps import training
@@ -82,7 +82,7 @@ def charge_left_out(patch: Patch) -> None:
 
 
 def one_key_for_all(patch: Patch) -> None:
-    patch.setattr("polyeps.mechanisms.words.os.urandom", bytes)
+    patch.setattr("polyeps.mechanisms.random_words.os.urandom", bytes)
 
 
 def noise_of_the_round_before(patch: Patch) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyeps.accounting.events import Gaussian, Poisson
-from polyeps.algorithms.blocks import step
+from polyeps.algorithms._averaging import step
 from polyeps.audit import audit_algorithm
 from polyeps.core import Action, Algorithm, Ask, Payload, Records, State, Task, Work
 from polyeps.engine.noise import normals_for

@@ -21,8 +21,8 @@ from torch import Tensor
 from polyeps.accounting import epsilon
 from polyeps.accounting.afford import best_accountant
 from polyeps.accounting.events import history_of
-from polyeps.algorithms.counts import Counts
-from polyeps.algorithms.releases import DRAWN, NoiseKind, Release, SecureSums, dues
+from polyeps.algorithms._secure_sums import DRAWN, NoiseKind, Release, SecureSums, dues
+from polyeps.algorithms._sum_counts import Counts
 from polyeps.audit.montecarlo import bound
 from polyeps.core import AGREED, PROGRESS, Ask, Payload, Profile, Records, Replies, State, Task, Total, Work
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from audited import row
+from support.audited import row
 
 from polyeps.audit.catalogue import cases
 from polyeps.audit.clipping import contributions, search

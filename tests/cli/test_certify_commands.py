@@ -2,9 +2,9 @@ import json
 import math
 
 import pytest
-from commands import refused, run, run_json
+from support.commands import refused, run, run_json
 
-from polyeps.certificate import rounded_up
+from polyeps.accounting.certificate import rounded_up
 
 DP_SGD = ["dp-sgd", "--records", "1200", "--batch", "8", "--steps", "8000"]
 FEDSEL = ["fedsel", "--select", "pe", "--dimension", "123", "--top", "12"]

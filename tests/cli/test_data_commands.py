@@ -7,18 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import commands
 import pytest
-from commands import Spoken
+from support import commands
+from support.commands import Spoken
 
-from polyeps.population.catalogue import CATALOGUE, DataFile
+from polyeps.data.catalogue import CATALOGUE, DataFile
 
 
 @pytest.fixture(autouse=True)
 def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("POLYEPS_DATA", raising=False)
-    monkeypatch.setattr("polyeps.population.sources.SYSTEM_FOLDER", tmp_path / "system")
+    monkeypatch.setattr("polyeps.data.sources.SYSTEM_FOLDER", tmp_path / "system")
 
 
 def run(*arguments: str, code: int = 0) -> Spoken:
@@ -79,7 +79,7 @@ def test_fetch_puts_a_file_where_it_is_told_and_says_where(tmp_path: Path, monke
 
     file = DataFile("bank/file", hashlib.sha256(b"content").hexdigest(), "https://example.org/file.gz")
     monkeypatch.setitem(CATALOGUE, "bank", replace(CATALOGUE["bank"], files=(file,)))
-    monkeypatch.setattr("polyeps.population.downloads.download", download)
+    monkeypatch.setattr("polyeps.data.downloads.download", download)
     (tmp_path / "target").mkdir()
     into = ("--data-dir", str(tmp_path / "target"))
     path = tmp_path / "target" / "bank" / "file.gz"

@@ -3,11 +3,11 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import refused, run, run_json
+from support.commands import refused, run, run_json
 
 from polyeps.accounting.events import Gaussian
-from polyeps.accounts import Charge
 from polyeps.ledger import Ledger
+from polyeps.ledger.account import Charge
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import typer
-from commands import run
+from support.commands import run
 
 import polyeps
 from polyeps import cli

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from commands import refused, run, run_json
+from support.commands import refused, run, run_json
 
 SCHEDULE = ["--batch", "8", "--local-steps", "10", "--rounds", "20", "--participation", "0.8"]
 

@@ -3,8 +3,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import refused, run, run_json
-from journals import new_journal, write_job
+from support.commands import refused, run, run_json
+from support.journals import new_journal, write_job
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from commands import Spoken, refused, run, run_json
+from support.commands import Spoken, refused, run, run_json
 
-from polyeps import config
-from polyeps.journal import Journal
+from polyeps.experiment import config
+from polyeps.experiment.journal import Journal
+from polyeps.experiment.run import read
 from polyeps.ledger import Ledger
-from polyeps.runs import read
 
 FILE = """
 rounds = 3
@@ -161,7 +161,7 @@ def test_stopped_before_anything_had_begun(here: Path, monkeypatch: pytest.Monke
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("polyeps.runs.populate", interrupted)
+    monkeypatch.setattr("polyeps.experiment.run.populate", interrupted)
     spoken = run("run", "wards.toml", status=130)
     assert spoken == Spoken(130, "", "polyeps: stopped before anything had begun\n")
     assert not (here / "runs").exists()

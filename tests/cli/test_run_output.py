@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from journals import new_journal, write_job
+from support.journals import new_journal, write_job
 
 from polyeps.cli.run_output import print_outcome
-from polyeps.journal import ClientRow
+from polyeps.experiment.journal import ClientRow
 
 
 def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], clients: list[ClientRow]) -> list[str]:

@@ -12,9 +12,10 @@ import typer
 from pydantic import BaseModel
 
 import polyeps
-from polyeps import build, cli
+from polyeps import cli
 from polyeps.algorithms import ALGORITHMS
-from polyeps.config import Experiment, Method
+from polyeps.experiment import job as build
+from polyeps.experiment.config import Experiment, Method
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = {page.name: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}

@@ -9,7 +9,7 @@ import dp_accounting
 import numpy as np
 import pytest
 import torch
-from federations import (
+from support.federations import (
     Finished,
     as_bytes,
     experiment,
@@ -24,11 +24,12 @@ from federations import (
 
 from polyeps.accounting import epsilon
 from polyeps.algorithms import ALGORITHMS
-from polyeps.build import Job
-from polyeps.client import Cohort, answer
+from polyeps.client import answer
+from polyeps.clients import Clients
 from polyeps.core import ENTER, Ask, Profile, Replies, Task, Total
 from polyeps.errors import InputError, UnknownEvent
-from polyeps.scales import priced
+from polyeps.experiment.job import Job
+from polyeps.experiment.noise_calibration import priced
 from polyeps.server import Participation, Transport
 from polyeps.transport.memory import InMemory
 
@@ -69,7 +70,7 @@ def charged(job: Job, done: Finished) -> set[str]:
     return {client for round in done.rounds for client in round.traffic}
 
 
-def entered(cohort: Cohort, job: Job) -> None:
+def entered(cohort: Clients, job: Job) -> None:
     """Let everybody pay for the first round, where rounds have their dues."""
     if job.algorithm.dues is not None:
         assert answer(cohort, job.algorithm, Task(ENTER, cohort.ids, {}, run="test")).ids == cohort.ids
@@ -233,7 +234,7 @@ def test_a_hidden_budget_is_refused_or_never_seen(name: str, tmp_path: Path) -> 
         pytest.skip("the level a client chose is public, and its ε with it")
     spies: list[Spy] = []
 
-    def spying(cohort: Cohort, job: Job) -> Transport:
+    def spying(cohort: Clients, job: Job) -> Transport:
         spies.append(Spy(InMemory(cohort, job.algorithm, job.tells)))
         return spies[0]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import experiment, finish, job_of
+from support.federations import experiment, finish, job_of
 
 from polyeps import methods
 from polyeps.accounting import epsilon

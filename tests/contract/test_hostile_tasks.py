@@ -16,15 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import LocalGrid, experiment, honest_tasks, job_of, ledger_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.common.serde import message_to_proto
+from support.federations import LocalGrid, experiment, honest_tasks, job_of, ledger_of
 
 from polyeps.algorithms import ALGORITHMS
-from polyeps.build import Job
-from polyeps.client import Cohort, answer
+from polyeps.client import answer
+from polyeps.clients import Clients
 from polyeps.core import ENTER, Task
 from polyeps.errors import PolyepsError
+from polyeps.experiment.job import Job
 from polyeps.ledger import Ledger
 from polyeps.messages import usable_rows
 from polyeps.transport.flower_client import DECLINED
@@ -120,12 +121,12 @@ CHANGES: list[Change] = [
 ]
 
 
-def snapshot(cohort: Cohort) -> tuple[int, dict[str, torch.Tensor]]:
+def snapshot(cohort: Clients) -> tuple[int, dict[str, torch.Tensor]]:
     seq = cohort.ledger.head.seq if cohort.ledger else 0
     return seq, {name: kept.clone() for name, kept in cohort.memory.items()}
 
 
-def try_out(cohort: Cohort, job: Job, task: Task) -> str:
+def try_out(cohort: Clients, job: Job, task: Task) -> str:
     """Ask, and see that what is refused changes nothing, and what is answered is as the action says."""
     seq, memory = snapshot(cohort)
     try:

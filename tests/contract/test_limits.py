@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import experiment, finish, job_of
-from prescribed import MODEL, TRAINING, Prescribed, Updates, drawn
 from reference.federated import Vector
+from support.federations import experiment, finish, job_of
+from support.prescribed import MODEL, TRAINING, Prescribed, Updates, drawn
 from torch import Tensor
 
 from polyeps.algorithms import ALGORITHMS

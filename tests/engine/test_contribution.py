@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from hostile import ROWS, Population, contributions, scattered, worst_contribution
+from support.hostile import ROWS, Population, contributions, scattered, worst_contribution
 from torch import Tensor, nn
 
 from polyeps.engine.layers import Mapped

@@ -6,16 +6,16 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import accumulate
 
-import lattice_oracles as oracles
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.stats import chisquare
+from support import lattice_oracles as oracles
 
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.mechanisms.lattice_noise import NoiseName, Table, add_noise, added_delta, table_for
-from polyeps.mechanisms.words import SeededWords
+from polyeps.mechanisms.random_words import SeededWords
 
 LAWS: dict[NoiseName, Callable[[Fraction, int], dict[int, Decimal]]] = {
     "skellam": oracles.skellam_law,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scripted import Scripted, at_most_exp
+from support.scripted import Scripted, at_most_exp
 
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError

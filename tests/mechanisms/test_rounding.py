@@ -17,8 +17,8 @@ from polyeps.errors import InputError
 from polyeps.mechanisms import rounding
 from polyeps.mechanisms.integer import Grid
 from polyeps.mechanisms.lattice_noise import NoiseName
+from polyeps.mechanisms.random_words import SeededWords, SystemWords
 from polyeps.mechanisms.rounding import decode, encode, encoded_sum, rotated, rounded, walsh_hadamard
-from polyeps.mechanisms.words import SeededWords, SystemWords
 
 WILD = st.one_of(
     st.floats(-3, 3),

@@ -3,10 +3,10 @@ import math
 from fractions import Fraction
 
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import oracles
 
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection

@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from journals import ABOUT, CLIENTS, new_journal, write_job
+from support.journals import ABOUT, CLIENTS, new_journal, write_job
 
 from polyeps.errors import InputError
-from polyeps.journal import ClientRow
+from polyeps.experiment.journal import ClientRow
 from polyeps.report.page import write_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

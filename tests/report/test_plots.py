@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journals import CLIENTS, new_journal, write_job
+from support.journals import CLIENTS, new_journal, write_job
 
-from polyeps.journal import ClientRow
+from polyeps.experiment.journal import ClientRow
 from polyeps.report.client_plots import bytes_picture, spent_picture
 from polyeps.report.plots import _ROW, _apart, accuracy_picture, active_picture
 from polyeps.report.svg import METHODS, NARROW, WIDE

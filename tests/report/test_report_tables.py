@@ -3,9 +3,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from journals import ABOUT, CLIENTS, new_journal, write_job
+from support.journals import ABOUT, CLIENTS, new_journal, write_job
 
-from polyeps.journal import ClientRow
+from polyeps.experiment.journal import ClientRow
 from polyeps.report.curves import accuracy_curve, active_curve, traffic, worst_rows
 from polyeps.report.tables import client_rows, read, summaries
 

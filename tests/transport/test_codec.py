@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federations import experiment, job_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.federations import experiment, job_of
 
 from polyeps.core import Payload, Replies, Spec, Work
 from polyeps.errors import InputError

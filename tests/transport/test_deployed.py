@@ -12,22 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from deployed import DeployedGrid, on_its_own
-from federations import LocalGrid, experiment, job_of, ledger_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from grouped import federation
+from support.deployed import DeployedGrid, on_its_own
+from support.federations import LocalGrid, experiment, job_of, ledger_of
+from support.grouped import federation
 
 from polyeps.algorithms.fedhdp import fedhdp
-from polyeps.build import Job
-from polyeps.client import Cohort, answer
+from polyeps.client import answer
+from polyeps.clients import Clients
 from polyeps.core import ENTER, Replies, Task, Work
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
+from polyeps.experiment.job import Job
 from polyeps.ledger import Ledger
 from polyeps.server import Participation, Round, serve
 from polyeps.transport import codec
+from polyeps.transport.client_files import MOST_REPLIES, Keeping
 from polyeps.transport.flower import OnFlower, client_app
-from polyeps.transport.keeping import MOST_REPLIES, Keeping
 
 SECRET = "patient 4711 has 3 records"
 
@@ -37,7 +38,7 @@ def job() -> Job:
     return job_of(experiment("fedavg"))
 
 
-def opened(job: Job, tmp_path: Path, client: str = "2") -> Cohort:
+def opened(job: Job, tmp_path: Path, client: str = "2") -> Clients:
     """A client whose process has just begun."""
     path = tmp_path / "a.db"
     ledger = Ledger(path) if path.exists() else ledger_of(job, path)
@@ -51,7 +52,7 @@ def training(job: Job, model: float = 0.0, round: int = 0) -> Task:
 # Entropy
 
 
-def unfit(job: Job, tmp_path: Path) -> dict[str, Cohort]:
+def unfit(job: Job, tmp_path: Path) -> dict[str, Clients]:
     fit = replace(opened(job, tmp_path), run="test")
     return {
         "repeatable": replace(fit, repeatable=True),
@@ -176,7 +177,9 @@ def test_a_keeper_is_one_clients_own(job: Job, tmp_path: Path) -> None:
 
 
 def test_a_reply_that_could_not_be_kept_is_not_sent(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyeps.transport.keeping.replace_file", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr(
+        "polyeps.transport.client_files.replace_file", lambda *_: (_ for _ in ()).throw(OSError("full"))
+    )
     with pytest.raises(OSError, match="full"):
         answer(opened(job, tmp_path), job.algorithm, training(job))
 

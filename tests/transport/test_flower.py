@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from federations import LocalGrid, experiment, finish, job_of, ledger_of
 from flwr.app import Context, Error, Message, RecordDict
+from support.federations import LocalGrid, experiment, finish, job_of, ledger_of
 
-from polyeps.build import Job
 from polyeps.core import State, Task
+from polyeps.experiment.job import Job
 from polyeps.server import Participation, Round, Transport, serve
 from polyeps.transport.flower import OnFlower, server_app
 

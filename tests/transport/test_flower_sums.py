@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import Finished, LocalGrid, experiment, finish, job_of, ledger_of
-from summed import MODEL
+from support.federations import Finished, LocalGrid, experiment, finish, job_of, ledger_of
+from support.summed import MODEL
 
-from polyeps.algorithms.releases import DRAWN
-from polyeps.build import Job
+from polyeps.algorithms._secure_sums import DRAWN
 from polyeps.core import ENTER, Ask, Replies, Task
 from polyeps.errors import InputError, MessageRefused
-from polyeps.transport import masks
-from polyeps.transport.envelopes import Step, unpack
+from polyeps.experiment.job import Job
+from polyeps.secagg import masks
+from polyeps.secagg.client import Kept
+from polyeps.secagg.messages import Step, unpack
 from polyeps.transport.flower import OnFlower
 from polyeps.transport.flower_sums import Seat
 from polyeps.transport.memory import AsBytes, Securely
-from polyeps.transport.secagg_client import Kept
 
 METHODS: dict[str, dict[str, Any]] = {
     "directions from the model": {"name": "cmp-fed", "rank": 2, "directions": "model", "noise": "skellam"},

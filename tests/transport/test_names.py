@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from federations import LocalGrid, experiment, job_of, ledger_of
 from flwr.app import Context
+from support.federations import LocalGrid, experiment, job_of, ledger_of
 
 from polyeps.server import Participation, Round, serve
 from polyeps.transport.flower import OnFlower, client_app

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from deployed import DeployedGrid
-from federations import experiment, job_of
+from support.deployed import DeployedGrid
+from support.federations import experiment, job_of
 
 from polyeps.core import ENTER, Algorithm, Ask, Replies, SumTerms, Task, Total
 from polyeps.errors import InputError, MessageRefused
-from polyeps.head import replace_file
-from polyeps.transport.envelopes import Step, Terms, open_signed, pack_names, pack_table, stamp, unpack_table
+from polyeps.ledger.head_file import replace_file
+from polyeps.secagg.messages import Step, Terms, open_signed, pack_names, pack_table, stamp, unpack_table
+from polyeps.secagg.server import Sum
 from polyeps.transport.flower import OnFlower
 from polyeps.transport.flower_sums import Seat, run_sum, sum_name
-from polyeps.transport.secagg_server import Sum
 
 NAMES, BITS, LENGTH, THRESHOLD = tuple("abcdef"), 16, 8, 4
 ALGORITHM = Algorithm({}, lambda state, _: state, sums=lambda *_: SumTerms(len(NAMES), THRESHOLD, 0, BITS))

@@ -25,11 +25,11 @@ from typing import Any
 
 import torch
 
-from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
-from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, dues, start_of, starting
+from polyeps.aggregation.low_rank import Directions, WarmStart, Whole, low_rank
+from polyeps.algorithms._averaging import Federation, step, trained_in_cohort
+from polyeps.algorithms._secure_sums import NoiseKind, Release, SecureSums, check_rates, dues, start_of, starting
 from polyeps.core import Action, Algorithm, Ask, Payload, State, SumTerms, Work
 from polyeps.errors import InputError
-from polyeps.lowrank import Directions, WarmStart, Whole, low_rank
 from polyeps.mechanisms.clipping import check_clip
 from polyeps.messages import vector
 

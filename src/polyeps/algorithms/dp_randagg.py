@@ -15,11 +15,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
-from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, check_rates, dues, start_of, starting
+from polyeps.aggregation.low_rank import Whole, low_rank
+from polyeps.algorithms._averaging import Federation, step, trained_in_cohort
+from polyeps.algorithms._secure_sums import NoiseKind, Release, SecureSums, check_rates, dues, start_of, starting
 from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
-from polyeps.lowrank import Whole, low_rank
 from polyeps.mechanisms.clipping import clip_to_norm
 from polyeps.messages import whole_number
 

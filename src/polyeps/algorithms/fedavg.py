@@ -9,7 +9,7 @@ Departure: the mean is over who answered, not over who was asked, so a client th
 
 from typing import Literal
 
-from polyeps.algorithms.blocks import (
+from polyeps.algorithms._averaging import (
     Split,
     ask_updates,
     check_split,

@@ -25,14 +25,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from polyeps.accounting.certificate import PUBLIC_GROUP, SECRET_COHORT
 from polyeps.accounting.events import split_clip_bit
-from polyeps.algorithms.blocks import Federation, step, trained_in_cohort
-from polyeps.algorithms.counts import Counts
-from polyeps.algorithms.group_sums import GroupRelease, Noise, summed_by_server, summed_securely
-from polyeps.algorithms.personal import Personal
-from polyeps.algorithms.releases import NoiseKind, Release, SecureSums, conditions, dues
-from polyeps.algorithms.weighing import Groups, best_weights, learn_differences, weights_by_ratio
-from polyeps.certificate import PUBLIC_GROUP, SECRET_COHORT
+from polyeps.aggregation.group_weights import Groups, best_weights, learn_differences, weights_by_ratio
+from polyeps.algorithms._averaging import Federation, step, trained_in_cohort
+from polyeps.algorithms._group_sums import GroupRelease, Noise, summed_by_server, summed_securely
+from polyeps.algorithms._personal_models import Personal
+from polyeps.algorithms._secure_sums import NoiseKind, Release, SecureSums, conditions, dues
+from polyeps.algorithms._sum_counts import Counts
 from polyeps.core import Action, Algorithm, Ask, Payload, Spec, Specs, State, SumTerms, Work
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import LONGEST, SHORTEST, clip_to_norm, norms_of

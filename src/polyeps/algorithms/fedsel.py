@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from polyeps.accounting.events import PureDpEvent
-from polyeps.algorithms.blocks import Course
-from polyeps.algorithms.reporting import Floats, disclosed, gradients_of, reporting, sparse, sparse_mean
+from polyeps.algorithms._averaging import Course
+from polyeps.algorithms._ldp_reports import Floats, disclosed, gradients_of, reporting, sparse, sparse_mean
 from polyeps.core import Algorithm, Payload, Replies, State, Work
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection, values

@@ -26,14 +26,16 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from polyeps.aggregation import inverse_variance_weights, variances_of_norms
-from polyeps.algorithms.blocks import (
+from polyeps.aggregation.client_groups import quiet_by_log_norms, quiet_by_mixture
+from polyeps.aggregation.noise_estimation import noise_apart
+from polyeps.aggregation.subspace import inverse_variance_weights, variances_of_norms
+from polyeps.algorithms._averaging import (
     ask_updates,
     step,
     train_locally,
     with_noise_of_their_own,
 )
-from polyeps.algorithms.projecting import (
+from polyeps.algorithms._projection import (
     Rank,
     SubspaceOf,
     combine,
@@ -43,8 +45,6 @@ from polyeps.algorithms.projecting import (
     thin_round,
 )
 from polyeps.core import Algorithm, Ask, Payload, Replies, State
-from polyeps.grouping import quiet_by_log_norms, quiet_by_mixture
-from polyeps.loudness import noise_apart
 from polyeps.training import Training
 
 Grouping = Literal["noise", "robust", "mixture"]

@@ -13,7 +13,7 @@ all enrolled clients, not anew among those of a round; in a round without a publ
 
 from typing import Literal
 
-from polyeps.algorithms.blocks import (
+from polyeps.algorithms._averaging import (
     Split,
     ask_updates,
     check_split,
@@ -22,7 +22,7 @@ from polyeps.algorithms.blocks import (
     step,
     with_noise_of_their_own,
 )
-from polyeps.algorithms.projecting import Projection, Rank, SubspaceOf, combine, directions_of
+from polyeps.algorithms._projection import Projection, Rank, SubspaceOf, combine, directions_of
 from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
 

@@ -14,7 +14,7 @@ that private clients must download. A round without a public answer goes on with
 
 from typing import Literal
 
-from polyeps.algorithms.blocks import (
+from polyeps.algorithms._averaging import (
     Split,
     ask_updates,
     check_split,
@@ -24,7 +24,7 @@ from polyeps.algorithms.blocks import (
     train_locally,
     with_noise_of_their_own,
 )
-from polyeps.algorithms.projecting import (
+from polyeps.algorithms._projection import (
     Rank,
     SubspaceOf,
     combine,

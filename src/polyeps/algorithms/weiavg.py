@@ -5,7 +5,7 @@
 Departure: the paper's contribution (2) prints the weights upside down; equation 4, which we follow, does not.
 """
 
-from polyeps.algorithms.blocks import (
+from polyeps.algorithms._averaging import (
     ask_updates,
     epsilons,
     mean,

@@ -29,7 +29,7 @@ from polyeps.engine.noise import SystemStreams, normals_for
 from polyeps.errors import InputError
 from polyeps.mechanisms.lattice_noise import NoiseName, add_noise, table_for
 from polyeps.mechanisms.perturb import perturb
-from polyeps.mechanisms.words import SystemWords
+from polyeps.mechanisms.random_words import SystemWords
 from polyeps.models import MODELS, Model
 from polyeps.training import dp_sgd
 

@@ -22,16 +22,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyeps.accounts import Terms
 from polyeps.algorithms import ALGORITHMS
-from polyeps.algorithms.blocks import Federation
+from polyeps.algorithms._averaging import Federation
 from polyeps.audit.montecarlo import Scores, bound, guesses_in_one_run, log_ratio, one_shot_estimate
 from polyeps.audit.rows import Case, Effort, Shown
 from polyeps.audit.trial_clients import PLENTY, charged, check_answered, deployed, seeded
-from polyeps.client import Cohort
+from polyeps.clients import Clients
 from polyeps.core import Algorithm, Budget, Records, State, Task, Total
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.ledger import Ledger
+from polyeps.ledger.account import Terms
 from polyeps.models import Model, logistic
 from polyeps.server import Participation, Round, serve
 from polyeps.training import dp_sgd, proximal
@@ -153,7 +153,7 @@ def _observed(
 
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.db", dict.fromkeys(ids, terms))
-        cohort = Cohort(
+        cohort = Clients(
             ids=ids,
             data=records,
             scale=np.full(len(ids), run.scale),

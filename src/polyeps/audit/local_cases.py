@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import Gaussian, Poisson
-from polyeps.aggregation import Basis, Part
+from polyeps.aggregation.subspace import Basis, Part
 from polyeps.algorithms import ALGORITHMS
 from polyeps.audit.montecarlo import Scores, bound, log_ratio
 from polyeps.audit.rows import Case, Effort, Shown

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyeps.accounts import Terms
 from polyeps.audit.montecarlo import Floats, bound
 from polyeps.audit.rows import CONFIDENCE, Row, Shown
 from polyeps.audit.trial_clients import PLENTY, ask_trials, charged, check_answered, seeded
-from polyeps.client import Cohort
+from polyeps.clients import Clients
 from polyeps.core import Algorithm, Budget, Payload, Records, State
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.ledger import Ledger
+from polyeps.ledger.account import Terms
 from polyeps.server import Participation, Round, serve
 from polyeps.transport.memory import InMemory
 
@@ -116,7 +116,7 @@ def _runs(
     seen = torch.empty(trials, rounds, len(model))
 
     def run(number: int, ledger: Ledger | None) -> None:
-        cohort = Cohort(
+        cohort = Clients(
             ids=ids,
             data=records,
             scale=np.full(len(ids), scale),

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyeps.accounting.certificate import Form
 from polyeps.algorithms import ALGORITHMS
-from polyeps.algorithms.blocks import Course
+from polyeps.algorithms._averaging import Course
 from polyeps.audit import exact, support
 from polyeps.audit.montecarlo import compare
 from polyeps.audit.rows import Attack, Case, Effort, Shown
 from polyeps.audit.samplers import audit_values
 from polyeps.audit.trial_clients import ask_trials, seeded
-from polyeps.certificate import Form
 from polyeps.core import Records
 from polyeps.mechanisms import selection
 from polyeps.mechanisms.selection import SelectName

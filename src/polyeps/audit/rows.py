@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from polyeps.certificate import Form
+from polyeps.accounting.certificate import Form
 from polyeps.errors import InputError
 
 CONFIDENCE = 0.99  # of the whole table: that no sound row is refuted by chance

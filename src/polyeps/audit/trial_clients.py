@@ -16,12 +16,13 @@ import numpy as np
 import torch
 
 from polyeps.accounting.afford import best_accountant, known_epsilon
-from polyeps.accounts import Terms
-from polyeps.client import Cohort, answer
+from polyeps.client import answer
+from polyeps.clients import Clients
 from polyeps.core import Algorithm, Budget, Payload, Records, Streams, Task
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.ledger import Ledger
+from polyeps.ledger.account import Terms
 from polyeps.server import Round
 
 PLENTY = 1e3  # the ε of a trial's account: no trial is to decline
@@ -80,7 +81,7 @@ def ask_trials(
     terms = Terms(Budget(PLENTY, delta), algorithm.unit, algorithm.adjacency)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.db", dict.fromkeys(ids, terms))
-        cohort = Cohort(
+        cohort = Clients(
             ids=ids,
             data=records.select([0] * trials),
             scale=np.full(trials, scale),

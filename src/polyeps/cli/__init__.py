@@ -1,12 +1,13 @@
 """The command line: thin shells over library calls. Figures go to stdout, talk to stderr; bad input exits 2."""
 
 import sys
+from importlib.metadata import entry_points
 
 import click
 import typer
 
 from polyeps import __version__
-from polyeps.cli import audit, calibrate, certify, data, ledger, plan, report, reproduce
+from polyeps.cli import audit, calibrate, certify, data, ledger, plan, report
 from polyeps.cli import run as run_command
 from polyeps.errors import LedgerTampered, PolyepsError
 
@@ -24,9 +25,10 @@ app.command("run")(run_command.run)
 app.command("demo")(run_command.demo)
 app.command("audit")(audit.audit)
 app.command("report")(report.report)
-app.command("reproduce")(reproduce.reproduce)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(data.app, name="data")
+for found in entry_points(group="polyeps.commands"):  # of packages that build on this one: reproductions
+    app.command(found.name)(found.load())
 
 
 @app.callback(invoke_without_command=True)

@@ -100,9 +100,10 @@ def _unused(asked: str, **given: bool) -> None:
 def _compare(
     clients: int, cohort: int, rounds: int, epsilon: float, delta: float, coordinates: int, as_json: bool
 ) -> None:
+    from polyeps_reproductions import cmp_fed_noise
+
     from polyeps.accounting import cache
     from polyeps.core import Budget
-    from polyeps.studies import cmp_fed_noise
 
     setting = cmp_fed_noise.Setting(
         clients, cohort, rounds, Budget(epsilon, delta), coordinates, cache.default_directory()

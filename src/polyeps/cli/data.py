@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from polyeps.population.catalogue import DataFile, Entry
-    from polyeps.population.datasets import Dataset
+    from polyeps.data.catalogue import DataFile, Entry
+    from polyeps.data.datasets import Dataset
 
 app = typer.Typer(help="Data sets: what is here, how to get the rest, how clients share them.", no_args_is_help=True)
 
@@ -41,7 +41,7 @@ def _print_table(table: Table) -> None:
 
 
 def _entry(name: str) -> Entry:
-    from polyeps.population.catalogue import CATALOGUE
+    from polyeps.data.catalogue import CATALOGUE
 
     if name not in CATALOGUE:
         raise InputError(f"there is no data set {name!r}: choose one of {', '.join(CATALOGUE)}")
@@ -51,8 +51,8 @@ def _entry(name: str) -> Entry:
 @app.command("list")
 def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
     """List the data sets and say which are here."""
-    from polyeps.population.catalogue import CATALOGUE
-    from polyeps.population.sources import how_to_get, places, state
+    from polyeps.data.catalogue import CATALOGUE
+    from polyeps.data.sources import how_to_get, places, state
 
     where = places(data_dir)
     states = {name: state(entry, where) for name, entry in CATALOGUE.items()}
@@ -82,8 +82,8 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Read every file, or those of the sets named, and compare its checksum with the published one."""
-    from polyeps.population.catalogue import CATALOGUE
-    from polyeps.population.sources import places
+    from polyeps.data.catalogue import CATALOGUE
+    from polyeps.data.sources import places
 
     where = places(data_dir)
     entries = [_entry(name) for name in names] if names else list(CATALOGUE.values())
@@ -110,7 +110,7 @@ def check(
 
 
 def _checked(entry: Entry, where: Any) -> dict[str, str]:
-    from polyeps.population.sources import how_to_get, obtain, read, state
+    from polyeps.data.sources import how_to_get, obtain, read, state
 
     now = state(entry, where)
     if now == "built in":
@@ -135,7 +135,7 @@ def fetch(
     as_json: Json = False,
 ) -> None:
     """Download data sets from their official places; what is already here is left alone."""
-    from polyeps.population.sources import Places, obtain, places, read
+    from polyeps.data.sources import Places, obtain, places, read
 
     found: dict[str, list[str]] = {}
     for entry in [_entry(name) for name in names]:
@@ -155,7 +155,7 @@ def fetch(
 def _download_with_progress(file: DataFile, folder: Path) -> Path:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from polyeps.population.downloads import download
+    from polyeps.data.downloads import download
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=_talk()) as bar:
@@ -189,7 +189,7 @@ def show(
     import numpy as np
 
     from polyeps.cli.data_drawing import description, draw_partition, facts_table
-    from polyeps.population.partition import divide
+    from polyeps.data.partition import divide
 
     generator = None if seed is None else np.random.default_rng(_checked_seed(seed))
     own = {"label": label_column, "client": client_column}
@@ -226,19 +226,19 @@ def _checked_seed(seed: int) -> int:
 def _dataset(
     name: str, data_dir: Path | None, offline: bool, generator: Any, constants: tuple[float, float], own: Any
 ) -> Dataset:
-    from polyeps.population.catalogue import CATALOGUE
+    from polyeps.data.catalogue import CATALOGUE
 
     if name not in CATALOGUE and Path(name).exists():
-        from polyeps.population.own_files import load_own
+        from polyeps.data.own_files import load_own
 
         return load_own(Path(name), **own)
     _entry(name)
     if name.startswith("syn-"):
-        from polyeps.population.synthetic import synthetic
+        from polyeps.data.synthetic import synthetic
 
         if generator is None:
             raise InputError(f"{name} is made at random: give a --seed")
         return synthetic(name, shrink=constants[0], threshold=constants[1], generator=generator)
-    from polyeps.population.datasets import load
+    from polyeps.data.datasets import load
 
     return load(name, data_dir=data_dir, download=None if offline else _download_with_progress)

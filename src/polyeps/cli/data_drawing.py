@@ -8,9 +8,9 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from polyeps.population.catalogue import CATALOGUE, Entry
-from polyeps.population.datasets import Dataset
-from polyeps.population.partition import Partition
+from polyeps.data.catalogue import CATALOGUE, Entry
+from polyeps.data.datasets import Dataset
+from polyeps.data.partition import Partition
 
 
 def facts(entry: Entry) -> dict[str, Any]:

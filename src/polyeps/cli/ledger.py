@@ -15,8 +15,8 @@ from polyeps.cli.output import Json, print_json, print_table, progress, remark
 from polyeps.errors import InputError, LedgerError
 
 if TYPE_CHECKING:
-    from polyeps.accounts import Terms
     from polyeps.ledger import Ledger
+    from polyeps.ledger.account import Terms
 
 app = typer.Typer(help="A client's own record of what it spent.", no_args_is_help=True)
 File = Annotated[Path, typer.Option(help="The ledger.")]
@@ -135,9 +135,9 @@ def set_budget(
     as_json: Json = False,
 ) -> None:
     """Set a client's budget, once; change it only with --raise and a reason."""
-    from polyeps.accounts import Terms
     from polyeps.core import Budget
     from polyeps.ledger import Ledger
+    from polyeps.ledger.account import Terms
 
     if raise_:
         ledger = Ledger(file)

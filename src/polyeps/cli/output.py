@@ -15,7 +15,7 @@ from polyeps.errors import InputError
 
 if TYPE_CHECKING:  # commands import what computes only when they run: the help must come at once
     from polyeps.accounting.calibration import Progress
-    from polyeps.certificate import Certificate
+    from polyeps.accounting.certificate import Certificate
 
 _WIDEST = 2000  # columns of a table
 Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]

@@ -42,9 +42,9 @@ def plan(
 
     from polyeps.accounting import cache
     from polyeps.core import Budget
+    from polyeps.data.budgets import DISTRIBUTIONS, draw_budgets, read_budgets
     from polyeps.plan import Schedule
     from polyeps.plan import plan as make_plan
-    from polyeps.population.budgets import DISTRIBUTIONS, draw_budgets, read_budgets
 
     schedule = Schedule(batch, local_steps, rounds, participation)
     if (budgets is None) == (distribution is None):

@@ -14,7 +14,7 @@ from polyeps.cli.run_output import print_outcome, watching
 from polyeps.errors import InputError
 
 if TYPE_CHECKING:
-    from polyeps.config import Experiment
+    from polyeps.experiment.config import Experiment
 
 Device = Annotated[str, typer.Option(help="cpu, or cuda where there is one.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the run; runs/NAME by default.")]
@@ -30,7 +30,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train every method of an experiment with every seed, each client within its own budget."""
-    from polyeps import config
+    from polyeps.experiment import config
 
     check_device(device)
     if (experiment is None) == (resume is None):
@@ -56,7 +56,7 @@ def demo(
 
     import torch
 
-    from polyeps import config
+    from polyeps.experiment import config
     from polyeps.report.page import write_page
 
     with as_file(files("polyeps") / "demo.toml") as path:
@@ -72,8 +72,8 @@ def demo(
 
 def _perform(wanted: Experiment | None, folder: Path, device: str, as_json: bool) -> None:
     """Run or resume, show progress, print the summary."""
-    from polyeps import runs
-    from polyeps.journal import Journal
+    from polyeps.experiment import run as runs
+    from polyeps.experiment.journal import Journal
 
     stopped = f"stopped; go on with: polyeps run --resume {shlex.quote(str(folder))}"
     try:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from polyeps.cli.output import print_json, print_table, remark
 
 if TYPE_CHECKING:
-    from polyeps.journal import Journal
+    from polyeps.experiment.journal import Journal
+    from polyeps.experiment.run import Watch
     from polyeps.report.tables import Line
-    from polyeps.runs import Watch
     from polyeps.server import Round
 
 _MOST_CLIENTS = 60  # lines of the printed table; the page and --json have them all
@@ -28,7 +28,7 @@ def watching() -> Iterator[Watch]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from polyeps.runs import Watch
+    from polyeps.experiment.run import Watch
 
     console = Console(stderr=True)
     columns = (
@@ -87,8 +87,8 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
 def print_methods(lines: Sequence[Line]) -> None:
     """One line per method."""
     from polyeps.report.numbers import percent, share, short, size, whole
+    from polyeps.report.sentences import judged
     from polyeps.report.tables import summarise
-    from polyeps.report.words import judged
 
     print_table(
         [

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from polyeps.engine.per_client import Cohort, Floats, PerClient, Whole, above_zero, each, of_row, whole
+from polyeps.engine.per_client import Floats, PerClient, Rows, Whole, above_zero, each, of_row, whole
 from polyeps.errors import InputError
 
 # poisson: every record enters a batch independently, at `rate`; fixed: every batch is exactly `batch` records.
@@ -39,14 +39,14 @@ class Batching:
     def fixed(self) -> bool:
         return self.sampler == "fixed"
 
-    def rates(self, cohort: Cohort) -> Floats:
+    def rates(self, cohort: Rows) -> Floats:
         """How likely a record is to be in a batch of its client."""
         if self.fixed:
             return self._exact(cohort) / cohort.counts
         assert self.rate is not None
         return each("rate", self.rate, cohort)
 
-    def sizes(self, cohort: Cohort) -> Whole | None:
+    def sizes(self, cohort: Rows) -> Whole | None:
         """The exact size of every client's batches; None for Poisson batches."""
         return self._exact(cohort) if self.fixed else None
 
@@ -65,10 +65,10 @@ class Batching:
             raise InputError(f"batch must be a whole number from 1 to records_held, which is {held:g}, not {size:g}")
         return FixedSize(int(held), int(size), noise)
 
-    def _exact(self, cohort: Cohort) -> Whole:
+    def _exact(self, cohort: Rows) -> Whole:
         assert self.batch is not None
         counts = cohort.counts
-        exact = whole("batch", above_zero("batch", self.batch, cohort), Cohort(counts))
+        exact = whole("batch", above_zero("batch", self.batch, cohort), Rows(counts))
         if self.records_held is not None:
             held = whole("records_held", self.records_held, cohort)
             for i in np.flatnonzero(held != counts)[:1].tolist():

@@ -26,7 +26,7 @@ from polyeps.engine.network import output_gradients
 from polyeps.engine.noise import Streams
 from polyeps.errors import InputError
 from polyeps.mechanisms.grid_sums import GridSum
-from polyeps.mechanisms.words import Words, words_of
+from polyeps.mechanisms.random_words import Words, words_of
 from polyeps.models import Model
 
 _AT_ONCE = 1 << 23  # numbers of records' gradients held at a time

@@ -15,7 +15,7 @@ Whole = NDArray[np.int64]
 PerClient = float | Sequence[float] | Floats
 
 
-class Cohort(NamedTuple):
+class Rows(NamedTuple):
     """The clients to read for: how many records each has, and which rows of the numbers are theirs."""
 
     counts: Whole  # (n,)
@@ -30,9 +30,9 @@ class Cohort(NamedTuple):
         return client if self.rows is None else int(self.rows[client])
 
 
-def cohort_of(counts: Whole, rows: Sequence[int] | None, *, empty: bool = False) -> Cohort:
+def cohort_of(counts: Whole, rows: Sequence[int] | None, *, empty: bool = False) -> Rows:
     """The cohort of clients with so many records, whose numbers stand in `rows`; without any only if `empty` allows."""
-    cohort = Cohort(counts)
+    cohort = Rows(counts)
     if rows is not None:
         array = np.asarray(rows)
         if array.shape != counts.shape:
@@ -40,7 +40,7 @@ def cohort_of(counts: Whole, rows: Sequence[int] | None, *, empty: bool = False)
         # A mask would be read as rows 0 and 1.
         if len(array) and (array.dtype.kind not in "iu" or array.min() < 0):
             raise InputError(f"rows must be whole numbers of at least 0, not {array}")
-        cohort = Cohort(counts, array.astype(np.int64))
+        cohort = Rows(counts, array.astype(np.int64))
     for i in [] if empty else np.flatnonzero(counts <= 0)[:1].tolist():
         raise InputError(f"client in row {cohort.row(i)} has no records; leave it out of the cohort")
     return cohort
@@ -55,7 +55,7 @@ def check_lengths(**fields: PerClient | None) -> None:
             raise InputError(f"{name} is given for {length} clients, but {other} for {wanted}; give one number or all")
 
 
-def each(name: str, values: ArrayLike, cohort: Cohort) -> Floats:
+def each(name: str, values: ArrayLike, cohort: Rows) -> Floats:
     """One number of at least 0 for each client of the cohort."""
     array = np.asarray(values, dtype=np.float64)
     if cohort.rows is None and array.shape not in ((), (cohort.clients,)):
@@ -70,7 +70,7 @@ def each(name: str, values: ArrayLike, cohort: Cohort) -> Floats:
     return np.broadcast_to(array, (cohort.clients,)).copy()
 
 
-def whole(name: str, values: ArrayLike, cohort: Cohort) -> Whole:
+def whole(name: str, values: ArrayLike, cohort: Rows) -> Whole:
     """One whole number for each client."""
     array = each(name, values, cohort)
     if not np.isfinite(array).all() or (array != np.floor(array)).any():
@@ -78,7 +78,7 @@ def whole(name: str, values: ArrayLike, cohort: Cohort) -> Whole:
     return array.astype(np.int64)
 
 
-def above_zero(name: str, values: ArrayLike, cohort: Cohort) -> Floats:
+def above_zero(name: str, values: ArrayLike, cohort: Rows) -> Floats:
     """One number above 0 for each client."""
     array = each(name, values, cohort)
     if (array == 0).any():
@@ -86,7 +86,7 @@ def above_zero(name: str, values: ArrayLike, cohort: Cohort) -> Floats:
     return array
 
 
-def unless_zero(name: str, values: ArrayLike, cohort: Cohort) -> Floats | None:
+def unless_zero(name: str, values: ArrayLike, cohort: Rows) -> Floats | None:
     """One number for each client, or None where all are 0."""
     array = each(name, values, cohort)
     return array if array.any() else None

@@ -24,7 +24,7 @@ from polyeps.accounting.lattice import MARGIN, ROUNDING
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import check_clip, steady_norms
 from polyeps.mechanisms.lattice_noise import Whole, Wide, wide_gaussian
-from polyeps.mechanisms.words import Words
+from polyeps.mechanisms.random_words import Words
 
 _FINE = 9  # bits of a step beyond √size: rounding lengthens a row by a thousandth of the clip
 _MOST_BITS = 26  # so that a row's squared norm is exact in float64

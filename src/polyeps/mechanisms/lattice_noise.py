@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.errors import InputError
-from polyeps.mechanisms.words import Word, Words
+from polyeps.mechanisms.random_words import Word, Words
 
 NoiseName = Literal["skellam", "discrete-gaussian"]
 Whole = NDArray[np.int64]

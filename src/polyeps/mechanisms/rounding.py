@@ -24,7 +24,7 @@ from torch import Tensor
 from polyeps.errors import InputError
 from polyeps.mechanisms.integer import Grid
 from polyeps.mechanisms.lattice_noise import Whole, add_noise, table_for
-from polyeps.mechanisms.words import Words
+from polyeps.mechanisms.random_words import Words
 
 Floats = NDArray[np.float64]
 

@@ -14,8 +14,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from polyeps.errors import InputError
-from polyeps.journal import Journal
-from polyeps.report import numbers, words
+from polyeps.experiment.journal import Journal
+from polyeps.report import numbers
+from polyeps.report import sentences as words
 from polyeps.report.client_plots import bytes_picture, spent_picture
 from polyeps.report.plots import accuracy_picture, active_picture
 from polyeps.report.svg import METHODS, NARROW, WIDE, coloured

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyeps.journal import Journal
+from polyeps.experiment.journal import Journal
 
 LAST_ROUNDS = 10  # the final accuracy is the mean over those of them that were evaluated
 NOT_BEGUN = "not begun"  # nobody knows yet whose budgets a method will spend

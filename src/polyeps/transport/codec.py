@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from polyeps.core import Payload, Replies, Specs, Total
 from polyeps.errors import InputError
 from polyeps.messages import usable_rows
-from polyeps.transport.masks import bytes_of
+from polyeps.secagg.masks import bytes_of
 
 
 def encode(payload: Payload) -> bytes:

@@ -18,12 +18,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from polyeps.core import Profile, Replies, Task, Total, check_name
 from polyeps.errors import InputError
+from polyeps.secagg.masks import bytes_of
 from polyeps.server import Transport
 from polyeps.transport import codec
 from polyeps.transport.flower_client import arrays, tensors
 from polyeps.transport.flower_client import client_app as client_app
 from polyeps.transport.flower_sums import Asked, run_sum
-from polyeps.transport.masks import bytes_of
 
 log = logging.getLogger(__name__)
 

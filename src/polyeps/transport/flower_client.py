@@ -17,7 +17,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
-from polyeps.client import Cohort, answer, profiles
+from polyeps.client import answer, profiles
+from polyeps.clients import Clients
 from polyeps.core import ENTER, Algorithm, Field, Payload, Task
 from polyeps.engine.noise import SystemStreams
 from polyeps.errors import InputError
@@ -29,7 +30,7 @@ DECLINED = "declined"  # all that a server learns of what went wrong at a client
 MOST_BITS = 62  # of an integer that is summed
 Handler = Callable[[Message, Context], Message]
 # What a node opens for a message: itself as a cohort of one, what it is asked to run, and what it tells.
-Open = Callable[[Context], tuple[Cohort, Algorithm, Iterable[Field]]]
+Open = Callable[[Context], tuple[Clients, Algorithm, Iterable[Field]]]
 
 
 def client_app(
@@ -38,14 +39,14 @@ def client_app(
     """Return a ClientApp that answers tasks, takes the steps of secure sums, and introduces itself when queried.
 
     A client must draw its noise from the system's entropy, have a keeper for its memory and replies, and name the run
-    it takes part in (`Cohort.run`): it answers no other. A `rehearsal` does without: it is a simulation over Flower's
+    it takes part in (`Clients.run`): it answers no other. A `rehearsal` does without: it is a simulation over Flower's
     messages, and protects nobody.
 
     Whatever goes wrong at a client, the server reads the one word "declined"; the details are in the client's own log.
     """
     app = ClientApp()
 
-    def opened(context: Context) -> tuple[Cohort, Algorithm, Iterable[Field]]:
+    def opened(context: Context) -> tuple[Clients, Algorithm, Iterable[Field]]:
         cohort, algorithm, tells = open_client(context)
         if not rehearsal:
             _check_deployed(cohort)
@@ -119,7 +120,7 @@ def _discreetly(handle: Handler) -> Handler:
     return handled
 
 
-def _check_deployed(cohort: Cohort) -> None:
+def _check_deployed(cohort: Clients) -> None:
     """Refuse clients whose noise could be repeated, whose memory ends with the process, or that answer any run."""
     if cohort.repeatable or not isinstance(cohort.streams(cohort.ids, 0), SystemStreams):
         raise InputError(
@@ -130,7 +131,7 @@ def _check_deployed(cohort: Cohort) -> None:
         raise InputError(f"client {cohort.ids[0]!r} has no keeper, so it would forget between messages; give it one")
     if not cohort.run:
         raise InputError(
-            f"client {cohort.ids[0]!r} names no run, so it would answer every server's; set Cohort.run to the one it "
+            f"client {cohort.ids[0]!r} names no run, so it would answer every server's; set Clients.run to the one it "
             "takes part in"
         )
 

@@ -32,13 +32,13 @@ from numpy.typing import NDArray
 
 from polyeps.core import AGREED, Algorithm, Payload, Task
 from polyeps.errors import InputError, MessageRefused, SumAborted
-from polyeps.head import replace_file
+from polyeps.ledger.head_file import replace_file
+from polyeps.secagg.client import Agent, Kept
+from polyeps.secagg.messages import Step, Terms, enough, fingerprint, lowest_threshold, pack, unpack
+from polyeps.secagg.protocol import take_step
+from polyeps.secagg.server import Server, Sum
 from polyeps.transport import codec
-from polyeps.transport.envelopes import Step, Terms, enough, fingerprint, lowest_threshold, pack, unpack
-from polyeps.transport.keeping import locked
-from polyeps.transport.secagg import take_step
-from polyeps.transport.secagg_client import Agent, Kept
-from polyeps.transport.secagg_server import Server, Sum
+from polyeps.transport.client_files import locked
 
 _OWNERS = 0o600  # the mode of files that hold secrets
 _KEY_BYTES = 32  # of a sum's fingerprint

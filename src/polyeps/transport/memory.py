@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from polyeps.client import Cohort, answer, profiles
+from polyeps.client import answer, profiles
+from polyeps.clients import Clients
 from polyeps.core import Algorithm, Field, Profile, Replies, Task, Total
 from polyeps.errors import InputError, SumAborted, TaskRefused
+from polyeps.secagg.messages import Step, enough
+from polyeps.secagg.protocol import secure_sum
 from polyeps.server import Transport
 from polyeps.transport import codec
-from polyeps.transport.envelopes import Step, enough
-from polyeps.transport.secagg import secure_sum
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 class InMemory(Transport):
     """All clients answer as one batched computation."""
 
-    cohort: Cohort
+    cohort: Clients
     algorithm: Algorithm
     tells: Iterable[Field] = ("epsilon", "examples")
 

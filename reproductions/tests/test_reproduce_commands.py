@@ -1,0 +1,87 @@
+import json
+from pathlib import Path
+
+import pytest
+from polyeps_reproductions import pfa
+from polyeps_reproductions.reproducing import STUDIES
+from small_studies import figure
+from support.commands import refused, run, run_json
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[str, ...]:
+    """Options of a study with one tiny figure."""
+    monkeypatch.setattr(pfa, "quick_figures", lambda: {"1": figure()})
+    folders = ("--work", str(tmp_path / "work"), "--output", str(tmp_path / "results"))
+    return ("reproduce", "pfa", "--quick", "--figure", "1", *folders)
+
+
+def test_a_figure_is_run_shown_and_written(small: tuple[str, ...], tmp_path: Path) -> None:
+    spoken = run(*small)
+    assert "public-only" in spoken.stdout
+    assert "PFA over the public clients alone" in spoken.stdout
+    kept = json.loads((tmp_path / "results" / "test-figure-1-quick.json").read_text())
+    assert kept["missing"] == 0
+    assert kept["command"] == "polyeps reproduce pfa --figure 1 --quick --work WORK"  # no folder of this machine
+    assert len(list((tmp_path / "work").glob("*.json"))) == 3 * 2 * (2 + 1)
+    assert run_json(*small) == [json.loads((tmp_path / "results" / "test-figure-1-quick.json").read_text())]
+
+
+def test_showing_needs_no_device(small: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (nothing,) = run_json(*small, "--show", "--device", "cuda", "--processes", "10")
+    assert nothing["command"] == "polyeps reproduce pfa --figure 1 --quick --device cuda --processes 10 --work WORK"
+    assert (nothing["cells"], nothing["left_out"], nothing["missing"]) == ([], 1, 6)
+    assert not (tmp_path / "results").exists()
+
+
+def test_what_is_refused_leaves_no_folders(small: tuple[str, ...], tmp_path: Path) -> None:
+    assert "no folder of finished trainings" in run(*small, "--show", status=2).stderr
+    assert "figure" in run(*small, "--figure", "99", status=2).stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_is_finished_what_was_written_stays(small: tuple[str, ...], tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    (tmp_path / "work").mkdir()
+    other = ("reproduce", "cmp-fed", "--table", "1", "--work", str(tmp_path / "work"), "--output", str(results))
+    for command, file in ((small, "test-figure-1-quick.md"), (other, "cmp-fed-table-1.md")):
+        (results / file).write_text("of an earlier run")
+        assert "nothing is finished yet" in run(*command, "--show").stderr
+        assert (results / file).read_text() == "of an earlier run"
+
+
+def test_a_shard_leaves_the_rest_to_others(small: tuple[str, ...], tmp_path: Path) -> None:
+    assert run_json(*small, "--shard", "2/6")[0]["missing"] == 5
+    for number in (1, 3, 4, 5, 6):
+        last = run_json(*small, "--shard", f"{number}/6")
+    assert last[0]["missing"] == 0
+
+
+def test_a_table_needs_no_training(tmp_path: Path) -> None:
+    options = ("--table", "1", "--work", str(tmp_path / "work"), "--output", str(tmp_path / "results"))
+    (table,) = run_json("reproduce", "pfa", *options)
+    assert table["columns"][0] == "budgets"
+    assert (tmp_path / "results" / "pfa-table-1.md").read_text().startswith("# pfa, table 1: Distributions")
+
+
+def test_every_study_is_listed() -> None:
+    running = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+    told = " ".join(run("reproduce", "--help").stdout.split())
+    for study in STUDIES:
+        assert f"| `reproduce {study}` |" in running.partition("## Reproducing")[2]
+        assert f"{study} (" in told
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    work = ("--work", str(tmp_path))
+    refused("reproduce", "nothing", *work, naming=("'nothing'", "pfa, fedsel, pdp-fl, fedhdp, cmp-fed"))
+    refused("reproduce", "pfa", "--figure", "9", *work, naming=("no figure 9",))
+    refused("reproduce", "pfa", "--shard", "third", *work, naming=("--shard", "3/8", "'third'"))
+    for study in ("pfa", "cmp-fed"):
+        refused("reproduce", study, "--shard", "9/8", "--table", "1", *work, naming=("3/8", "9/8"))
+    refused(
+        "reproduce", "pfa", "--table", "1", "--output", "/dev/null/here", *work, naming=("/dev/null/here", "another")
+    )
+    refused("reproduce", "pfa", "--device", "nonsense", *work, naming=("nonsense", "use cpu"))

@@ -1,0 +1,1 @@
+"""The server's linear algebra: subspaces, thin factors, groups of clients, noise levels and weights."""

@@ -1,0 +1,291 @@
+"""An append-only table of rows in one SQLite file, each row committing to the one before it.
+
+The file is safe under several processes and threads, and a row is on the disk before `append` returns. A small file
+beside it (`head.py`) remembers where the chain ends, so that rows cut off, put back or added by others are noticed.
+Nothing is keyed: someone who rewrites both files together is found out only by a head that was kept elsewhere.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from polyeps.errors import LedgerError, LedgerTampered, PolyepsError
+from polyeps.ledger.chain_file import INSERT, check_schema, check_table, create_file, explain, open_file, refuse_links
+from polyeps.ledger.head_file import START, Head, Kept, announced, head_path, read_head
+
+_ALL = "SELECT seq, time, kind, body, previous, hash FROM rows ORDER BY seq"
+_LAST = "SELECT seq, time, kind, body, previous, hash FROM rows WHERE seq >= ? ORDER BY seq"
+
+_T = TypeVar("_T")
+
+
+class Row(NamedTuple):
+    """One line of the chain."""
+
+    seq: int
+    time: str
+    kind: str
+    body: str  # JSON
+    previous: str
+    hash: str
+
+    @property
+    def content(self) -> Any:
+        return json.loads(self.body)
+
+
+Draft = tuple[str, dict[str, Any]]  # kind and content of a row to be
+Clock = Callable[[], datetime]
+
+
+def now() -> datetime:
+    """Return the time that rows are stamped with."""
+    return datetime.now(UTC)
+
+
+def _hash(seq: int, time: str, kind: str, body: str, previous: str) -> str:
+    return hashlib.sha256(json.dumps([seq, time, kind, body, previous]).encode()).hexdigest()
+
+
+class Chain:
+    """The file at `path`; `replay` is called with every row exactly once, in order, after it is known to be genuine."""
+
+    def __init__(self, path: Path, replay: Callable[[Row], None], *, clock: Clock = now) -> None:
+        self.path = path
+        self._replay, self._clock = replay, clock
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._process = 0
+        self._file = (0, 0)  # device and number of the file that is open
+        self._version = -1  # SQLite's count of what other connections wrote, when we last looked
+        self.head = Head(0, START)
+        with self._lock, self._errors():
+            self._look()
+
+    @staticmethod
+    def create(path: Path, drafts: Sequence[Draft], *, clock: Clock = now) -> None:
+        """Start a chain; an existing one is left alone."""
+        rows = _chained(drafts, Head(0, START), clock)
+        try:
+            create_file(path, rows, _end(rows))
+        except OSError as problem:
+            raise LedgerError(f"{path} cannot be created: {problem}") from None
+
+    def append(self, make: Callable[[], Sequence[Draft]]) -> None:
+        """Add the rows `make` returns, all or none, after every earlier row was replayed."""
+        with self._lock, self._errors(), self._writing() as connection:
+            self._look()
+            rows = _chained(make(), self.head, self._clock)
+            if not rows:
+                return
+            check_schema(self.path, connection)
+            connection.executemany(INSERT, rows)
+            stored = [Row(*values) for values in connection.execute(_LAST, (self.head.seq,))]
+            if not stored or _end(stored[:1]) != self.head or stored[1:] != rows:
+                raise LedgerTampered(
+                    f"{self.path}: row {rows[0].seq} cannot be read back as written; nothing was written"
+                )
+            written = False
+            try:
+                mode = self.path.stat().st_mode & 0o666  # SQLite's journal has the mode of its file, too
+                with announced(head_path(self.path), self.head, _end(rows), mode):
+                    connection.execute("COMMIT")
+                    written = True
+                    for row in rows:
+                        self._accept(row)
+            except OSError as problem:
+                done = "is written, but was not confirmed in its head" if written else "was not written"
+                raise LedgerError(f"{self.path}: row {rows[0].seq} {done}: {problem}; free some space") from None
+
+    def rows(self) -> list[Row]:
+        """Return all rows, verified."""
+        with self._lock, self._errors():
+            return self._settled(self._genuine_rows)
+
+    def refresh(self) -> None:
+        """Replay what other processes wrote."""
+        with self._lock, self._errors():
+            self._look()
+
+    def verify(self, kept: Kept | None = None) -> Head:
+        """Check every row and the head file, and that the chain goes on from a head that was kept elsewhere."""
+        rows = self.rows()
+        if kept is not None and not any(_holds(rows, head) for head in kept.ends):
+            seq = kept.head.seq
+            gone = "is missing" if seq > len(rows) else "is not the one that it names"
+            raise LedgerTampered(
+                f"{self.path} does not go on from the head that was kept: row {seq} {gone}, so rows were removed or "
+                "rewritten"
+            )
+        return _end(rows)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def __del__(self) -> None:
+        connection = getattr(self, "_connection", None)
+        if connection is not None and self._process == os.getpid():
+            connection.close()
+
+    def _accept(self, row: Row) -> None:
+        try:
+            self._replay(row)
+        except LedgerError:
+            raise
+        except (PolyepsError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as problem:
+            raise LedgerTampered(f"{self.path}: row {row.seq} cannot be understood: {problem}") from None
+        self.head = Head(row.seq, row.hash)
+
+    def _settled(self, look: Callable[[], _T]) -> _T:
+        """Look at rows and head; once more under a lock if they disagree, since others may have appended in between."""
+        connection = self._open()
+        try:
+            return look()
+        except LedgerTampered:
+            if connection.in_transaction:
+                raise
+        with _transaction(connection, "BEGIN"):
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on, nobody can commit
+            return look()
+
+    def _look(self) -> None:
+        self._settled(self._replay_new)
+
+    def _replay_new(self) -> None:
+        """Check the head and, if anybody else wrote since we last looked, every row; replay what is new."""
+        kept = self._read_head()
+        (version,) = self._open().execute("PRAGMA data_version").fetchone()
+        if version == self._version:
+            self._check_end(kept, self.head)
+            return
+        rows = self._genuine_rows()
+        if not _holds(rows, self.head):
+            raise LedgerTampered(f"{self.path} was replaced or removed while it was open; restart and verify it")
+        for row in rows[self.head.seq :]:
+            self._accept(row)
+        self._version = version
+
+    def _genuine_rows(self) -> list[Row]:
+        """Return all rows; refuse when they, the head or the schema are not as written."""
+        kept = self._read_head()
+        connection = self._open()
+        check_table(self.path, connection)
+        rows: list[Row] = []
+        previous = START
+        for expected, values in enumerate(connection.execute(_ALL), start=1):
+            row = Row(*values)
+            if row.seq != expected:
+                raise LedgerTampered(f"{self.path}: row {expected} is missing")
+            whole = isinstance(row.seq, int) and all(isinstance(value, str) for value in row[1:])
+            if not whole or row.previous != previous or row.hash != _hash(*row[:-1]):
+                raise LedgerTampered(f"{self.path}: row {expected} is not as it was written, or not in its place")
+            rows.append(row)
+            previous = row.hash
+        if not rows:
+            raise LedgerTampered(f"{self.path}: row 1 is missing")
+        if kept.head.seq <= len(rows) and not any(_holds(rows, head) for head in kept.ends):
+            raise LedgerTampered(f"{self.path}: row {kept.head.seq} is not the one its head file remembers")
+        self._check_end(kept, _end(rows))
+        check_schema(self.path, connection)
+        return rows
+
+    def _read_head(self) -> Kept:
+        kept = read_head(self.path)
+        if kept is None:
+            raise LedgerTampered(
+                f"{head_path(self.path)} is missing; the head belongs beside the ledger, bring it along"
+            )
+        return kept
+
+    def _check_end(self, kept: Kept, end: Head) -> None:
+        """Refuse a chain that does not end where its head file says."""
+        if end in kept.ends:
+            return
+        if end.seq in (head.seq for head in kept.ends):
+            raise LedgerTampered(f"{self.path}: row {end.seq} is not the one its head file remembers")
+        if end.seq < kept.head.seq:
+            raise LedgerTampered(
+                f"{self.path}: row {end.seq + 1} is missing; the tail was cut or an old copy was put back"
+            )
+        raise LedgerTampered(
+            f"{self.path}: row {kept.head.seq + 1} was not written by polyeps, because its head file ends before it; "
+            "if an older head file was put back by mistake, bring the right one"
+        )
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None or self._process != os.getpid():  # a connection must not cross a fork
+            connection = open_file(self.path)
+            self._connection, self._process, self._version = connection, os.getpid(), -1
+            self._file = self._identity()
+        return self._connection
+
+    def _identity(self) -> tuple[int, int]:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return 0, 0
+        return found.st_dev, found.st_ino
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """Hold the file's write lock; whatever is not committed inside is undone."""
+        connection = self._open()
+        refuse_links(self.path)
+        with _transaction(connection, "BEGIN IMMEDIATE"):
+            if self._identity() != self._file:
+                raise LedgerTampered(f"{self.path} was replaced or removed while it was open; restart and verify it")
+            yield connection
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as problem:
+            raise explain(self.path, problem) from None
+        except UnicodeDecodeError:  # in SQLite's own message, which quotes the file
+            raise LedgerTampered(f"{self.path} is damaged and cannot be read") from None
+        except OSError as problem:
+            raise LedgerError(f"{self.path} cannot be used: {problem}") from None
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
+    connection.execute(begin)
+    try:
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _holds(rows: Sequence[Row], head: Head) -> bool:
+    """Return whether a chain with these rows contains the very row that a head names."""
+    if head.seq == 0:
+        return head.hash == START
+    return head.seq <= len(rows) and rows[head.seq - 1].hash == head.hash
+
+
+def _end(rows: Sequence[Row]) -> Head:
+    return Head(rows[-1].seq, rows[-1].hash)
+
+
+def _chained(drafts: Sequence[Draft], head: Head, clock: Clock) -> list[Row]:
+    time = clock().isoformat()
+    rows: list[Row] = []
+    seq, previous = head
+    for kind, content in drafts:
+        seq += 1
+        body = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        rows.append(Row(seq, time, kind, body, previous, _hash(seq, time, kind, body, previous)))
+        previous = rows[-1].hash
+    return rows

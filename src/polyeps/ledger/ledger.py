@@ -1,0 +1,230 @@
+"""A client's privacy ledger: a budget set once, charges on disk before data is touched, refused when they do not fit.
+
+One file per client, or per silo or simulation with many clients. The file is a hash chain (`chain.py`) and outlives
+runs: what was spent stays spent. All that a client did composes, whatever methods it took part in.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+from dp_accounting.dp_event import DpEvent
+
+from polyeps.accounting import afford
+from polyeps.accounting.kinds import check_uses
+from polyeps.core import Budget, Unit, check_name
+from polyeps.errors import InputError, LedgerError
+from polyeps.ledger.account import Account, Charge, Terms
+from polyeps.ledger.hash_chain import Chain, Clock, Draft, Row, now
+from polyeps.ledger.head_file import Head, Kept, read_kept
+from polyeps.ledger.state import LedgerState, Run, charge_key, enrolment, plain_text
+
+
+class Ledger:
+    """The open ledger at `path`.
+
+    >>> from tempfile import mkdtemp
+    >>> from polyeps.accounting.events import Gaussian
+    >>> ledger = Ledger.create(Path(mkdtemp()) / "ledger.db", {"hospital": Terms(Budget(1.0, 1e-5))})
+    >>> ledger.charge(Gaussian(9.0))
+    >>> ledger.charge(Gaussian(3.0))
+    Traceback (most recent call last):
+    polyeps.errors.BudgetExceeded: client 'hospital' has spent ... of its ε = 1 and has ... left; ...
+    """
+
+    def __init__(self, path: Path | str, *, clock: Clock = now) -> None:
+        self._state = LedgerState(path)
+        self._chain = Chain(Path(path), self._state.replay, clock=clock)
+
+    @classmethod
+    def create(cls, path: Path | str, terms: Mapping[str, Terms] | None = None, *, clock: Clock = now) -> "Ledger":
+        """Start a ledger, with its first budgets if given; refuse where there is one already."""
+        drafts: list[Draft] = [("opened", {"ledger": uuid4().hex})]
+        drafts += [enrolment(client, agreed) for client, agreed in (terms or {}).items()]
+        Chain.create(Path(path), drafts, clock=clock)
+        return cls(path, clock=clock)
+
+    @classmethod
+    def open_or_create(cls, path: Path | str, terms: Mapping[str, Terms], *, clock: Clock = now) -> "Ledger":
+        """Open the ledger at `path`, whatever its budgets, or start it with these where there is none."""
+        if not Path(path).exists():
+            try:
+                return cls.create(path, terms, clock=clock)
+            except LedgerError:
+                if not Path(path).exists():  # otherwise another process was first
+                    raise
+        return cls(path, clock=clock)
+
+    @property
+    def id(self) -> str:
+        return self._state.id
+
+    @property
+    def clients(self) -> list[str]:
+        return list(self._state.accounts)
+
+    @property
+    def runs(self) -> Mapping[str, Run]:
+        """The runs that reserved their price, by name."""
+        return self._state.runs
+
+    @property
+    def head(self) -> Head:
+        """Sequence number and hash of the last row, for a journal to remember."""
+        return self._chain.head
+
+    def account(self, client: str) -> Account:
+        """Return a client's terms and history."""
+        return self._state.account(client)
+
+    def spent(self, client: str) -> float:
+        """Return the ε a client has spent in all its runs."""
+        return self.account(client).spent()
+
+    def enroll(self, terms: Mapping[str, Terms]) -> None:
+        """Set the budgets of new clients; a budget that is already set is not touched."""
+
+        def make() -> list[Draft]:
+            for client in terms:
+                if client in self._state.accounts:
+                    held = self._state.accounts[client].terms.budget
+                    raise LedgerError(
+                        f"client {client!r} has a budget of ε = {held.epsilon:g}, δ = {held.delta:g} already; "
+                        "changing it is a separate, logged act of its owner"
+                    )
+            return [enrolment(client, agreed) for client, agreed in terms.items()]
+
+        self._chain.append(make)
+
+    def change_budget(self, client: str, budget: Budget, reason: str) -> None:
+        """Set another budget from now on, with the reason on record: an explicit act of the owner."""
+        reason = plain_text(reason, f"changing the budget of client {client!r} needs a reason for the record")
+
+        def make() -> list[Draft]:
+            old = self.account(client).terms.budget
+            if budget.delta > 0 and not old.delta:
+                raise InputError(
+                    f"client {client!r} has a budget with δ = 0, under which costs are added; δ = {budget.delta:g} "
+                    "needs another rule, settled beforehand: start another ledger"
+                )
+            content = {"client": client, "epsilon": budget.epsilon, "delta": budget.delta, "reason": reason}
+            return [("budget-changed", content)]
+
+        self._chain.append(make)
+
+    def charge(
+        self,
+        event: DpEvent,
+        *,
+        uses: int = 1,
+        clients: Sequence[str] | None = None,
+        unit: Unit = "record",
+        purpose: str = "",
+        run: str = "",
+    ) -> None:
+        """Charge one event to some clients (by default the only one): on disk when this returns, or not at all."""
+        if clients is None and len(self._state.accounts) != 1:
+            raise InputError(f"{self._chain.path} holds {len(self._state.accounts)} clients; name those to charge")
+        payers = tuple(self._state.accounts) if clients is None else tuple(clients)
+        self.charge_all([Charge(payers, event, uses, unit)], purpose=purpose, run=run)
+
+    def charge_all(self, charges: Iterable[Charge], *, purpose: str = "", once: bool = False, run: str = "") -> None:
+        """Charge several events, each to its own clients, all or none; with a run, from what it reserved.
+
+        With `once`, who has paid for this very purpose already is not charged again: for work that is repeated
+        with the same random numbers, and so releases nothing new.
+        """
+        asked = list(charges)
+        purpose = plain_text(purpose, "") if purpose else ""
+
+        def make() -> list[Draft]:
+            said = {name: value for name, value in (("purpose", purpose), ("run", run)) if value}
+            due = self._state.unpaid(asked, purpose) if once else asked
+            return self._state.drafts("charge", due, run, said, self.head.seq)
+
+        self._chain.append(make)
+
+    def reserve(self, run: str, charges: Iterable[Charge]) -> None:
+        """Reserve the whole price of a run, all or nothing, before it begins.
+
+        What is reserved counts against everybody else until it is charged with `run=`, or released. Asking again for
+        the very same reservation changes nothing, so it may be repeated after a crash.
+        """
+        check_name("the name of a run", run)
+        run = plain_text(run, "a reservation needs the name of a run")
+        asked = list(charges)
+        if not asked:
+            raise InputError(f"run {run!r} reserves nothing; name at least one charge")
+
+        def make() -> list[Draft]:
+            if run in self.runs:
+                if self.runs[run] == Run(
+                    tuple((charge.clients, charge_key("reserve", charge, run)) for charge in asked)
+                ):
+                    return []
+                state = "has reserved its price" if self.runs[run].open else "has ended"
+                raise InputError(f"run {run!r} {state} already; give every run a name of its own")
+            return self._state.drafts("reserve", asked, run, {"run": run}, self.head.seq)
+
+        self._chain.append(make)
+
+    def release(self, run: str) -> None:
+        """Return what a run reserved and did not use; it cannot be charged any more. What was charged stays charged."""
+
+        def make() -> list[Draft]:
+            if run not in self.runs:
+                raise InputError(f"run {run!r} has reserved nothing in {self._chain.path}; check its name")
+            return [("release", {"run": run})] if self.runs[run].open else []
+
+        self._chain.append(make)
+
+    def paid(self, purpose: str) -> set[str]:
+        """Return who was charged for a purpose."""
+        return self._state.paid(purpose)
+
+    def can_afford(self, charge: Charge, *, run: str = "") -> list[bool]:
+        """Return, for each of a charge's clients, whether it could pay now (with a run: from what that reserved)."""
+        key = charge_key("charge", charge, run)
+        answers: dict[Account, bool] = {}
+        for account in {self.account(client) for client in charge.clients}:
+            answers[account] = key in account.after or not account.obstacle(
+                account.steps(charge.event, charge.uses, charge.unit, charge.adjacency), run
+            )
+        return [answers[self.account(client)] for client in charge.clients]
+
+    def affordable(
+        self,
+        client: str,
+        event: DpEvent,
+        uses: int = 1,
+        unit: Unit = "record",
+        most: int = 1 << 20,
+        *,
+        run: str = "",
+    ) -> int:
+        """Return how many such charges a client could still pay, up to `most`."""
+        account, uses = self.account(client), check_uses(uses, least=1)
+        return afford.affordable(
+            lambda times: times == 0 or not account.obstacle(account.steps(event, uses * times, unit), run), most
+        )
+
+    def refresh(self) -> None:
+        """Take notice of what other processes wrote."""
+        self._chain.refresh()
+
+    def verify(self, head: Head | Kept | Path | str | None = None) -> Head:
+        """Check every row and the head; raise LedgerTampered naming the first that is not as written.
+
+        With a head that was kept elsewhere (or the path of its file), check also that the ledger still holds the row
+        that it names, and so everything before.
+        """
+        if isinstance(head, Path | str):
+            head = read_kept(Path(head))
+        return self._chain.verify(Kept(head) if isinstance(head, Head) else head)
+
+    def rows(self) -> list[Row]:
+        """Return the whole record, verified."""
+        return self._chain.rows()
+
+    def close(self) -> None:
+        self._chain.close()

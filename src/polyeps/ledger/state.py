@@ -1,0 +1,232 @@
+"""What the rows of a ledger add up to: accounts, cohorts, payers and runs; and the rows that a new charge adds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from polyeps.accounting.events import History, canonical, describe, understand
+from polyeps.core import Adjacency, Budget, Unit, check_name
+from polyeps.errors import BudgetExceeded, InputError, LedgerError
+from polyeps.ledger.account import Account, Charge, Terms
+from polyeps.ledger.hash_chain import Draft, Row
+
+_FEW = 8  # clients written into a charge itself; larger groups are written once and referred to
+Kind = Literal["charge", "reserve"]
+# kind, event, uses, unit, adjacency, run: all that decides what becomes of an account
+Key = tuple[str, str, int, Unit, Adjacency | None, str]
+
+
+class Run(NamedTuple):
+    """A run that reserved its price."""
+
+    asked: tuple[tuple[tuple[str, ...], Key], ...]  # clients and charge, for each charge that was reserved
+    open: bool = True
+
+    @property
+    def clients(self) -> list[str]:
+        return list(dict.fromkeys(client for clients, _ in self.asked for client in clients))
+
+
+class LedgerState:
+    """The state after some rows; `path` is named in errors."""
+
+    def __init__(self, path: object) -> None:
+        self.path = path
+        self.id = ""
+        self.accounts: dict[str, Account] = {}
+        self.runs: dict[str, Run] = {}
+        self._payers: dict[str, list[Sequence[str]]] = {}  # by purpose
+        self._shared: dict[Terms, Account] = {}
+        self._cohorts: dict[int, tuple[str, ...]] = {}
+        self._cohort_rows: dict[tuple[str, ...], int] = {}
+
+    def account(self, client: str) -> Account:
+        if client not in self.accounts:
+            raise InputError(f"client {client!r} has no budget in {self.path}; set one first")
+        return self.accounts[client]
+
+    def paid(self, purpose: str) -> set[str]:
+        return {client for payers in self._payers.get(purpose, []) for client in payers}
+
+    def unpaid(self, charges: Sequence[Charge], purpose: str) -> list[Charge]:
+        """Return charges without those clients who have paid for this purpose already."""
+        paid = self.paid(purpose)
+        left = [replace(c, clients=tuple(client for client in c.clients if client not in paid)) for c in charges]
+        return [charge for charge in left if charge.clients]
+
+    def drafts(self, kind: Kind, charges: Sequence[Charge], run: str, said: Mapping[str, str], end: int) -> list[Draft]:
+        """Return the rows for charges or reservations, after row `end`; refuse if one of them does not fit."""
+        drafts: list[Draft] = []
+        leading: dict[str, Account] = {}
+        for charge in charges:
+            if not charge.clients or len(set(charge.clients)) < len(charge.clients):
+                raise InputError("a charge needs at least one client, each named once")
+            key = charge_key(kind, charge, run)
+            for client in charge.clients:
+                account = leading.get(client) or self.account(client)
+                if key not in account.after:
+                    steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency)
+                    self._refuse_obstacles(client, account, steps, kind, run)
+                leading[client] = _after(account, key, charge)
+            drafts += self._draft(kind, charge, said, end + len(drafts))
+        return drafts
+
+    def _refuse_obstacles(self, client: str, account: Account, steps: History, kind: Kind, run: str) -> None:
+        obstacle = account.obstacle(steps, run, reserving=kind == "reserve")
+        if not obstacle:
+            return
+        nothing = "nothing was charged" if kind == "charge" else "nothing was reserved"
+        remedy = 'use a ledger with schedule = "adaptive" where requests are not settled beforehand'
+        match obstacle:
+            case "budget":
+                epsilon, spent, committed = account.terms.budget.epsilon, account.spent(), account.committed
+                taken = account.spent(committed)
+                held = f", holds {taken - spent:.4g} in reserve" if account.reserved else ""
+                would = account.spent(
+                    {step: committed.get(step, 0) + steps.get(step, 0) for step in {**committed, **steps}}
+                )
+                raise BudgetExceeded(
+                    f"client {client!r} has spent {spent:.4g} of its ε = {epsilon:g}{held} and has "
+                    f"{max(0.0, epsilon - taken):.4g} left; this charge would bring it to {would:.4g}, so {nothing}"
+                )
+            case "run":
+                known = self.runs.get(run)
+                state = (
+                    "has ended"
+                    if known and not known.open
+                    else f"has not reserved this for client {client!r}, or used it up"
+                )
+                raise BudgetExceeded(
+                    f"run {run or account.planned!r} {state}, so {nothing}; reserve what a run needs first"
+                )
+            case _ if account.terms.plan is None and not account.planned:
+                raise BudgetExceeded(
+                    f"client {client!r} has a fixed schedule and no plan yet, so {nothing}; reserve the whole run "
+                    f"first, or {remedy}"
+                )
+            case _:
+                raise BudgetExceeded(
+                    f"client {client!r} has a fixed schedule, and this is not in its plan, so {nothing}; {remedy}"
+                )
+
+    def _draft(self, kind: Kind, charge: Charge, said: Mapping[str, str], end: int) -> list[Draft]:
+        """Return a row, after a row that names its clients when they are many and new."""
+        drafts: list[Draft] = []
+        payers: Any = list(charge.clients)
+        if len(charge.clients) > _FEW:
+            if charge.clients not in self._cohort_rows:
+                drafts.append(("cohort", {"clients": payers}))
+            payers = self._cohort_rows.get(charge.clients, end + 1)
+        content = {"clients": payers, "event": describe(charge.event), "uses": charge.uses, "unit": charge.unit}
+        if charge.adjacency is not None:
+            content["adjacency"] = charge.adjacency
+        drafts.append((kind, {**content, **said}))
+        return drafts
+
+    def replay(self, row: Row) -> None:
+        """Take in one row."""
+        content = row.content
+        match row.kind:
+            case "opened":
+                self.id = content["ledger"]
+            case "budget":
+                terms = _terms(content)
+                self.accounts[content["client"]] = self._shared.setdefault(terms, Account(terms))
+            case "budget-changed":
+                old = self.accounts[content["client"]]
+                terms = replace(old.terms, budget=Budget(content["epsilon"], content["delta"]))
+                self.accounts[content["client"]] = replace(old, terms=terms, after={})
+            case "cohort":
+                self._cohorts[row.seq] = tuple(content["clients"])
+                self._cohort_rows[self._cohorts[row.seq]] = row.seq
+            case "charge" | "reserve" as kind:
+                self._replay_charge(kind, content)
+            case "release":
+                self._replay_release(content["run"])
+            case _:
+                raise LedgerError(f"{self.path}: row {row.seq} is of the unknown kind {row.kind!r}")
+
+    def _replay_charge(self, kind: Kind, content: Mapping[str, Any]) -> None:
+        payers = content["clients"]
+        clients = self._cohorts[payers] if isinstance(payers, int) else tuple(payers)
+        event, compared = understand(content["event"]), content.get("adjacency")
+        charge = Charge(clients, event, content["uses"], content["unit"], compared)
+        key = charge_key(kind, charge, content.get("run", ""))
+        if "purpose" in content:
+            self._payers.setdefault(content["purpose"], []).append(clients)
+        if kind == "reserve":
+            before = self.runs.get(content["run"], Run(()))
+            self.runs[content["run"]] = Run((*before.asked, (clients, key)))
+        for client in clients:
+            self.accounts[client] = _after(self.accounts[client], key, charge)
+
+    def _replay_release(self, run: str) -> None:
+        self.runs[run] = self.runs[run]._replace(open=False)
+        for client in self.runs[run].clients:
+            account = self.accounts[client]
+            key = ("release", run)
+            if key not in account.after:
+                account.after[key] = account.released(run)
+            self.accounts[client] = account.after[key]
+
+
+def charge_key(kind: Kind, charge: Charge, run: str) -> Key:
+    """Return what tells charges apart that lead from one account to another."""
+    try:
+        return kind, canonical(charge.event), charge.uses, charge.unit, charge.adjacency, run
+    except ValueError:
+        raise InputError(
+            f"the event {charge.event!r} holds a number that is not finite; it cannot be charged"
+        ) from None
+
+
+def _after(account: Account, key: Key, charge: Charge) -> Account:
+    if key not in account.after:
+        kind, run = key[0], key[-1]
+        steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency)
+        account.after[key] = account.charged(steps, run) if kind == "charge" else account.reserving(steps, run)
+    return account.after[key]
+
+
+def enrolment(client: str, terms: Terms) -> Draft:
+    """Return the row that sets a client's budget."""
+    check_name("a client's id", client)
+    content = {
+        "client": plain_text(client, "a client needs a name"),
+        "epsilon": terms.budget.epsilon,
+        "delta": terms.budget.delta,
+        "unit": terms.unit,
+        "adjacency": terms.adjacency,
+        "schedule": terms.schedule,
+        "order": terms.order,
+    }
+    if terms.schedule == "fixed":
+        content["plan"] = None if terms.plan is None else describe(terms.plan)
+    return "budget", content
+
+
+def _terms(content: Mapping[str, Any]) -> Terms:
+    plan, schedule = content.get("plan"), content["schedule"]
+    if (
+        "plan" not in content
+    ):  # ledgers of version 0.1 that were called fixed took any event, which only a filter allows
+        schedule = "adaptive"
+    return Terms(
+        Budget(content["epsilon"], content["delta"]),
+        content["unit"],
+        content["adjacency"],
+        schedule,
+        content["order"],
+        None if plan is None else understand(plan),
+    )
+
+
+def plain_text(text: str, missing: str) -> str:
+    """Return text that goes on record; refuse what is empty or cannot be written as UTF-8."""
+    if not text.strip():
+        raise InputError(missing)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{text!r} cannot be written as UTF-8; use another name") from None
+    return text

@@ -1,0 +1,1 @@
+"""Secure aggregation: sums of updates of which the server sees no single one."""

@@ -1,0 +1,119 @@
+"""A deployed client's memory as files of its own: written before a reply is sent, read when the client opens.
+
+    FOLDER                locked while a task is answered
+    FOLDER/RUN.memory     of one run: memory, what is passed on within its round, and the replies of that round
+
+A file holds everything about a run, and is replaced as a whole: memory and reply are on the disk together or not at
+all. So a client asked twice for the same task sends the same bytes twice and pays once, whoever crashed in between.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyeps.client import digest
+from polyeps.clients import Clients
+from polyeps.core import Payload, Replies, Task
+from polyeps.errors import InputError
+from polyeps.ledger.head_file import replace_file
+from polyeps.transport import codec
+
+_OWNERS = 0o600
+MOST_REPLIES = 16  # kept of one round: a server that asks for more of them pays the client's price again
+_ABOUT = "about"  # a JSON text, as bytes: run, round, and whether the client was ready after each reply
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """The folder of one client; `polyeps.client.Clients(keeper=Keeping(folder))`."""
+
+    folder: Path
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Wait until no other process of this client answers, and keep others waiting."""
+        return locked(self.folder)
+
+    def recall(self, cohort: Clients, task: Task) -> Replies | None:
+        """Give the client back what it kept of a run; return its reply, if it has answered this very task."""
+        cohort.memory.clear()
+        cohort.passed_on.begin(task.run, -1)
+        about, held = self._read(task.run)
+        if not about:
+            return None
+        device = cohort.data.features.device
+        cohort.memory |= {name: kept.to(device) for name, kept in _under("memory", held).items()}
+        if about["round"] != task.round:
+            return None
+        cohort.passed_on.begin(task.run, task.round)
+        for name, kept in _under("passed on", held).items():
+            cohort.passed_on.keep(name, cohort.ids, kept.to(device))
+        key = _key(task)
+        if key not in about["ready"]:
+            return None
+        return Replies(cohort.ids, _under(f"reply/{key}", held), (bool(about["ready"][key]),))
+
+    def keep(self, cohort: Clients, task: Task, replies: Replies) -> None:
+        """Write down memory, what is passed on, and the replies of the present round."""
+        about, held = self._read(task.run)
+        same = bool(about) and about["round"] == task.round
+        kept = {name: tensor for name, tensor in held.items() if same and name.startswith("reply/")}
+        kept |= {f"memory/{name}": tensor for name, tensor in cohort.memory.items()}
+        for name in cohort.passed_on.rows:
+            for tensor, row in cohort.passed_on.rows[name].values():
+                kept[f"passed on/{name}"] = tensor[row : row + 1]
+        kept |= {f"reply/{_key(task)}/{name}": tensor for name, tensor in replies.payload.items()}
+        ready = {**(about["ready"] if same else {}), _key(task): replies.ready[0]}
+        for old in list(ready)[:-MOST_REPLIES]:
+            del ready[old]
+            kept = {name: tensor for name, tensor in kept.items() if not name.startswith(f"reply/{old}/")}
+        text = json.dumps({"run": task.run, "round": task.round, "ready": ready}).encode()
+        kept[_ABOUT] = torch.from_numpy(np.frombuffer(text, np.uint8).copy())
+        replace_file(self._path(task.run), codec.encode(kept), _OWNERS)
+
+    def _read(self, run: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        try:
+            content = self._path(run).read_bytes()
+        except FileNotFoundError:
+            return {}, {}
+        try:
+            held = dict(codec.decode(content))
+            about: dict[str, Any] = json.loads(bytes(held.pop(_ABOUT).numpy()))
+        except (InputError, KeyError, ValueError) as problem:
+            raise InputError(f"{self._path(run)} is damaged ({problem}); put back a copy of it") from None
+        return about, held
+
+    def _path(self, run: str) -> Path:
+        return self.folder / f"{hashlib.blake2b(run.encode(), digest_size=16).hexdigest()}.memory"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder, made where there is none: others that want it wait, in this process or another."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
+def _key(task: Task) -> str:
+    """Tell tasks of a round apart: the same task, with the same payload, has one answer."""
+    return f"{task.action}/{digest(task.payload)}"
+
+
+def _under(prefix: str, held: Payload) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{prefix}/"): kept for name, kept in held.items() if name.startswith(f"{prefix}/")}

@@ -1,0 +1,78 @@
+"""Writes journals of runs that never were, through the journal's own interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyeps.experiment.journal import Checkpoint, ClientRow, Journal
+
+FACTS = {
+    "summary": "average of the clients' updates",
+    "budgets": "own",
+    "trust": "nobody",
+    "unit": "record",
+    "adjacency": "zero-out",
+    "sampler": "poisson",
+    "stopped": "rounds",
+    "parameters": 26010,
+    "data": "mnist",
+    "scale_strategy": "spend",
+}
+ABOUT: dict[str, Any] = {
+    "name": "small",
+    "experiment": {"rounds": 3, "training": {"clip": 1.0, "batch": 8}},
+    "version": "0.1",
+    "command": "polyeps run small.toml",
+}
+CLIENTS = (
+    ClientRow("ward-a", 0.5, 1e-5, 0.5, 100, 4.0, None),
+    ClientRow("ward-b", 2.0, 1e-5, 2.0, 200, 1.5, None),
+)
+_NOWHERE = Checkpoint(0, (), b"", {})
+
+
+def new_journal(folder: Path, about: Mapping[str, Any] | None = None) -> Journal:
+    """An empty journal in a new run folder."""
+    folder.mkdir(parents=True)
+    return Journal.create(folder / "journal.db", ABOUT if about is None else about)
+
+
+def write_job(
+    journal: Journal,
+    label: str = "fedavg",
+    seed: int = 0,
+    *,
+    accuracies: Sequence[float | None] = (0.5, 0.6, 0.7),  # None: not evaluated
+    planned: int | None = None,
+    clients: Sequence[ClientRow] = CLIENTS,
+    spent: Mapping[str, float] | None = None,  # half of each budget in force, if not said
+    left: Mapping[str, int] | None = None,  # client ↦ the journal's number of its last round
+    facts: Mapping[str, Any] | None = None,
+    finished: bool = True,
+    sent: int = 100,
+    received: int = 300,
+    joins: Callable[[int, int], bool] = lambda _round, _client: True,
+) -> str:
+    """One job in which every client is asked in every round until it has left."""
+    job, left = f"{label}-{seed}", left or {}
+    journal.add_job(job, "fedavg", label, seed, len(accuracies) if planned is None else planned)
+    journal.begin(job, clients, {**FACTS, **(facts or {})})
+    for number, accuracy in enumerate(accuracies):
+        asked = [
+            (place, row.client)
+            for place, row in enumerate(clients)
+            if number <= left.get(row.client, number) and joins(number, place)
+        ]
+        active = sum(left.get(row.client, number + 1) > number for row in clients)
+        counts = {"invited": len(asked), "answered": len(asked), "declined": 0, "active": active, "seconds": 0.25}
+        answers = [(client, True, received, sent) for _, client in asked]
+        gone = [client for client, last in left.items() if last == number]
+        metrics = {} if accuracy is None else {"accuracy": accuracy, "loss": 1 - accuracy}
+        journal.write_round(job, number, counts, answers, gone, metrics, _NOWHERE)
+    if finished:
+        journal.finish(
+            job, {row.client: row.epsilon / 2 for row in clients if row.epsilon} if spent is None else spent, {}
+        )
+    return job
