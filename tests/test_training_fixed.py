@@ -13,12 +13,12 @@ from reference.local_training import dp_sgd_on, sets_of
 from torch import Tensor
 
 from polyeps.accounting import epsilon
+from polyeps.cli.quick import quick_dp_sgd
 from polyeps.core import Records
 from polyeps.engine.captured import Graphs, train_on_device
 from polyeps.engine.loop import Settings, train_on_cpu
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
-from polyeps.methods import dp_sgd as priced
 from polyeps.models import MODELS, Model, mlp
 from polyeps.training import Training, dp_sgd, proximal, sgd
 
@@ -157,8 +157,8 @@ def test_the_price_is_of_fixed_size_batches_under_replace_one() -> None:
         way.price(1.5)
     same = dp_sgd(SMALL, sampler="fixed", batch=8, steps=50, clip=1, learning_rate=1, records_held=1200)
     assert same.price is not None
-    method = priced(records=1200, batch=8, steps=50, sampler="fixed")
-    assert same.price(4.444) == method.event(4.444)
+    method = quick_dp_sgd(records=1200, batch=8, steps=50, sampler="fixed")
+    assert same.price(4.444) == method.price(4.444)
     assert epsilon(same.price(4.444), 1e-5, adjacency=same.adjacency) > 0
     assert dp_sgd(SMALL, rate=0.1, steps=1, clip=1, learning_rate=1).adjacency == "zero-out"
 

@@ -288,7 +288,9 @@ class Algorithm:
     unit: Unit = "record"
     adjacency: Adjacency = "zero-out"
     arithmetic: Arithmetic = "ideal"
-    conditions: tuple[str, ...] = ()  # sentences on what its promise hangs on
+    conditions: tuple[str, ...] = ()  # sentences on what its guarantee assumes
+    # (noise multiplier, rounds, δ, row) -> the ε that the paper states for a client; None: it states none.
+    claimed: Callable[[float, int, float, int], float] | None = None
     # What a client agreed to for a sum of what it is asked for: (action, what the server sent) -> terms.
     sums: Callable[[str, Payload], SumTerms] | None = None
     memory: Mapping[str, tuple[int, ...]] = field(
@@ -296,6 +298,10 @@ class Algorithm:
     )  # shape of what each client keeps, zero at first
     groups: tuple[str, ...] = ()  # those a client may be in, where groups are needed
     seeded: bool = False  # whether the server's own noise can be repeated: in simulation only
+
+    def claim(self, scale: float, rounds: int, delta: float, row: int) -> float | None:
+        """Return the ε that the paper states for a client, if it states one."""
+        return None if self.claimed is None else self.claimed(scale, rounds, delta, row)
 
     @property
     def passed_on(self) -> frozenset[str]:

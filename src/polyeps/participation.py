@@ -45,6 +45,10 @@ class Participation:
         """In how many rounds an epoch asks every client once; a round is an epoch of its own where chance decides."""
         return clients // cohort_size(self.share, clients) if self.kind == "epoch" else 1
 
+    def charged(self, clients: int) -> float:
+        """Return the share of rounds that a client is drawn for."""
+        return 1 / self.batches(clients) if self.kind == "epoch" else self.share
+
     def draw(self, everyone: Sequence[str], active: Sequence[str], seed: int | None, round: int) -> tuple[str, ...]:
         """Draw this round's cohort, in the order of `active`; without a seed, from the system's entropy."""
         if self.kind == "full":

@@ -70,6 +70,7 @@ class Training:
     price: Callable[..., Any] | None
     adjacency: Adjacency = "zero-out"  # of the price
     arithmetic: Arithmetic = "ideal"
+    claimed: Callable[[float, int, float, int], float] | None = None  # as an algorithm's
 
 
 def dp_sgd(
@@ -143,10 +144,19 @@ def dp_sgd(
         sampled = batching.event(dp_accounting.GaussianDpEvent(scale), row)
         return dp_accounting.SelfComposedDpEvent(sampled, int(of_row("steps", steps, row)))
 
+    def claimed(scale: float, runs: int, delta: float, row: int) -> float:
+        # The closed form in the reference code of Liu et al., VLDB 2022.
+        if not delta:
+            return math.inf
+        total = runs * of_row("steps", steps, row)
+        return batching.expected_share(row, 10) * math.sqrt(total * math.log10(1 / delta)) / scale
+
     adjacency: Adjacency = "replace-one" if batching.fixed else "add-remove" if hide_records else "zero-out"
     arithmetic: Arithmetic = "ideal" if batching.fixed else "exact-when-deployed"
     # A client that hides how many records it has must not stand out by having none.
-    return Training(model, _runner(model, memory, settings_for, empty=hide_records), price, adjacency, arithmetic)
+    return Training(
+        model, _runner(model, memory, settings_for, empty=hide_records), price, adjacency, arithmetic, claimed
+    )
 
 
 def sgd(

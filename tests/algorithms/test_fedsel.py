@@ -17,6 +17,7 @@ from polyeps.algorithms._averaging import Course
 from polyeps.algorithms.fedsel import fedsel, known_variance, splitting
 from polyeps.algorithms.fedsel_baselines import compressed, exact, flat
 from polyeps.audit.montecarlo import compare
+from polyeps.cli.quick import quick_fedsel
 from polyeps.client import answer
 from polyeps.clients import Clients
 from polyeps.core import Algorithm, Budget, Records, State, Task
@@ -25,8 +26,6 @@ from polyeps.errors import InputError, TaskRefused
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import Terms
 from polyeps.mechanisms import selection, values
-from polyeps.methods import certify
-from polyeps.methods import fedsel as priced
 from polyeps.models import binary_logistic
 from polyeps.server import Participation, serve
 from polyeps.training import Training, sgd
@@ -204,8 +203,8 @@ def test_a_report_costs_what_the_method_is_certified_at(select: Any, form: Any) 
     price = algorithm.actions["report"].price
     assert price is not None
     share = 0.0 if select == "uniform" else 0.4
-    method = priced(select=select, dimension=SIZE, top=2, value="grid-pm", share=share, form=form)
-    assert price(0.5, 0).epsilon == pytest.approx(certify(method, 0.5, 0.0).certified, rel=1e-12)
+    method = quick_fedsel(select=select, dimension=SIZE, top=2, value="grid-pm", share=share, form=form)
+    assert price(0.5, 0).epsilon == pytest.approx(method.certificate(0.5, 0.0).certified, rel=1e-12)
     if form == "sound":
         assert price(0.5, 0).epsilon <= 2 * (1 + 1e-12)
     elif select == "pe":

@@ -7,11 +7,11 @@ import pytest
 from support.scripted import at_most_exp
 
 from polyeps.audit import exact
+from polyeps.cli.quick import quick_fedsel
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection
 from polyeps.mechanisms.selection import WORD, Form, SelectName
 from polyeps.mechanisms.values import GridPiecewise
-from polyeps.methods import certify, fedsel
 
 SHAPES = [(1, 1), (2, 1), (2, 2), (3, 2), (5, 1), (7, 3), (10, 1), (12, 2), (12, 6), (12, 12)]
 FORMS: list[tuple[SelectName, Form]] = [
@@ -30,8 +30,8 @@ def test_certificates_agree_with_enumeration(dimension: int, top: int, select: S
     for epsilon in (0.1, 1.0, 4.0):
         if select == "ps" and form == "published" and epsilon * top > 30:
             continue  # e^(ε·k) of the misprinted formula is beyond any use
-        method = fedsel(select=select, dimension=dimension, top=top, value="none", form=form, epsilon_select=epsilon)
-        certified = certify(method, 1.0, 0.0).certified
+        method = quick_fedsel(select=select, dimension=dimension, top=top, value="none", form=form)
+        certified = method.certificate(1 / epsilon, 0.0).certified
         found = exact.largest_log_ratio(exact.laws(select, dimension, top, epsilon, form))
         assert certified == pytest.approx(found, abs=1e-9)
         if form == "sound":

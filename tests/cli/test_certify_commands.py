@@ -52,11 +52,11 @@ def test_cmp_fed() -> None:
     )
 
 
-def test_cmp_fed_says_what_it_hangs_on_and_what_holds_against_the_server() -> None:
+def test_cmp_fed_says_what_it_assumes_and_what_holds_against_the_server() -> None:
     shown = run_json("certify", *CMP_FED, "--sigma", "1.5134", "--survivors", "90")
     assert "90 of the 100 clients drawn" in shown["conditions"][0]
     figure = rounded_up(shown["certified_if_draws_known"])
-    assert f"for those who know, the server that draws among them, ε = {figure}." in shown["sentence"]
+    assert f"against those who know, the server that draws among them, ε = {figure}." in shown["sentence"]
     everybody = run_json("certify", *CMP_FED[:3], "--cohort", "6000", "--rounds", "1", "--sigma", "1.5134")
     assert len(everybody["conditions"]) == 1
     assert everybody["certified_if_draws_known"] is None  # nothing is secret where everybody is drawn
@@ -80,19 +80,7 @@ def test_a_budget_next_to_nothing_has_its_noise() -> None:
     assert shown["results"][0]["sigma"] == pytest.approx(1261.5, rel=1e-3)
 
 
-def test_cmp_fed_table() -> None:
-    options = [*CMP_FED, "--table", "--epsilon", "1"]
-    shown = run_json("certify", *options)
-    assert len(shown["accounts"]) == 8
-    spoken = run("certify", *options).stdout
-    assert "one release charged" in spoken
-    assert "1.5134" in spoken
-    assert "neither" in spoken
-    (failing,) = [line for line in spoken.splitlines() if "its conditions fail" in line]
-    assert "theorem 1 of the paper" in failing
-
-
-def test_people_get_a_table_and_a_sentence() -> None:
+def test_the_terminal_gets_a_table_and_a_sentence() -> None:
     spoken = run("certify", *DP_SGD, "--sigma", "2.35")
     assert "0.99995" in spoken.stdout
     assert "replacing any one record of this client by an empty one" in spoken.stdout
@@ -134,8 +122,6 @@ def test_calibrate() -> None:
         (["certify", "fedhdp", "--rate", "1.5", "--sigma", "1", "--rounds", "1"], "rate"),
         (["certify", *CMP_FED, "--sigma", "1", "--survivors", "101"], "survivors"),
         (["certify", *CMP_FED], "--sigma"),
-        (["certify", *CMP_FED, "--sigma", "1", "--table"], "--table"),
-        (["certify", *CMP_FED, "--table", "--delta", "0"], "delta"),
         (["certify", "fedavg"], "fedavg"),
         (["calibrate", *DP_SGD, "--epsilon", "0"], "epsilon"),
         (["calibrate", *DP_SGD, "--epsilon", "-1"], "epsilon"),
@@ -148,20 +134,6 @@ def test_calibrate() -> None:
 )
 def test_bad_input_is_one_sentence(arguments: list[str], named: str) -> None:
     refused(*arguments, naming=(named,))
-
-
-@pytest.mark.parametrize(
-    ("options", "idle"),
-    [
-        (["--sigma", "1.5", "--epsilon", "3"], "--epsilon"),
-        (["--sigma", "1.5", "--coordinates", "5"], "--coordinates"),
-        (["--table", "--sampler", "fixed"], "--sampler"),
-        (["--table", "--survivors", "50"], "--survivors"),
-        (["--table", "--accountant", "rdp"], "--accountant"),
-    ],
-)
-def test_options_that_would_change_nothing_are_refused(options: list[str], idle: str) -> None:
-    assert f"{idle} changes nothing" in run("certify", *CMP_FED, *options, status=2).stderr
 
 
 def test_no_noise_reaches_an_epsilon_at_delta_zero() -> None:

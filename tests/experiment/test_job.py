@@ -12,13 +12,13 @@ from support.federations import EPSILONS, experiment, job_of, promised
 
 from polyeps.accounting import epsilon
 from polyeps.algorithms import ALGORITHMS
+from polyeps.cli.quick import quick_dp_sgd
 from polyeps.core import Budget
 from polyeps.errors import InputError
 from polyeps.experiment import job as build
 from polyeps.experiment import noise_calibration as scales
 from polyeps.experiment.population import populate
 from polyeps.experiment.run import run
-from polyeps.methods import certify, dp_sgd
 from polyeps.server import Participation
 
 
@@ -241,10 +241,10 @@ def test_a_published_form_is_run_at_what_it_really_costs() -> None:
     job = build.prepare(wanted, wanted.algorithm[0], populate(wanted, 1))
     sigma = 10 * batch / size * math.sqrt(rounds * steps * math.log10(1e5)) / 10
     assert job.scale.tolist() == pytest.approx([sigma])
-    told = certify(dp_sgd(records=size, batch=batch, steps=rounds * steps, sampler="fixed"), sigma, 1e-5)
+    told = quick_dp_sgd(records=size, batch=batch, steps=rounds * steps, sampler="fixed").certificate(sigma, 1e-5)
     assert job.budgets is not None
     assert promised(job.budgets)[0].epsilon == pytest.approx(told.certified, rel=1e-9)
-    assert promised(job.budgets)[0].epsilon == pytest.approx(11.78, abs=0.005)  # as tests/test_methods.py has it
+    assert promised(job.budgets)[0].epsilon == pytest.approx(11.78, abs=0.005)  # as tests/cli/test_quick.py has it
     assert job.algorithm.adjacency == "replace-one"
 
 

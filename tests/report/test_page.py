@@ -207,7 +207,7 @@ def test_what_is_not_a_number(tmp_path: Path) -> None:
     journal.close()
     said = words(page(tmp_path / "run"))
     assert "not a number" in said
-    assert "Nothing is promised: the outcome may reveal" in said
+    assert "Nothing is guaranteed: the outcome may reveal" in said
     assert "ward-a spent ε ∞ of 0.5" in said
 
 

@@ -1,4 +1,4 @@
-"""What a method promises: the paper's figure and ours, side by side and never mixed up."""
+"""Certificates: what a method guarantees a client, claimed by its paper and certified here, in figures and in words."""
 
 import math
 from collections.abc import Mapping
@@ -6,15 +6,20 @@ from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
 
+from dp_accounting.dp_event import DpEvent
+
 from polyeps.accounting import Accountant
-from polyeps.core import Adjacency, Arithmetic, Trust, Unit
+from polyeps.accounting.afford import known_epsilon
+from polyeps.accounting.events import FixedSize, History, Poisson, history_of
+from polyeps.accounting.known_draws import epsilon_if_draws_known
+from polyeps.core import Adjacency, Algorithm, Arithmetic, Trust, Unit, check_delta
 
 Form = Literal["sound", "published"]
 Sampler = Literal["poisson", "fixed", "none"]
 
-# Conditions of promises.
-PUBLIC_GROUP = "Which privacy level it chose is public, and not protected."
-SECRET_COHORT = "It holds for those who do not know in which rounds the client was drawn."
+# Conditions of guarantees.
+PUBLIC_GROUP = "The client's privacy level is public, and not protected."
+SECRET_COHORT = "It holds against everyone who does not know in which rounds the client was drawn."
 
 _ANY_CHANGE = {
     ("record", "zero-out"): "replacing any one record of this client by an empty one",
@@ -34,18 +39,18 @@ _PLAIN = 14  # the ε up to which a factor e^ε is written out, about a million
 _ZEROS = 9  # of a probability, beyond which a power of ten reads better
 _WHO = {
     "nobody": "anyone, the server included,",
-    "secure-sum": "anyone who sees only the sums, as long as the secure sum's promises hold,",
+    "secure-sum": "anyone who sees only the sums, as long as secure aggregation is not broken,",
     "server": "anyone but the server, which is trusted with un-noised updates,",
 }
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """`claimed` is the paper's formula; `certified` is what we prove for what is actually run, else infinity."""
+    """`claimed` is the paper's figure, if it has one; `certified` is proved for what is run, else infinity."""
 
     method: str
     form: Form
-    claimed: float
+    claimed: float | None
     certified: float
     delta: float
     adjacency: Adjacency
@@ -54,7 +59,7 @@ class Certificate:
     trust: Trust
     accountant: Accountant
     details: Mapping[str, Any]
-    conditions: tuple[str, ...] = ()  # sentences on what the promise does not cover, or hangs on
+    conditions: tuple[str, ...] = ()  # sentences on what the guarantee assumes or does not cover
     arithmetic: Arithmetic = "ideal"
     # The ε for those who know in which rounds the client was drawn; None where there is no such secret.
     certified_if_draws_known: float | None = None
@@ -65,10 +70,10 @@ class Certificate:
 
     @property
     def sentence(self) -> str:
-        """The promise in words."""
+        """The guarantee in words."""
         change = _ANY_CHANGE[self.unit, self.adjacency]
         if not math.isfinite(self.certified):
-            return f"Nothing is promised: the outcome may reveal {change} with certainty."
+            return f"Nothing is guaranteed: the outcome may reveal {change} with certainty."
         epsilon = rounded_up(self.certified)
         factor = rounded_up(math.exp(self.certified)) if self.certified < _PLAIN else f"e^{epsilon}"
         exception = f", except with probability at most {one_in(self.delta)}" if self.delta else ", without exception"
@@ -83,13 +88,52 @@ class Certificate:
         )
 
     def _against_those_who_know(self) -> tuple[str, ...]:
-        """State what holds against the server that draws, where the rest holds only for those who do not know."""
+        """State the guarantee against the server that draws cohorts, where these are secret."""
         if self.certified_if_draws_known is None:
             return (SECRET_COHORT,) if SECRET_COHORT in self.conditions else ()
-        who = "for those who know" if self.trust == "server" else "for those who know, the server that draws among them"
+        who = "those who know" if self.trust == "server" else "those who know, the server that draws among them"
         known = self.certified_if_draws_known
-        left = f"ε = {rounded_up(known)}" if math.isfinite(known) else "nothing is promised"
-        return (f"{SECRET_COHORT[:-1]}; {who}, {left}.",)
+        left = f"ε = {rounded_up(known)}" if math.isfinite(known) else "nothing is guaranteed"
+        return (f"{SECRET_COHORT[:-1]}; against {who}, {left}.",)
+
+
+def certify(
+    algorithm: Algorithm,
+    event: DpEvent,
+    delta: float,
+    *,
+    method: str,
+    claimed: float | None,
+    form: Form = "sound",
+    accountant: Accountant = "pld",
+    details: Mapping[str, Any] | None = None,
+) -> Certificate:
+    """Return the certificate of a client on whom an algorithm spends an event, all of its rounds together."""
+    check_delta(delta)
+    history = history_of(event)
+    secret = SECRET_COHORT in algorithm.conditions
+    return Certificate(
+        method=method,
+        form=form,
+        claimed=claimed,
+        certified=known_epsilon(history, delta, algorithm.adjacency, accountant),
+        delta=delta,
+        adjacency=algorithm.adjacency,
+        unit=algorithm.unit,
+        sampler=sampler_of(history),
+        trust=algorithm.trust,
+        accountant=accountant,
+        details=details or {},
+        conditions=algorithm.conditions,
+        arithmetic=algorithm.arithmetic,
+        certified_if_draws_known=epsilon_if_draws_known(history, delta, algorithm.adjacency) if secret else None,
+    )
+
+
+def sampler_of(history: History) -> Sampler:
+    """Return how the records or clients behind a history were sampled."""
+    kinds = {type(step) for step in history}
+    return "poisson" if Poisson in kinds else "fixed" if FixedSize in kinds else "none"
 
 
 def rounded_up(value: float) -> str:

@@ -124,6 +124,7 @@ def with_noise_of_their_own(
         needs=needs,
         adjacency=training.adjacency,
         arithmetic=training.arithmetic,
+        claimed=training.claimed,
     )
 
 

@@ -61,6 +61,7 @@ def reporting(
         unit="client",
         adjacency="replace-one",
         arithmetic="ideal" if value in IDEAL_ONLY else "exact",
+        claimed=None if price is None else lambda scale, rounds, *_: rounds / scale,  # ε′ for each report
         memory={"epoch": ()} | ({} if residual is None else {"residual": (residual,)}),
     )
 

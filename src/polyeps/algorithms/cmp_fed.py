@@ -20,6 +20,7 @@ paid for, and V has all of the budget.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -132,10 +133,21 @@ def cmp_fed(
         trust="secure-sum",
         unit="client",
         conditions=sums.conditions(),
+        claimed=lambda scale, rounds, delta, _: theorem_1(
+            federation.rate, math.sqrt(len(releases)) * scale, rounds, delta
+        ),
         arithmetic="ideal" if noise == "gaussian" else "exact",
         sums=terms,
         seeded=federation.seeded,
     )
+
+
+def theorem_1(rate: float, sigma: float, rounds: int, delta: float) -> float:
+    """Return the ε of the paper's theorem 1: σ² = 14 q² T (ε + 2 ln(1/δ))/ε² for each release, solved for ε."""
+    if not delta:
+        return math.inf
+    a = rate * math.sqrt(14 * rounds) / sigma
+    return a * (a / 2 + math.sqrt(a * a / 4 + 2 * math.log(1 / delta)))
 
 
 def _clips(of_training: float, embedding: float | None, subspace: float | None) -> tuple[float, float]:

@@ -22,11 +22,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
+import dp_accounting
 import torch
 from torch import Tensor
 
+from polyeps.accounting import epsilon
 from polyeps.accounting.certificate import PUBLIC_GROUP, SECRET_COHORT
-from polyeps.accounting.events import split_clip_bit
+from polyeps.accounting.events import Gaussian, Poisson, split_clip_bit
 from polyeps.aggregation.group_weights import Groups, best_weights, learn_differences, weights_by_ratio
 from polyeps.algorithms._averaging import Federation, step, trained_in_cohort
 from polyeps.algorithms._group_sums import GroupRelease, Noise, summed_by_server, summed_securely
@@ -151,7 +153,16 @@ def fedhdp(
         if trust == "secure-sum":
             group_of(asked)
 
+    def claimed(scale: float, rounds: int, delta: float, _: int) -> float:
+        """Charge the noisy sums alone, as the paper does: clip bits are free there."""
+        of_sums = split_clip_bit(scale, multipliers.bits) if multipliers.bits else scale
+        event = dp_accounting.SelfComposedDpEvent(Poisson(federation.rate, Gaussian(of_sums)), rounds)
+        return epsilon(event, delta, accountant="rdp")
+
     all_counts = [group.sums.counts for group in groups.values() if group.multiplier]
+    assumed: tuple[str, ...] = (SECRET_COHORT,) if federation.rate < 1 else ()
+    if trust == "secure-sum" and all_counts:
+        assumed = conditions(all_counts)
     # The same before and after noise is calibrated, so of all groups.
     failure = max(group.sums.counts.failure for group in groups.values()) if trust == "secure-sum" else 0.0
     return Algorithm(
@@ -161,10 +172,8 @@ def fedhdp(
         needs=("group",),
         trust=trust,
         unit="client",
-        conditions=(
-            PUBLIC_GROUP,
-            *(conditions(all_counts) if trust == "secure-sum" and all_counts else (SECRET_COHORT,)),
-        ),
+        conditions=(PUBLIC_GROUP, *assumed),
+        claimed=claimed,
         arithmetic="ideal" if trust == "secure-sum" and noise == "gaussian" else "exact",
         sums=terms if trust == "secure-sum" else None,
         memory={} if own is None else own.memory(plain.model.size),

@@ -1,4 +1,4 @@
-"""`polyeps calibrate METHOD`: the noise that spends a budget."""
+"""`polyeps calibrate`: the noise that spends a budget, for an experiment's clients or a method described by flags."""
 
 from __future__ import annotations
 
@@ -6,14 +6,57 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyeps.cli import files
 from polyeps.cli import options as o
-from polyeps.cli.output import Delta, Json, parse_epsilons, print_json, print_table, progress
+from polyeps.cli.output import Delta, Json, grouped, parse_epsilons, print_json, print_table, progress, span
 
 if TYPE_CHECKING:
-    from polyeps.methods import Method
+    from polyeps.cli.quick import Quick
 
-app = typer.Typer(help="Find the noise that spends a budget, and no more.", no_args_is_help=True)
+app = typer.Typer(
+    cls=files.FileOrMethod,
+    help="Find the noise that spends a budget, and no more.\n\n"
+    "polyeps calibrate FILE.toml asks the experiment itself; polyeps calibrate file --help lists its options.",
+    no_args_is_help=True,
+)
 Epsilon = Annotated[str, typer.Option(help="One budget, or several with commas between.")]
+
+
+@app.command("file")
+def calibrate_file(
+    experiment: files.Experiment, changes: files.Changes = None, seed: files.Seed = None, as_json: Json = False
+) -> None:
+    """Calibrate the noise of every client of every method to its budget."""
+    from polyeps.experiment.plan import plan
+
+    with progress("calibrating") as report:
+        methods = [(job, plan(job)) for job in files.jobs_of(experiment, changes, seed, report)]
+    if as_json:
+        keys = ("client", "epsilon", "delta", "records", "sigma", "spent")
+        shown = [
+            files.frame(job) | {"clients": [{key: getattr(row, key) for key in keys} for row in rows]}
+            for job, rows in methods
+        ]
+        print_json({"experiment": str(experiment), "methods": shown})
+        return
+    for job, rows in methods:
+        if not rows:
+            print(f"{job.method.title}: no client has a guarantee, so no noise is added.\n")
+            continue
+        print_table(
+            ["client", "ε", "δ", "records", "σ", "spent"],
+            [
+                [
+                    part[0].client if len(part) == 1 else f"{len(part)} clients",
+                    *(
+                        span([getattr(row, key) for row in part])
+                        for key in ("epsilon", "delta", "records", "sigma", "spent")
+                    ),
+                ]
+                for part in grouped(rows, lambda row: row.epsilon)
+            ],
+            title=f"{job.method.title}: noise for {job.rounds.expected} of {job.rounds.planned} rounds",
+        )
 
 
 @app.command("dp-sgd")
@@ -28,11 +71,10 @@ def dp_sgd(
     as_json: Json = False,
 ) -> None:
     """Local DP-SGD of one client (WeiAvg, PFA, PFA+, PDP-FL)."""
-    from polyeps import methods
+    from polyeps.cli.quick import quick_dp_sgd
 
-    _answer(
-        methods.dp_sgd(records=records, batch=batch, steps=steps, sampler=sampler), epsilon, delta, accountant, as_json
-    )
+    method = quick_dp_sgd(records=records, batch=batch, steps=steps, sampler=sampler)
+    _answer(method, epsilon, delta, accountant, as_json)
 
 
 @app.command("fedhdp")
@@ -46,11 +88,10 @@ def fedhdp(
     as_json: Json = False,
 ) -> None:
     """One privacy group of FedHDP; the answer is the noise to add to the updates."""
-    from polyeps import methods
+    from polyeps.cli.quick import quick_fedhdp
 
-    _answer(
-        methods.fedhdp(rate=rate, rounds=rounds, clip_bit_sigma=clip_bit_sigma), epsilon, delta, accountant, as_json
-    )
+    method = quick_fedhdp(rate=rate, rounds=rounds, clip_bit_sigma=clip_bit_sigma)
+    _answer(method, epsilon, delta, accountant, as_json)
 
 
 @app.command("cmp-fed")
@@ -66,9 +107,9 @@ def cmp_fed(
     as_json: Json = False,
 ) -> None:
     """CMP-Fed; the answer is the noise of each of a round's two releases."""
-    from polyeps import methods
+    from polyeps.cli.quick import quick_cmp_fed
 
-    method = methods.cmp_fed(clients=clients, cohort=cohort, rounds=rounds, sampler=sampler, survivors=survivors)
+    method = quick_cmp_fed(clients=clients, cohort=cohort, rounds=rounds, sampler=sampler, survivors=survivors)
     _answer(method, epsilon, delta, accountant, as_json)
 
 
@@ -86,20 +127,17 @@ def fedsel(
     accountant: o.Accountant = "pld",
     as_json: Json = False,
 ) -> None:
-    """FedSel; the answer is ε of each report's two steps, and sigma is empty because there is no noise scale."""
-    from polyeps import methods
+    """FedSel; the answer is ε of each report's two steps, and sigma is empty because there is no noise multiplier."""
+    from polyeps.cli.quick import quick_fedsel
 
-    method = methods.fedsel(
+    method = quick_fedsel(
         select=select, dimension=dimension, top=top, value=value, reports=reports, form=form, share=share
     )
     _answer(method, epsilon, delta, accountant, as_json, tolerance=1e-6)
 
 
-def _answer(
-    method: Method, epsilon: str, delta: float, accountant: Any, as_json: bool, tolerance: float = 1e-4
-) -> None:
+def _answer(method: Quick, epsilon: str, delta: float, accountant: Any, as_json: bool, tolerance: float = 1e-4) -> None:
     """Calibrate for each ε and print one frame for all."""
-    from polyeps import methods
     from polyeps.accounting import cache
     from polyeps.accounting.calibration import calibrate
     from polyeps.core import Budget
@@ -110,19 +148,20 @@ def _answer(
             budgets,
             method.price,
             method.uses,
-            adjacency=method.adjacency,
+            adjacency=method.build(0.0).adjacency,
             accountant=accountant,
             tolerance=tolerance,
             directory=cache.default_directory(),
             progress=report,
         )
-    certificates = [methods.certify(method, float(scale), delta, accountant) for scale in answer.scale]
+    sigmas = [method.sigma(float(multiplier)) for multiplier in answer.scale]
+    certificates = [method.certificate(sigma, delta, accountant) for sigma in sigmas]
     noisy = method.name != "fedsel"
     results = [
-        {"epsilon": budget.epsilon, "sigma": float(scale) if noisy else None, "certified": certificate.certified}
+        {"epsilon": budget.epsilon, "sigma": sigma if noisy else None, "certified": certificate.certified}
         | {"claimed": certificate.claimed}
         | ({} if noisy else {key: certificate.details[key] for key in ("epsilon_select", "epsilon_value")})
-        for budget, scale, certificate in zip(budgets, answer.scale, certificates, strict=True)
+        for budget, sigma, certificate in zip(budgets, sigmas, certificates, strict=True)
     ]
     if as_json:
         frame = certificates[0].as_dict()

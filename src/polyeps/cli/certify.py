@@ -1,15 +1,86 @@
-"""`polyeps certify METHOD`: what a method promises at a given noise."""
+"""`polyeps certify`: what an experiment, or a method described by flags, guarantees its clients."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
+from polyeps.cli import files
 from polyeps.cli import options as o
-from polyeps.cli.output import Delta, Json, print_certificate, print_json, print_table
+from polyeps.cli.output import Delta, Json, grouped, print_certificate, print_json, print_table, progress, span
 from polyeps.errors import InputError
 
-app = typer.Typer(help="Say what a method promises: the paper's figure and ours.", no_args_is_help=True)
+app = typer.Typer(
+    cls=files.FileOrMethod,
+    help="Certify an experiment's file, or a method: the paper's ε and ours.\n\n"
+    "polyeps certify FILE.toml asks the experiment itself; polyeps certify file --help lists its options.",
+    no_args_is_help=True,
+)
+
+
+@app.command("file")
+def certify_file(
+    experiment: files.Experiment,
+    joined: Annotated[
+        int | None, typer.Option(min=1, help="Rounds a client joins; by default those its noise is calibrated for.")
+    ] = None,
+    changes: files.Changes = None,
+    seed: files.Seed = None,
+    as_json: Json = False,
+) -> None:
+    """Certify every client of every method, before any record is used."""
+    from polyeps.experiment.plan import certificates
+
+    methods = []
+    with progress("calibrating") as report:
+        for job in files.jobs_of(experiment, changes, seed, report):
+            found = certificates(job, joined)
+            budgets = job.budgets or (None,) * len(found)
+            methods.append((job, [(c, b, found[c]) for c, b in zip(found, budgets, strict=True)]))
+    if as_json:
+        shown = [
+            files.frame(job)
+            | {
+                "clients": [
+                    {
+                        "client": client,
+                        "epsilon": budget.epsilon if budget else None,
+                        "delta": budget.delta if budget else None,
+                        "sigma": one.details["sigma"],
+                        "rounds": one.details["rounds"],
+                        "claimed": one.claimed,
+                        "certified": one.certified,
+                        "certified_if_draws_known": one.certified_if_draws_known,
+                        "sampler": one.sampler,
+                        "accountant": one.accountant,
+                        "sentence": one.sentence,
+                    }
+                    for client, budget, one in rows
+                ]
+            }
+            for job, rows in methods
+        ]
+        print_json({"experiment": str(experiment), "methods": shown})
+        return
+    for job, rows in methods:
+        uses = job.rounds.expected if joined is None else joined
+        print_table(
+            ["client", "ε", "σ", "certified ε", "claimed ε"],
+            [
+                [
+                    part[0][0] if len(part) == 1 else f"{len(part)} clients",
+                    span([b.epsilon if b else float("inf") for _, b, _ in part]),
+                    span([one.details["sigma"] for *_, one in part]),
+                    span([one.certified for *_, one in part]),
+                    span([one.claimed for *_, one in part if one.claimed is not None]) or "none",
+                ]
+                for part in grouped(rows, lambda row: row[1].epsilon if row[1] else float("inf"))
+            ],
+            title=f"{job.method.title}: {uses} of {job.rounds.planned} rounds",
+        )
+        client, _, strictest = min(rows, key=lambda row: row[2].certified)
+        print(f"Client {client}: {strictest.sentence}\n")
 
 
 @app.command("dp-sgd")
@@ -24,10 +95,10 @@ def dp_sgd(
     as_json: Json = False,
 ) -> None:
     """Local DP-SGD of one client (WeiAvg, PFA, PFA+, PDP-FL)."""
-    from polyeps import methods
+    from polyeps.cli.quick import quick_dp_sgd
 
-    method = methods.dp_sgd(records=records, batch=batch, steps=steps, sampler=sampler)
-    print_certificate(methods.certify(method, sigma, delta, accountant), as_json)
+    method = quick_dp_sgd(records=records, batch=batch, steps=steps, sampler=sampler)
+    print_certificate(method.certificate(sigma, delta, accountant), as_json)
 
 
 @app.command("fedhdp")
@@ -41,10 +112,10 @@ def fedhdp(
     as_json: Json = False,
 ) -> None:
     """One privacy group of FedHDP; sigma is the noise added to the updates."""
-    from polyeps import methods
+    from polyeps.cli.quick import quick_fedhdp
 
-    method = methods.fedhdp(rate=rate, rounds=rounds, clip_bit_sigma=clip_bit_sigma)
-    print_certificate(methods.certify(method, sigma, delta, accountant), as_json)
+    method = quick_fedhdp(rate=rate, rounds=rounds, clip_bit_sigma=clip_bit_sigma)
+    print_certificate(method.certificate(sigma, delta, accountant), as_json)
 
 
 @app.command("cmp-fed")
@@ -52,89 +123,18 @@ def cmp_fed(
     clients: o.Clients,
     cohort: o.Cohort,
     rounds: o.Rounds,
-    sigma: Annotated[float | None, typer.Option(help="Noise deviation of a release over its clip norm.")] = None,
+    sigma: o.Sigma,
     delta: Delta = 1e-4,
     sampler: o.Sampler = "poisson",
     survivors: o.Survivors = None,
     accountant: o.Accountant = "pld",
-    table: Annotated[bool, typer.Option("--table", help="Compare all accounts of this setting instead.")] = False,
-    epsilon: Annotated[
-        float | None, typer.Option(help="For the table: the ε that every account is asked for; 1 by default.")
-    ] = None,
-    coordinates: Annotated[
-        int | None, typer.Option(help="For the table: of each release, with integer noise; 60000 by default.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
-    """CMP-Fed; sigma is the noise of each of a round's two releases.
+    """CMP-Fed; sigma is the noise of each of a round's two releases."""
+    from polyeps.cli.quick import quick_cmp_fed
 
-    With --table: the sigma that every account asks for, and what it truly costs with cohorts of either kind; what
-    dropouts and integer noise cost.
-    """
-    if table == (sigma is not None):
-        raise InputError("give either --sigma, for a certificate, or --table, to compare accounts")
-    if sigma is None:
-        others = {
-            "sampler": sampler != "poisson",
-            "survivors": survivors is not None,
-            "accountant": accountant != "pld",
-        }
-        _unused("--table", **others)
-        chosen = 1.0 if epsilon is None else epsilon
-        _compare(clients, cohort, rounds, chosen, delta, 60_000 if coordinates is None else coordinates, as_json)
-        return
-    _unused("--sigma", epsilon=epsilon is not None, coordinates=coordinates is not None)
-    from polyeps import methods
-
-    method = methods.cmp_fed(clients=clients, cohort=cohort, rounds=rounds, sampler=sampler, survivors=survivors)
-    print_certificate(methods.certify(method, sigma, delta, accountant), as_json)
-
-
-def _unused(asked: str, **given: bool) -> None:
-    """Refuse options, by whether they were given, that say nothing about what is asked for."""
-    for name, yes in given.items():
-        if yes:
-            raise InputError(f"--{name} changes nothing about what {asked} shows; leave it out")
-
-
-def _compare(
-    clients: int, cohort: int, rounds: int, epsilon: float, delta: float, coordinates: int, as_json: bool
-) -> None:
-    from polyeps_reproductions import cmp_fed_noise
-
-    from polyeps.accounting import cache
-    from polyeps.core import Budget
-
-    setting = cmp_fed_noise.Setting(
-        clients, cohort, rounds, Budget(epsilon, delta), coordinates, cache.default_directory()
-    )
-    found = cmp_fed_noise.table(setting)
-    if as_json:
-        print_json(found)
-        return
-    goal = f"ε = {epsilon:g}, δ = {delta:g}"
-    print_table(
-        ["account", "σ", "true ε, Poisson", "true ε, fixed size", "true ε, draws known", "enough for"],
-        [[*list(row.values())[:-2], _enough(row)] for row in found["accounts"]],
-        f"Noise of each release that accounts ask for, {goal}",
-    )
-    print_table(
-        ["dropped", "true ε", "σ that allows for them"],
-        [[f"{100 * row['dropped']:g} %", row["true"], row["sigma_to_allow_for_them"]] for row in found["dropouts"]],
-        "Poisson cohorts of which some drop out or tell their noise",
-    )
-    print_table(
-        ["noise", "steps in a clip norm", "true ε at the σ of Rényi", f"σ for {goal}"],
-        [list(row.values()) for row in found["integers"]],
-        f"Noise on integers, {coordinates} coordinates a release, Poisson cohorts; Skellam by Rényi, the other exactly",
-    )
-
-
-def _enough(account: Mapping[str, Any]) -> str:
-    """What an account's noise is enough for, and whether the account could be trusted to say so."""
-    return (" and ".join(account["enough_for"]) or "neither") + (
-        "" if account["conditions_hold"] else ", but its conditions fail"
-    )
+    method = quick_cmp_fed(clients=clients, cohort=cohort, rounds=rounds, sampler=sampler, survivors=survivors)
+    print_certificate(method.certificate(sigma, delta, accountant), as_json)
 
 
 @app.command("fedsel")
@@ -152,16 +152,18 @@ def fedsel(
     as_json: Json = False,
 ) -> None:
     """FedSel: an index and a value per report, trusting nobody."""
-    from polyeps import methods
+    from polyeps.cli.quick import quick_fedsel
+    from polyeps.mechanisms import selection, values
 
-    method = methods.fedsel(
-        select=select,
-        dimension=dimension,
-        top=top,
-        value=value,
-        reports=reports,
-        form=form,
-        epsilon_select=epsilon_select,
-        epsilon_value=epsilon_value,
+    selection.check(dimension, top, epsilon_select)
+    first = 0.0 if select == "uniform" else epsilon_select
+    second = 0.0 if value in ("none", "exact") else epsilon_value
+    if value not in ("none", "exact"):
+        values.check(second)
+    if not first + second:
+        raise InputError("--epsilon-select is 0, and no value is sent; give the ε of the choice, above 0")
+    share = first / (first + second)
+    method = quick_fedsel(
+        select=select, dimension=dimension, top=top, value=value, reports=reports, form=form, share=share
     )
-    print_certificate(methods.certify(method, 1.0, delta, accountant), as_json)
+    print_certificate(method.certificate(1 / (first + second), delta, accountant), as_json)

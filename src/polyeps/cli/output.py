@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:  # commands import what computes only when they run: the help 
     from polyeps.accounting.calibration import Progress
     from polyeps.accounting.certificate import Certificate
 
+Row = TypeVar("Row")
 _WIDEST = 2000  # columns of a table
 Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
-Delta = Annotated[float, typer.Option(help="The probability with which the promise may fail.")]
+Delta = Annotated[float, typer.Option(help="The probability with which the guarantee may fail.")]
 
 
 def print_json(content: Any) -> None:
@@ -97,3 +98,31 @@ def parse_epsilons(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"epsilon must be a number or numbers with commas between, not {text!r}") from None
+
+
+def grouped(rows: Sequence[Row], by: Callable[[Row], float], lines: int = 30) -> list[list[Row]]:
+    """Return rows in the order of a number, one by one or, where they are many, with similar ones together."""
+    ordered = sorted(rows, key=by)
+    if len(ordered) <= lines:
+        return [[row] for row in ordered]
+    finite = [by(row) for row in ordered if math.isfinite(by(row))] or [1.0]
+    width = math.log(finite[-1] / finite[0]) / lines or 1.0
+    groups: list[list[Row]] = []
+    for row in ordered:
+        first = by(groups[-1][0]) if groups else 0.0
+        if not groups or (by(row) != first and not math.log(by(row) / first) <= width):
+            groups.append([])
+        groups[-1].append(row)
+    return groups
+
+
+def span(values: Sequence[float]) -> str:
+    """Return the smallest and the largest of some figures; nothing where there are none.
+
+    >>> span([1, 3, 2]), span([2, 2])
+    ('1 – 3', '2')
+    """
+    if not values:
+        return ""
+    low, high = figure(min(values)), figure(max(values))
+    return low if low == high else f"{low} – {high}"

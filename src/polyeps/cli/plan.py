@@ -1,8 +1,7 @@
-"""`polyeps plan`: what a federation would cost each client, before any data is touched."""
+"""`polyeps plan`: what a federation would cost each client, before any record is used."""
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,20 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyeps.cli.output import Json, figure, print_json, print_table, progress, remark
+from polyeps.cli import files
+from polyeps.cli.output import Json, grouped, print_json, print_table, progress, remark, span
 from polyeps.errors import InputError
 
 if TYPE_CHECKING:
     from polyeps.core import Budget
-    from polyeps.plan import ClientPlan, Schedule
-
-_MOST_LINES = 30
+    from polyeps.experiment.job import Rounds
+    from polyeps.experiment.plan import ClientPlan
 
 
 def plan(
-    batch: Annotated[int, typer.Option(help="Expected batch size of a local step.")],
-    local_steps: Annotated[int, typer.Option(help="Local steps per round.")],
-    rounds: Annotated[int, typer.Option(help="Rounds of the run.")],
+    experiment: Annotated[
+        Path | None, typer.Argument(help="A TOML file, as for polyeps run; or use the flags.")
+    ] = None,
+    changes: files.Changes = None,
+    batch: Annotated[int | None, typer.Option(help="Expected batch size of a local step.")] = None,
+    local_steps: Annotated[int | None, typer.Option(help="Local steps per round.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of the run.")] = None,
     budgets: Annotated[Path | None, typer.Option(help="CSV: client, epsilon and, if wanted, delta, records.")] = None,
     distribution: Annotated[
         str | None, typer.Option(help="uniform, gauss, pareto, mixgauss1 to 4, or a variant.")
@@ -33,45 +36,109 @@ def plan(
     records: Annotated[int | None, typer.Option(help="Records per client, where the file does not say.")] = None,
     participation: Annotated[float, typer.Option(help="Share of clients in each round.")] = 1.0,
     delta: Annotated[float, typer.Option(help="δ, where the file does not say.")] = 1e-5,
-    sigma: Annotated[float | None, typer.Option(help="One noise for all clients instead of each its own.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Repeat a draw; without it one is drawn and told.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="One noise multiplier for all clients.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed budgets are drawn by; printed when left out.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say, for every client, its noise, how many rounds it can afford and what it will have spent."""
+    """Plan an experiment's file, or DP-SGD by flags: noise, affordable rounds and spending of every client."""
+    flags = {"--batch": batch, "--local-steps": local_steps, "--rounds": rounds}
+    others = (budgets, distribution, clients, records, sigma)
+    if experiment is not None:
+        if any(value is not None for value in (*flags.values(), *others)):
+            raise InputError("the file describes the whole experiment; leave out the flags, or change it with --set")
+        _plan_file(experiment, changes, seed, as_json)
+        return
+    if changes:
+        raise InputError("--set changes a setting of an experiment's file; name the file")
+    missing = [name for name, value in flags.items() if value is None]
+    if missing:
+        raise InputError(f"{missing[0]} is missing; give it, or the file of an experiment")
+    assert batch is not None
+    assert local_steps is not None
+    assert rounds is not None
+    _plan_flags(
+        (batch, local_steps, rounds, participation),
+        (budgets, distribution, clients, records, delta),
+        sigma,
+        seed,
+        as_json,
+    )
+
+
+def _plan_file(experiment: Path, changes: list[str] | None, seed: int | None, as_json: bool) -> None:
+    from polyeps.experiment.plan import plan as plan_job
+
+    with progress("planning") as report:
+        methods = [(job, plan_job(job, report)) for job in files.jobs_of(experiment, changes, seed, report)]
+    if as_json:
+        shown = [files.frame(job) | {"clients": [asdict(row) for row in rows]} for job, rows in methods]
+        print_json({"experiment": str(experiment), "methods": shown})
+        return
+    for job, rows in methods:
+        if rows:
+            _draw(rows, job.rounds, f"{job.method.title}: ")
+        else:
+            print(f"{job.method.title}: no client has a guarantee, so no budget is spent.")
+
+
+def _plan_flags(
+    schedule: tuple[int, int, int, float],
+    population: tuple[Path | None, str | None, int | None, int | None, float],
+    sigma: float | None,
+    seed: int | None,
+    as_json: bool,
+) -> None:
+    from polyeps.experiment.plan import plan_dp_sgd
+
+    batch, local_steps, rounds, participation = schedule
+    clients, seed = _clients(*population, seed)
+    with progress("planning") as report:
+        found, plans = plan_dp_sgd(
+            clients,
+            batch=batch,
+            local_steps=local_steps,
+            rounds=rounds,
+            participation=participation,
+            sigma=sigma,
+            progress=report,
+        )
+    if as_json:
+        described = {"batch": batch, "local_steps": local_steps, "rounds": rounds, "participation": participation}
+        print_json({**described, "seed": seed, "clients": [asdict(row) for row in plans]})
+    else:
+        _draw(plans, found, f"{local_steps} local steps a round: ")
+
+
+def _clients(
+    budgets: Path | None,
+    distribution: str | None,
+    clients: int | None,
+    records: int | None,
+    delta: float,
+    seed: int | None,
+) -> tuple[list[tuple[str, Budget, int]], int | None]:
+    """Return names, budgets and numbers of records, from a file or drawn; and the seed they were drawn by."""
     import numpy as np
 
-    from polyeps.accounting import cache
     from polyeps.core import Budget
     from polyeps.data.budgets import DISTRIBUTIONS, draw_budgets, read_budgets
-    from polyeps.plan import Schedule
-    from polyeps.plan import plan as make_plan
 
-    schedule = Schedule(batch, local_steps, rounds, participation)
     if (budgets is None) == (distribution is None):
         raise InputError("give either --budgets FILE.csv or --distribution NAME")
-    people: list[tuple[str, Budget, int]]
     if budgets is not None:
-        people = [
-            (row.client, row.budget, _known(row.client, row.records, records)) for row in read_budgets(budgets, delta)
-        ]
-    else:
-        if clients is None or distribution is None:
-            raise InputError("a distribution needs --clients, the number to draw")
-        seed = secrets.randbits(32) if seed is None else seed
-        drawn = draw_budgets(distribution, clients, np.random.default_rng(seed))
-        remark(f"budgets drawn from {distribution}: {DISTRIBUTIONS[distribution].summary}, --seed {seed}")
-        if drawn.warning:
-            remark(drawn.warning)
-        people = [
-            (f"client-{number}", Budget(float(epsilon), delta), _known(f"client-{number}", None, records))
-            for number, epsilon in enumerate(drawn.epsilons)
-        ]
-    with progress("planning") as report:
-        plans = make_plan(people, schedule, sigma=sigma, directory=cache.default_directory(), progress=report)
-    if as_json:
-        print_json({**asdict(schedule), "seed": seed, "clients": [asdict(row) for row in plans]})
-    else:
-        _draw(plans, schedule)
+        listed = read_budgets(budgets, delta)
+        return [(row.client, row.budget, _known(row.client, row.records, records)) for row in listed], seed
+    if clients is None or distribution is None:
+        raise InputError("a distribution needs --clients, the number to draw")
+    seed = secrets.randbits(32) if seed is None else seed
+    drawn = draw_budgets(distribution, clients, np.random.default_rng(seed))
+    remark(f"budgets drawn from {distribution}: {DISTRIBUTIONS[distribution].summary}, --seed {seed}")
+    if drawn.warning:
+        remark(drawn.warning)
+    return [
+        (f"client-{number}", Budget(float(epsilon), delta), _known(f"client-{number}", None, records))
+        for number, epsilon in enumerate(drawn.epsilons)
+    ], seed
 
 
 def _known(client: str, own: int | None, for_all: int | None) -> int:
@@ -83,45 +150,31 @@ def _known(client: str, own: int | None, for_all: int | None) -> int:
     return count
 
 
-def _draw(plans: Sequence[ClientPlan], schedule: Schedule) -> None:
-    """One line per client, or per group of similar budgets when there are many."""
-    ordered = sorted(plans, key=lambda row: row.epsilon)
-    groups = [[row] for row in ordered]
-    if len(ordered) > _MOST_LINES:
-        width = math.log(ordered[-1].epsilon / ordered[0].epsilon) / _MOST_LINES or 1.0
-        groups = []
-        for row in ordered:
-            if not groups or math.log(row.epsilon / groups[-1][0].epsilon) > width:
-                groups.append([])
-            groups[-1].append(row)
+def _draw(plans: Sequence[ClientPlan], rounds: Rounds, about: str) -> None:
+    """Print one line per client, or per group of similar budgets when there are many."""
     print_table(
         ["client", "ε", "σ", "spent", "of budget", "rounds it can afford", "limit"],
         [
             [
                 group[0].client if len(group) == 1 else f"{len(group)} clients",
-                _range([row.epsilon for row in group]),
-                _range([row.sigma for row in group]),
-                _range([row.spent for row in group]),
+                span([row.epsilon for row in group]),
+                span([row.sigma for row in group]),
+                span([row.spent for row in group]),
                 _bar(min(row.spent / row.epsilon for row in group), 10),
-                f"{_bar(min(row.rounds_affordable for row in group) / schedule.rounds, 20)} "
-                + _range([row.rounds_affordable for row in group]),
+                f"{_bar(min(row.rounds_affordable for row in group) / rounds.planned, 20)} "
+                + span([row.rounds_affordable for row in group]),
                 " or ".join(sorted({row.limit for row in group})),
             ]
-            for group in groups
+            for group in grouped(plans, lambda row: row.epsilon)
         ],
-        title=f"{len(plans)} clients, {schedule.rounds} rounds of {schedule.local_steps} local steps, "
-        f"each joined with probability {schedule.participation:g} ({schedule.expected_rounds} rounds expected)",
+        title=f"{about}{len(plans)} clients, {rounds.planned} rounds, each joined with probability {rounds.share:g} "
+        f"({rounds.expected} rounds expected)",
     )
     idle = sum(row.limit == "rounds" for row in plans)
     none = sum(row.rounds_affordable == 0 for row in plans)
     print(f"{len(plans) - idle} clients are limited by their budget, {idle} by the number of rounds.")
     if none:
         print(f"{none} clients cannot afford a single round.")
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = figure(min(values)), figure(max(values))
-    return low if low == high else f"{low} – {high}"
 
 
 def _bar(share: float, width: int) -> str:

@@ -65,6 +65,15 @@ class Batching:
             raise InputError(f"batch must be a whole number from 1 to records_held, which is {held:g}, not {size:g}")
         return FixedSize(int(held), int(size), noise)
 
+    def expected_share(self, row: int, times: int = 1) -> float:
+        """Return `times` the share of a client's records that a batch holds on average."""
+        if not self.fixed:
+            assert self.rate is not None
+            return times * of_row("rate", self.rate, row)
+        assert self.batch is not None
+        assert self.records_held is not None
+        return times * of_row("batch", self.batch, row) / of_row("records_held", self.records_held, row)
+
     def _exact(self, cohort: Rows) -> Whole:
         assert self.batch is not None
         counts = cohort.counts

@@ -32,6 +32,15 @@ from polyeps.server import Participation, Transport, check_secret_cohorts, cohor
 from polyeps.training import Training, dp_sgd, proximal, sgd
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """The rounds of a run, and how many of them a client is charged for."""
+
+    planned: int
+    share: float  # the probability that a client is charged for a round
+    expected: int  # the number of rounds that noise is calibrated for
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
     """One method with one seed, ready to run: what is public about it, and the private scales of its clients."""
@@ -44,6 +53,7 @@ class Job:
     budgets: tuple[Budget | None, ...] | None  # in force; None: nothing is promised, to a client or to any
     scale: NDArray[np.float64]
     participation: Participation
+    rounds: Rounds
     tells: tuple[Field, ...]
     groups: tuple[str, ...] | None = None  # in force, where algorithms tell groups apart
 
@@ -142,7 +152,7 @@ def prepare(
     if budgets is not None:
         if method.form == "published" or entry.budgets == "exceeded":
             promised = all_promised(budgets)
-            scale = claimed_scales(settings, promised, population, algorithm, uses)
+            scale = claimed_scales(promised, algorithm, uses)
             budgets = real_costs(scale, promised, algorithm, uses, population.ids)
         else:
             scale = sound_scales(experiment, budgets, population, algorithm, uses, progress)
@@ -158,6 +168,9 @@ def prepare(
         budgets=budgets,
         scale=scale,
         participation=participation,
+        rounds=Rounds(
+            experiment.rounds, 1.0 if entry.local == "sums" else participation.charged(len(population.ids)), uses
+        ),
         tells=(*tells, "group") if "group" in algorithm.needs else tells,
         groups=groups,
     )

@@ -28,22 +28,13 @@ def expected_rounds(experiment: config.Experiment, participation: Participation,
     return math.ceil(experiment.rounds * participation.share - 1e-9)
 
 
-def claimed_scales(
-    settings: config.Training, claimed: Sequence[Budget], population: Population, algorithm: Algorithm, rounds: int
-) -> NDArray[np.float64]:
-    """The noise a paper takes for a claimed budget.
-
-    For local training the closed form of paper 000's code, σ = 10·(B/N)·√(T·log10(1/δ))/ε. With that code's batches
-    of fixed size the sound cost is not the ε it claims: below it where ε is small, above it where ε is large.
-    """
+def claimed_scales(claimed: Sequence[Budget], algorithm: Algorithm, rounds: int) -> NDArray[np.float64]:
+    """Return the noise with which a paper states that budgets are kept; the stated ε falls as one over the noise."""
     if _is_pure(algorithm):
         return _pure_scales(claimed, rounds)
-    steps = rounds * settings.local_steps
+    stated = (algorithm.claim(1.0, rounds, budget.delta, row) for row, budget in enumerate(claimed))
     return np.array(
-        [
-            10 * settings.batch / size * math.sqrt(steps * math.log10(1 / budget.delta)) / budget.epsilon
-            for size, budget in zip(population.partition.sizes.tolist(), claimed, strict=True)
-        ]
+        [(math.inf if one is None else one) / budget.epsilon for one, budget in zip(stated, claimed, strict=True)]
     )
 
 

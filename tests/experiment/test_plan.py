@@ -1,3 +1,5 @@
+from typing import Any
+
 import dp_accounting as dp
 import pytest
 
@@ -5,9 +7,13 @@ from polyeps.accounting import epsilon
 from polyeps.accounting.events import Gaussian, Poisson
 from polyeps.core import Budget
 from polyeps.errors import InputError
-from polyeps.plan import Schedule, plan
+from polyeps.experiment.plan import ClientPlan, plan_dp_sgd
 
-SCHEDULE = Schedule(batch=8, local_steps=10, rounds=50, participation=0.8)
+SCHEDULE = {"batch": 8, "local_steps": 10, "rounds": 50, "participation": 0.8}
+
+
+def plan(clients: list[tuple[str, Budget, int]], schedule: dict[str, Any], **others: Any) -> list[ClientPlan]:
+    return plan_dp_sgd(clients, **schedule, **others)[1]
 
 
 def cost(sigma: float, rounds: int, records: int = 1200) -> float:
@@ -50,7 +56,7 @@ def test_one_noise_for_all_makes_strict_clients_leave_early() -> None:
 )
 def test_impossible_schedules_are_refused(change: dict[str, float]) -> None:
     with pytest.raises(InputError):
-        Schedule(**({"batch": 8, "local_steps": 10, "rounds": 50, "participation": 0.8} | change))  # type: ignore[arg-type]
+        plan([("a", Budget(1.0, 1e-5), 50)], SCHEDULE | change)
 
 
 def test_a_client_with_too_few_records_is_named() -> None:

@@ -1,0 +1,148 @@
+"""Guarantees and prospects of clients, before any record is read: asked of the job itself.
+
+What a certificate says for some rounds is what a client's ledger says after it has joined as many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import dp_accounting
+import numpy as np
+from scipy.stats import binom
+
+from polyeps.accounting import cache
+from polyeps.accounting.afford import affordable, best_accountant
+from polyeps.accounting.calibration import Progress, calibrate_each
+from polyeps.accounting.certificate import Certificate, certify
+from polyeps.accounting.events import history_of
+from polyeps.core import Budget
+from polyeps.errors import InputError
+from polyeps.experiment.job import Job, Rounds
+from polyeps.ledger.account import Account, Terms
+from polyeps.models import binary_logistic
+from polyeps.participation import Participation
+from polyeps.training import dp_sgd
+
+
+@dataclass(frozen=True)
+class ClientPlan:
+    """One client's prospects. `limit` is what ends its part: its budget, or the number of rounds."""
+
+    client: str
+    epsilon: float
+    delta: float
+    records: int
+    sigma: float
+    rounds_affordable: int  # at most the rounds there are
+    rounds_expected: int
+    spent: float  # after the rounds it is expected to join
+    leaves_early: float  # probability that it is drawn more often than it can afford
+    limit: Literal["budget", "rounds"]
+
+
+def plan_client(client: str, terms: Terms, records: int, sigma: float, rounds: Rounds) -> ClientPlan:
+    """Return how many rounds a client's budget lasts, and what it will have spent."""
+    account = Account(terms)
+    once = history_of(terms.plan)
+
+    def after(joined: int) -> dict[Any, int]:
+        return {step: count * joined for step, count in once.items()} if joined else {}
+
+    lasts = affordable(lambda joined: account.affords(after(joined)), rounds.planned)
+    return ClientPlan(
+        client=client,
+        epsilon=terms.budget.epsilon,
+        delta=terms.budget.delta,
+        records=records,
+        sigma=sigma,
+        rounds_affordable=lasts,
+        rounds_expected=rounds.expected,
+        spent=account.spent(after(min(lasts, rounds.expected))),
+        leaves_early=float(binom.sf(lasts, rounds.planned, rounds.share)),
+        limit="rounds" if lasts >= rounds.planned else "budget",
+    )
+
+
+def plan(job: Job, progress: Progress | None = None) -> list[ClientPlan]:
+    """Return the prospects of the clients of a job that have a guarantee."""
+    sizes, alike, plans = job.population.partition.sizes.tolist(), dict[Terms, ClientPlan](), list[ClientPlan]()
+    for row, client in enumerate(job.population.ids):
+        if progress:
+            progress(row, len(sizes))
+        if (terms := job.terms.get(client)) is None:
+            continue
+        if terms not in alike:
+            alike[terms] = plan_client(client, terms, sizes[row], float(job.scale[row]), job.rounds)
+        plans.append(replace(alike[terms], client=client, records=sizes[row], sigma=float(job.scale[row])))
+    return plans
+
+
+def plan_dp_sgd(
+    clients: Sequence[tuple[str, Budget, int]],
+    *,
+    batch: int,
+    local_steps: int,
+    rounds: int,
+    participation: float = 1.0,
+    sigma: float | None = None,
+    progress: Progress | None = None,
+) -> tuple[Rounds, list[ClientPlan]]:
+    """Plan DP-SGD with Poisson batches for clients (name, budget, records), without an experiment.
+
+    Without `sigma` every client gets the noise that spends its budget over the rounds it is expected to join; with
+    it all clients use the same noise and those with small budgets leave early.
+    """
+    for name, value in (("batch", batch), ("local-steps", local_steps), ("rounds", rounds)):
+        if value < 1:
+            raise InputError(f"{name} must be at least 1, not {value}")
+    for client, _, records in clients:
+        if batch > records:
+            raise InputError(f"client {client!r} has {records} records, fewer than a batch of {batch}")
+    if sigma is not None and not (math.isfinite(sigma) and sigma > 0):
+        raise InputError(f"sigma must be a finite number above 0, not {sigma}")
+    drawn = Participation("uniform", participation)
+    found = Rounds(rounds, participation, math.ceil(rounds * drawn.share - 1e-9))
+    rates = [batch / records for *_, records in clients]
+    local = dp_sgd(binary_logistic(1), rate=rates, steps=local_steps, clip=1.0, learning_rate=1.0, batch=batch)
+    assert local.price is not None
+    budgets = [budget for _, budget, _ in clients]
+    if sigma is None:
+        scale = calibrate_each(
+            budgets, local.price, found.expected, directory=cache.default_directory(), progress=progress
+        ).scale
+    else:
+        scale = np.full(len(clients), sigma)
+    plans = []
+    for row, (client, budget, records) in enumerate(clients):
+        terms = Terms(budget, "record", local.adjacency, "fixed", plan=local.price(float(scale[row]), row))
+        plans.append(plan_client(client, terms, records, float(scale[row]), found))
+    return found, plans
+
+
+def certificates(job: Job, joined: int | None = None) -> dict[str, Certificate]:
+    """Return each client's certificate for the rounds it joins: by default those its noise is calibrated for."""
+    uses = job.rounds.expected if joined is None else joined
+    alike, found = dict[Any, Certificate](), dict[str, Certificate]()
+    for row, client in enumerate(job.population.ids):
+        terms, sigma = job.terms.get(client), float(job.scale[row])
+        key = (terms, sigma)
+        if key not in alike:
+            event = dp_accounting.NonPrivateDpEvent() if terms is None else terms.plan
+            delta = 0.0 if terms is None else terms.budget.delta
+            everything = dp_accounting.SelfComposedDpEvent(event, uses)
+            alike[key] = certify(
+                job.algorithm,
+                everything,
+                delta,
+                method=job.method.title,
+                claimed=None if terms is None else job.algorithm.claim(sigma, uses, delta, row),
+                form=job.method.form,
+                accountant=best_accountant(history_of(everything)),
+                details={"rounds": uses, "sigma": sigma},
+            )
+        found[client] = alike[key]
+    return found
