@@ -1,15 +1,15 @@
 """`polyeps certify`: what an experiment, or a method described by flags, guarantees its clients."""
 
-from __future__ import annotations
-
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyeps.cli import files
-from polyeps.cli import options as o
+from polyeps.cli import files, flags
 from polyeps.cli.output import Delta, Json, grouped, print_certificate, print_json, print_table, progress, span
 from polyeps.errors import InputError
+
+if TYPE_CHECKING:
+    from polyeps.cli.quick import Quick
 
 app = typer.Typer(
     cls=files.FileOrMethod,
@@ -83,76 +83,34 @@ def certify_file(
         print(f"Client {client}: {strictest.sentence}\n")
 
 
-@app.command("dp-sgd")
-def dp_sgd(
-    records: o.Records,
-    batch: o.Batch,
-    steps: o.Steps,
-    sigma: o.Sigma,
-    delta: Delta = 1e-5,
-    sampler: o.Sampler = "poisson",
-    accountant: o.Accountant = "pld",
+def _certify(
+    method: "Quick",
+    sigma: Annotated[float, typer.Option(help="Noise standard deviation divided by the clip norm.")],
+    delta: Delta,
+    accountant: flags.Accountant = "pld",
     as_json: Json = False,
 ) -> None:
-    """Local DP-SGD of one client (WeiAvg, PFA, PFA+, PDP-FL)."""
-    from polyeps.cli.quick import quick_dp_sgd
-
-    method = quick_dp_sgd(records=records, batch=batch, steps=steps, sampler=sampler)
     print_certificate(method.certificate(sigma, delta, accountant), as_json)
 
 
-@app.command("fedhdp")
-def fedhdp(
-    rate: o.Rate,
-    sigma: o.Sigma,
-    rounds: o.Rounds,
-    clip_bit_sigma: o.ClipBitSigma = None,
-    delta: Delta = 1e-4,
-    accountant: o.Accountant = "pld",
-    as_json: Json = False,
-) -> None:
-    """One privacy group of FedHDP; sigma is the noise added to the updates."""
-    from polyeps.cli.quick import quick_fedhdp
-
-    method = quick_fedhdp(rate=rate, rounds=rounds, clip_bit_sigma=clip_bit_sigma)
-    print_certificate(method.certificate(sigma, delta, accountant), as_json)
-
-
-@app.command("cmp-fed")
-def cmp_fed(
-    clients: o.Clients,
-    cohort: o.Cohort,
-    rounds: o.Rounds,
-    sigma: o.Sigma,
-    delta: Delta = 1e-4,
-    sampler: o.Sampler = "poisson",
-    survivors: o.Survivors = None,
-    accountant: o.Accountant = "pld",
-    as_json: Json = False,
-) -> None:
-    """CMP-Fed; sigma is the noise of each of a round's two releases."""
-    from polyeps.cli.quick import quick_cmp_fed
-
-    method = quick_cmp_fed(clients=clients, cohort=cohort, rounds=rounds, sampler=sampler, survivors=survivors)
-    print_certificate(method.certificate(sigma, delta, accountant), as_json)
+flags.add_methods(app, _certify, skip=("fedsel",))
 
 
 @app.command("fedsel")
-def fedsel(
-    select: o.Select,
-    dimension: o.Dimension,
-    top: o.Top,
+def certify_fedsel(
+    select: flags.Select,
+    dimension: flags.Dimension,
+    top: flags.Top,
     epsilon_select: Annotated[float, typer.Option(help="ε of the choice of index.")] = 0.0,
-    value: o.Value = "grid-pm",
+    value: flags.Value = "grid-pm",
     epsilon_value: Annotated[float, typer.Option(help="ε of the value.")] = 0.0,
-    reports: o.Reports = 1,
-    form: o.Form = "sound",
+    reports: flags.Reports = 1,
+    form: flags.Form = "sound",
     delta: Delta = 0.0,
-    accountant: o.Accountant = "pld",
+    accountant: flags.Accountant = "pld",
     as_json: Json = False,
 ) -> None:
     """FedSel: an index and a value per report, trusting nobody."""
-    from polyeps.cli.quick import quick_fedsel
     from polyeps.mechanisms import selection, values
 
     selection.check(dimension, top, epsilon_select)
@@ -163,7 +121,5 @@ def fedsel(
     if not first + second:
         raise InputError("--epsilon-select is 0, and no value is sent; give the ε of the choice, above 0")
     share = first / (first + second)
-    method = quick_fedsel(
-        select=select, dimension=dimension, top=top, value=value, reports=reports, form=form, share=share
-    )
+    method = flags.fedsel(select, dimension, top, value, share, reports, form)
     print_certificate(method.certificate(1 / (first + second), delta, accountant), as_json)
