@@ -54,3 +54,10 @@ def test_the_tests_of_attacks_exist() -> None:
     assert len(named) > 20
     for name in named:
         assert (ROOT / "tests" / name).exists() or (ROOT / name).exists(), name
+
+
+def test_code_names_pages_that_exist() -> None:
+    for folder in ("src", "examples", "benchmarks", "reproductions/polyeps_reproductions"):
+        for path in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.toml")]:
+            for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text()):
+                assert (ROOT / page).exists(), f"{path.name} names {page}"
