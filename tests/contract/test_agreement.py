@@ -107,4 +107,4 @@ def test_every_algorithm_and_its_options_are_described(name: str) -> None:
     assert set(entry.idle) <= options
     options -= set(entry.idle)  # which are refused
     if "as `pdp-fl`" not in row:
-        assert set(re.findall(r"`([a-z_]+)`", row.split("|")[3])) == options
+        assert set(re.findall(r"`([a-z_]+)`", row.split("|")[4])) == options
