@@ -39,7 +39,7 @@ def test_the_wheel_installs_and_runs_elsewhere(tmp_path: Path) -> None:
 
 def shown_commands() -> list[str]:
     found = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
         for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
             found += [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ polyeps ")]
     return found
