@@ -5,8 +5,8 @@
 With a FILE of an experiment the command line runs it, and what clients keep is written down client by client, as if it
 were large.
 
-The children are forked from a parent that has imported everything, loaded the data and calibrated the noise, but trained
-nothing: a child starts at once, so that kills fall into its rounds, and no thread of torch's is lost in the fork.
+The children are forked from a parent that has imported everything, loaded the data and calibrated the noise, but
+trained nothing: a child starts at once, so that kills fall into its rounds, and no thread of torch's is lost.
 """
 
 import os
