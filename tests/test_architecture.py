@@ -4,6 +4,7 @@ import ast
 import re
 import tomllib
 from collections import defaultdict
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,19 @@ def test_a_public_name_has_one_home() -> None:
     new = {name: paths for name, paths in several.items() if name not in known}
     assert not new, f"rename all but one of: {new}"
     assert known <= several.keys(), f"no longer duplicates, remove from DUPLICATES: {sorted(known - several.keys())}"
+
+
+def test_make_check_finds_tests_of_every_module() -> None:
+    root = SOURCE.parent.parent
+    specification = spec_from_file_location("check", root / "tools" / "check.py")
+    assert specification
+    assert specification.loader
+    check = module_from_spec(specification)
+    specification.loader.exec_module(check)
+    for path in [*MODULES, *(root / "reproductions" / "polyeps_reproductions").rglob("*.py")]:
+        name = str(path.relative_to(root))
+        assert name in check.tests_of(name)
+        assert any("/test_" in test for test in check.tests_of(name) - {"tests/test_architecture.py"}), name
 
 
 def test_every_package_is_typed_and_has_the_same_version() -> None:

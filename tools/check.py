@@ -36,7 +36,8 @@ def tests_of(name: str) -> set[str]:
         return set()
     for package, tests in PACKAGES.items():
         if path.is_relative_to(package):
-            return {name, *_tests_of_module(path.relative_to(package), ROOT / tests), "tests/test_architecture.py"}
+            module = path.relative_to(PurePath(package).parent)
+            return {name, *_tests_of_module(module, ROOT / tests), "tests/test_architecture.py"}
     if path.stem.startswith("test_"):
         return {name}
     for tests in PACKAGES.values():
@@ -48,15 +49,14 @@ def tests_of(name: str) -> set[str]:
 
 
 def _tests_of_module(module: PurePath, tests: Path) -> set[str]:
-    room = tests / module.parent
+    room = tests / module.relative_to(module.parts[0]).parent
     stem = module.stem.removeprefix("_")
     named = {*room.glob(f"test_{stem}.py"), *room.glob(f"test_{stem}_*.py")}
     if named:
         return {str(path.relative_to(ROOT)) for path in named}
-    dotted = ".".join(["polyeps", *module.with_suffix("").parts]).removesuffix(".__init__")
-    return _importing(dotted, room.glob("test_*.py")) or {
-        str(path.relative_to(ROOT)) for path in room.glob("test_*.py")
-    }
+    whole = list(room.glob("test_*.py")) or list(tests.glob("test_*.py"))
+    dotted = ".".join(module.with_suffix("").parts).removesuffix(".__init__")
+    return _importing(dotted, whole) or {str(path.relative_to(ROOT)) for path in whole}
 
 
 def _importing(dotted: str, files: Iterable[Path]) -> set[str]:
