@@ -31,7 +31,7 @@ def tests_of(name: str) -> set[str]:
     """Return the test files, folders and modules with doctests that concern one changed file."""
     path = PurePath(name)
     if path.suffix == ".md" or path.parts[0] == "examples":
-        return {"tests/test_package.py", "tests/contract/test_agreement.py"}
+        return {"tests/test_docs.py", "tests/test_package.py", "tests/contract/test_agreement.py"}
     if path.suffix != ".py":
         return set()
     for package, tests in PACKAGES.items():
