@@ -1,7 +1,10 @@
-"""How fast budgets become noise scales, ours and peers' in one run: `python benchmarks/accounting.py [--json]`.
+"""Time the calibration of noise multipliers by polyeps, Opacus and dp-accounting, in one run.
 
-Setting: 8 of 1200 records, 8000 steps, δ = 1e-5, budgets between 0.05 and 10. Peers calibrate one budget at a time,
-so they are timed on a few of the same budgets and reported per budget.
+    python benchmarks/accounting.py
+    python benchmarks/accounting.py --json > benchmarks/results/accounting.json
+
+Setting: 8 of 1200 records, 8000 steps, δ = 1e-5, budgets between 0.05 and 10. The other libraries calibrate one budget
+at a time, so they are timed on a few of the same budgets and reported per budget.
 """
 
 import argparse
@@ -94,7 +97,7 @@ def peers(epsilons: list[float]) -> dict[str, dict[str, object]]:
             try:
                 seconds, sigma = timed(lambda work=work, value=value: work(value))  # type: ignore[misc]
                 rows[str(value)] = {"seconds": seconds, "sigma": sigma}
-            except Exception as refusal:  # a peer that refuses a budget is a result, too
+            except Exception as refusal:  # a library that refuses a budget is a result, too
                 rows[str(value)] = {"refused": str(refusal)[:80]}
         results[name] = rows
     return results
@@ -109,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--budgets", type=int, default=10_000)
-    parser.add_argument("--peer-budgets", default="0.1,1,10", help="the budgets peers are timed on")
+    parser.add_argument("--peer-budgets", default="0.1,1,10", help="the budgets that other libraries are timed on")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)

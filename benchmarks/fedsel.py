@@ -1,8 +1,11 @@
-"""What reports cost: `python benchmarks/fedsel.py [--json] [--clients 1000000]`.
+"""Time FedSel's reports: `python benchmarks/fedsel.py [--json] [--clients 1000000]`.
 
-First the choice of a coordinate for a whole cohort (figure 2(e) of paper 001: time of one client, d = 10 to 10 000),
-then whole reports (choose, perturb); the time is the least of several repetitions, since others may use the machine.
-Then an epoch of a federation with one record per client at d = 123: ledger, gradients, reports and charges.
+Liu et al., "FedSel: Federated SGD under Local Differential Privacy with Top-k Dimension Selection", DASFAA 2020,
+https://arxiv.org/abs/2003.10637
+
+First the selection of a coordinate for a whole cohort (figure 2(e): time of one client, d = 10 to 10 000), then whole
+reports (select, perturb); the least of several repetitions counts, because the machine may be shared. Then an epoch of
+a federation with one record per client at d = 123: ledger, gradients, reports and charges.
 """
 
 import argparse
@@ -30,7 +33,7 @@ from polyeps.transport.memory import InMemory
 
 
 def epoch(clients: int, dimension: int = 123) -> dict[str, float]:
-    """Every client reports once, in a hundred rounds, each charged to its ledger before."""
+    """Let every client report once, in a hundred rounds, each report charged to its ledger first."""
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(clients, dimension, generator=generator).clamp_(-1, 1)
     labels = (features @ torch.randn(dimension, generator=generator) > 0).long()
@@ -73,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--clients", type=int, default=10_000, help="of the epoch at d = 123")
+    parser.add_argument("--clients", type=int, default=10_000, help="clients in the epoch at d = 123")
     wanted = parser.parse_args()
     found = measure(wanted.repetitions)
     simulated = epoch(wanted.clients)

@@ -149,7 +149,7 @@ def test_what_was_calibrated_is_not_computed_again(tmp_path: Path, monkeypatch: 
 
 def test_no_kept_number_is_believed(tmp_path: Path) -> None:
     """A file with right names and wrong scales: too little noise, a little too little, too much, nonsense."""
-    budgets = budgets_between(1, 2, 5)
+    budgets = budgets_between(1, 2, 3)
     right = calibrate(budgets, price, 300, directory=tmp_path)
     (file,) = tmp_path.iterdir()
     original = file.read_text()

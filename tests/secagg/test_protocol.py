@@ -33,13 +33,13 @@ def test_the_sum_is_exact(clients: int, length: int, bits: int) -> None:
     assert set(survivors) == {str(place) for place in range(clients)}
 
 
-def test_two_hundred_clients_of_whom_some_drop_out() -> None:
-    rows = random_rows(200, 4, 24)
-    names = [f"agent {place:03}" for place in range(200)]
-    gone = {Step.SHARE: set(names[:10]), Step.MASK: set(names[10:40]), Step.UNMASK: set(names[40:60])}
-    total, survivors = secure_sum(rows, 24, 110, "run", 0, gone, names, honest=120, colluders=15)
-    assert survivors == tuple(names[40:])
-    assert np.array_equal(total, plain_sum(rows[40:], 24))
+def test_many_clients_of_whom_some_drop_out() -> None:
+    rows = random_rows(130, 4, 24)
+    names = [f"client {place:03}" for place in range(130)]
+    gone = {Step.SHARE: set(names[:6]), Step.MASK: set(names[6:26]), Step.UNMASK: set(names[26:39])}
+    total, survivors = secure_sum(rows, 24, 72, "run", 0, gone, names, honest=78, colluders=10)
+    assert survivors == tuple(names[26:])
+    assert np.array_equal(total, plain_sum(rows[26:], 24))
 
 
 @st.composite
