@@ -9,6 +9,9 @@ RUNTIME := $(VENV)/.runtime
 INSTALLED := $(VENV)/.installed
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# Keep compiled tests between runs, so that pytest and the processes that tests start begin sooner.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: test check demo lint format benchmark clean
 
 test: lint
