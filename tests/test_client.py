@@ -36,7 +36,7 @@ def charges(ledger: Ledger) -> int:
 
 
 def test_strangers_and_unknown_actions_are_refused_in_one_sentence(job: Job, ledger: Ledger) -> None:
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     with pytest.raises(InputError, match=r"client 'zoe' does not belong to this federation; enrol it first$"):
         answer(cohort, job.algorithm, training(job, "0", "zoe"))
     with pytest.raises(InputError, match=r"asks for 'steal', which this algorithm does not know; it knows train$"):
@@ -45,13 +45,13 @@ def test_strangers_and_unknown_actions_are_refused_in_one_sentence(job: Job, led
 
 
 def test_two_clients_cannot_share_a_name(job: Job) -> None:
-    cohort = job.cohort(None)
+    cohort = job.clients(None)
     with pytest.raises(InputError, match="have the same id"):
         replace(cohort, ids=("0", "1", "2", "0", "4", "5"))
 
 
 def test_one_who_cannot_pay_does_not_keep_others_from_answering(job: Job, ledger: Ledger) -> None:
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     for round in range(3):
         answer(cohort, job.algorithm, training(job, "1", round=round))
     spent = ledger.spent("1")
@@ -65,10 +65,10 @@ def test_another_process_spends_between_the_check_and_the_charge(
     job: Job, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Ledger(tmp_path / "a.db")
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     price = job.algorithm.actions["train"].price
     assert price is not None
-    event = price(float(cohort.scale[1]), 1)
+    event = price(float(cohort.noise_multiplier[1]), {"records": 60.0})
     real, tries = ledger.charge_all, 0
 
     def charge_all(asked: Any, **how: Any) -> None:
@@ -91,7 +91,7 @@ def test_another_process_spends_between_the_check_and_the_charge(
 
 @pytest.mark.parametrize("repeatable", [True, False])
 def test_the_same_work_is_free_only_where_its_noise_repeats(repeatable: bool, job: Job, ledger: Ledger) -> None:
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     cohort.repeatable = repeatable
     first = answer(cohort, job.algorithm, training(job, "0", "2"))
     paid, spent = charges(ledger), ledger.spent("0")
@@ -106,7 +106,7 @@ def test_the_same_work_is_free_only_where_its_noise_repeats(repeatable: bool, jo
 
 def test_other_work_is_never_free(job: Job, ledger: Ledger) -> None:
     # The same noise on another model would let the server take the difference and the noise away.
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     first = training(job, "2")
     others = (
         replace(first, payload={"model": first.payload["model"] + 1e-6}),
@@ -122,7 +122,7 @@ def test_other_work_is_never_free(job: Job, ledger: Ledger) -> None:
 
 
 def test_repeated_work_is_done_even_when_the_purse_is_empty(job: Job, ledger: Ledger) -> None:
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     for round in range(3):
         last = answer(cohort, job.algorithm, training(job, "0", round=round))
     assert last.ready == (False,)
@@ -141,7 +141,7 @@ def counting() -> Algorithm:
 
 
 def test_memory_is_kept_for_each_client_apart(job: Job) -> None:
-    cohort = replace(job.cohort(None), memory={"count": torch.zeros(6)})
+    cohort = replace(job.clients(None), memory={"count": torch.zeros(6)})
     algorithm = counting()
     for to in (("0", "3"), ("3", "5"), ("5", "3")):
         last = answer(cohort, algorithm, Task("count", to, {}))
@@ -152,7 +152,7 @@ def test_memory_is_kept_for_each_client_apart(job: Job) -> None:
 
 
 def test_clients_show_what_they_choose_to(job: Job, ledger: Ledger) -> None:
-    cohort: Clients = job.cohort(ledger)
+    cohort: Clients = job.clients(ledger)
     assert {(face.examples, face.epsilon) for face in profiles(cohort, job.algorithm, ())} == {(None, None)}
     open_ones = profiles(cohort, job.algorithm, ("examples", "epsilon"))
     assert [(face.examples, face.epsilon) for face in open_ones][2] == (60, 8.0)

@@ -25,7 +25,7 @@ SIZE = 650  # of the small federations' model
 
 
 def clients(job: Job, tmp_path: Path) -> Clients:
-    return job.cohort(ledger_of(job, tmp_path / "a.db"))
+    return job.clients(ledger_of(job, tmp_path / "a.db"))
 
 
 def spent(cohort: Clients) -> set[float]:
@@ -99,7 +99,7 @@ def test_what_an_action_does_not_take_is_refused(tmp_path: Path) -> None:
         ({"to": ("0", 1)}, "a task must name clients, each of them once"),
         ({"to": "01"}, "a task must name clients, each of them once"),
         ({"to": ("0", "zoe")}, "client 'zoe' does not belong to this federation"),
-        ({"summed": True}, "'train' is not made for sums that nobody sees"),
+        ({"summed": True}, "'train' is not made for secure sums"),
         ({"payload": [MODEL]}, "must be named tensors, not list"),
     ],
 )
@@ -269,7 +269,7 @@ def test_a_payload_is_checked_once_and_not_for_every_client() -> None:
     size = 1 << 20
 
     def run(work: Work) -> tuple[Payload, Payload]:
-        return {"one": torch.ones(len(work.rows))}, {}
+        return {"one": torch.ones(work.clients)}, {}
 
     algorithm = Algorithm(
         {"go": Action(run, None, takes={"model": vector(size)}, gives=lambda _: {"one": Spec(())})},

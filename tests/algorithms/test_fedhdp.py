@@ -286,7 +286,7 @@ def test_the_real_protocol_gives_the_same_bits(noise: Any) -> None:
 def test_the_price_is_the_same_before_and_after_calibration(trust: Any) -> None:
     groups = ("a",) * 300 + ("b",) * 20
     before, after = (
-        fedhdp(federation(groups, scales, rate=0.3), personal=False, trust=trust).dues
+        fedhdp(federation(groups, scales, rate=0.3), personal=False, trust=trust).round_price
         for scales in ({"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 2.0})
     )
     assert before is not None

@@ -43,7 +43,7 @@ def test_everybody_pays_for_every_round_drawn_or_not(tmp_path: Path, name: str) 
     assert never & set(spent)
     for place, client in enumerate(found.cohort.ids):
         if client in spent:
-            expected = epsilon(method.event(float(job.scale[place])), 1e-3)
+            expected = epsilon(method.event(float(job.noise_multiplier[place])), 1e-3)
             assert spent[client] == pytest.approx(expected, rel=1e-6)
         else:
             assert job.groups is not None
@@ -65,7 +65,7 @@ def test_a_round_drawn_with_certainty_costs_what_its_noise_costs(tmp_path: Path)
     method = methods.fedhdp(rate=1.0, rounds=1)
     for client, spent in found.spent().items():
         (place,) = found.cohort.places([client]).tolist()
-        assert spent == pytest.approx(epsilon(method.event(float(job.scale[place])), 1e-3), rel=1e-6)
+        assert spent == pytest.approx(epsilon(method.event(float(job.noise_multiplier[place])), 1e-3), rel=1e-6)
 
 
 @pytest.mark.parametrize(

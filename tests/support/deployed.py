@@ -37,14 +37,14 @@ class DeployedGrid(LocalGrid):
 
     def __init__(self, job: Job, folder: Path, algorithm: Algorithm | None = None, run: str = "test") -> None:
         self.ledger: Ledger | None = ledger_of(job, folder / "ledger.db")
-        everybody = job.cohort(self.ledger)
+        everybody = job.clients(self.ledger)
         super().__init__(everybody, job, folder / "seats")
         self.names = {node: cohort.ids[0] for node, cohort in self.nodes.items()}
         self.folder = folder / "clients"
 
         def opened(context: Context) -> tuple[Clients, Algorithm, Any]:
             client = self.names[context.node_id]
-            return on_its_own(everybody, client, self.folder, run), algorithm or job.algorithm, job.tells
+            return on_its_own(everybody, client, self.folder, run), algorithm or job.algorithm, job.discloses
 
         self.app = client_app(opened, lambda context: self.seats[self.names[context.node_id]])
 

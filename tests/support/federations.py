@@ -67,29 +67,15 @@ def ledger_of(job: build.Job, path: Path) -> Ledger | None:
     return None if job.budgets is None else Ledger.create(path, job.terms)
 
 
-def reordered(cohort: Clients, order: list[int]) -> Clients:
-    """The same clients, listed in another order."""
-    places = np.array(order)
-    assert cohort.rows is not None
-    return replace(
-        cohort,
-        ids=tuple(cohort.ids[place] for place in order),
-        data=cohort.data.select(places),
-        scale=cohort.scale[places],
-        rows=cohort.rows[places],
-        memory={name: kept[torch.from_numpy(places)] for name, kept in cohort.memory.items()},
-    )
-
-
 Wrap = Callable[[Clients, build.Job], Transport]
 
 
 def in_memory(cohort: Clients, job: build.Job) -> Transport:
-    return InMemory(cohort, job.algorithm, job.tells)
+    return InMemory(cohort, job.algorithm, job.discloses)
 
 
 def as_bytes(cohort: Clients, job: build.Job) -> Transport:
-    return AsBytes(cohort, job.algorithm, job.tells)
+    return AsBytes(cohort, job.algorithm, job.discloses)
 
 
 def on_flower(cohort: Clients, job: build.Job) -> Transport:
@@ -118,9 +104,9 @@ def finish(
 ) -> Finished:
     """Run a job's rounds over a transport."""
     ledger = ledger_of(job, path)
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     if order is not None:
-        cohort = reordered(cohort, order)
+        cohort = cohort.select(np.array(order))
     seen: list[Round] = []
     state = serve(
         job.algorithm,
@@ -147,7 +133,7 @@ class LocalGrid(Grid):  # type: ignore[misc]
         roster = {client: key.public_key().public_bytes_raw() for client, key in keys.items()}
         self.seats = {client: Seat(keys[client], roster, folder / client) for client in keys} if folder else {}
         self.app = client_app(
-            lambda context: (self.nodes[context.node_id], job.algorithm, job.tells),
+            lambda context: (self.nodes[context.node_id], job.algorithm, job.discloses),
             (lambda context: self.seats[self.nodes[context.node_id].ids[0]]) if folder else None,
             rehearsal=cohort.repeatable,
         )
@@ -218,7 +204,7 @@ class Recorder(InMemory):
 
 def honest_tasks(job: build.Job, path: Path) -> list[Task]:
     """All that is asked in two rounds."""
-    recorder = Recorder(job.cohort(ledger_of(job, path)), job.algorithm, job.tells)
+    recorder = Recorder(job.clients(ledger_of(job, path)), job.algorithm, job.discloses)
     serve(job.algorithm, recorder, job.state, rounds=2, participation=Participation(), seed=5, run="test")
     return recorder.tasks
 

@@ -41,12 +41,12 @@ def federation(
     """What the builder is given; groups are listed in the order of `scales`."""
     one = with_one_group(len(groups), updates, scale=0.0, clip=clip)
     noise = partial(SeededStreams, SERVER_SEED, list(scales))
-    return replace(one, groups=tuple(groups), scales=scales, rate=rate, noise=noise)
+    sizes = {name: list(groups).count(name) for name in scales}
+    return replace(one, sizes=sizes, noise_for=lambda _: scales, rate=rate, noise=noise)
 
 
 def cohort(algorithm: Algorithm, groups: Sequence[str]) -> Clients:
-    people = of_one_group(algorithm, len(groups), 0.0)
-    return replace(people, groups=dict(zip(people.ids, groups, strict=True)))
+    return replace(of_one_group(algorithm, len(groups), 0.0), groups=tuple(groups))
 
 
 @dataclass

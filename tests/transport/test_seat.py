@@ -184,9 +184,9 @@ class _Remembered(Ask):
     def __call__(self, task: Task) -> Replies:
         raise AssertionError(task)
 
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+    def total(self, task: Task, terms: SumTerms) -> Total:
         task = replace(task, run="test", round=self.round)
-        self.asked.append((task, least, bits, self.transport.total(task, least, bits)))
+        self.asked.append((task, terms, self.transport.total(task, terms)))
         return self.asked[-1][-1]
 
 
@@ -211,8 +211,8 @@ def test_no_sum_is_opened_twice_for_the_difference(method: str, left_out: str | 
     assert all(total.payload for *_, total in ask.asked)
     assert grid.ledger is not None
     spent = {client: grid.ledger.spent(client) for client in ids}
-    for of, least, bits, _ in ask.asked:
-        again = transport.total(replace(of, to=tuple(client for client in ids if client != left_out)), least, bits)
+    for of, terms, _ in ask.asked:
+        again = transport.total(replace(of, to=tuple(client for client in ids if client != left_out)), terms)
         assert (again.ids, again.payload) == ((), {})
     assert {client: grid.ledger.spent(client) for client in ids} == spent
 
