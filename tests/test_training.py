@@ -14,7 +14,7 @@ import torch
 from dp_accounting import SelfComposedDpEvent
 from reference.local_training import dp_sgd_client, example_gradient
 from scipy import stats
-from support.differing import of_each
+from support.differing import Differing, of_each
 from torch import Tensor, nn
 
 from polyeps import training
@@ -84,7 +84,7 @@ CLIP = [0.5, 1.0, 0.7, 2.0, 0.1]
 SCALE = [1.0, 0.5, 2.0, 0.0, 3.0]
 
 
-def varied(model: Model = SMALL, memory: int | None = None) -> Training:
+def varied(model: Model = SMALL, memory: int | None = None) -> Differing:
     return of_each(dp_sgd, model, rate=RATE, steps=STEPS, clip=CLIP, learning_rate=LEARNING_RATE, memory=memory)
 
 

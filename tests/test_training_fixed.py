@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from reference.local_training import dp_sgd_on, sets_of
-from support.differing import of_each
+from support.differing import Differing, of_each
 from torch import Tensor
 
 from polyeps.accounting import epsilon
@@ -53,7 +53,7 @@ def streams(ids: list[int] | None = None) -> SeededStreams:
     return SeededStreams(21, list(range(CLIENTS)) if ids is None else ids, 2)
 
 
-def varied(model: Model = SMALL, memory: int | None = None, held: list[int] | None = COUNTS) -> Training:
+def varied(model: Model = SMALL, memory: int | None = None, held: list[int] | None = COUNTS) -> Differing:
     return of_each(
         dp_sgd,
         model,
@@ -175,11 +175,11 @@ def test_the_price_needs_to_know_how_many_records_there_are() -> None:
         price(1.0, 0)
 
 
-def run(way: Training) -> Tensor:
+def run(way: Training | Differing) -> Tensor:
     return way.run(start(), cohort(), streams(), SCALE)
 
 
-def fixed(batch: float | list[int]) -> Training:
+def fixed(batch: float | list[int]) -> Differing:
     return of_each(dp_sgd, SMALL, sampler="fixed", batch=batch, steps=1, clip=1, learning_rate=1)
 
 

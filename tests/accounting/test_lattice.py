@@ -24,7 +24,7 @@ from polyeps.accounting.events import (
     history_of,
 )
 from polyeps.accounting.lattice import as_gaussians, gap_of_sum
-from polyeps.algorithms._secure_sums import Release
+from polyeps.algorithms._releases import Release
 from polyeps.core import Budget
 from polyeps.errors import UnknownEvent
 

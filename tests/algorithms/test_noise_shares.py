@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.summed import work
 
-from polyeps.algorithms import _secure_sums as releases
-from polyeps.algorithms._releases import NoiseKind, Release
+from polyeps.algorithms import _secure_sums
+from polyeps.algorithms._releases import FINE, NoiseKind, Release
 from polyeps.algorithms._secure_sums import DRAWN, SecureSums
 from polyeps.algorithms._sum_counts import Counts
 from polyeps.core import AGREED, Ask, Payload, Profile, Replies, State, SumTerms, Task, Total
@@ -111,7 +111,7 @@ def test_what_is_released_has_one_variance(noise: NoiseKind, cohort: int, lost: 
 @settings(max_examples=100, deadline=None)
 def test_gaussian_parts(cohort: int, chosen: Any) -> None:
     release, sums = setting("gaussian", chosen)
-    with patch.object(releases, "normals_for", lambda _, values, __: torch.ones_like(values)):
+    with patch.object(_secure_sums, "normals_for", lambda _, values, __: torch.ones_like(values)):
         values = torch.zeros(1, SIZE, dtype=torch.float64)
         sent = sums.from_clients(release, work(sums.noise_multiplier, asked(release, sums, cohort)), values)
     part, priced = float(sent["train"][0, 0]), release.deviation(sums.noise_multiplier)
@@ -131,7 +131,7 @@ def test_parts_of_integers(noise: NoiseKind, cohort: int, chosen: Any) -> None:
         grids.append(grid)
         return np.zeros((len(values), grid.dimension), np.int64)
 
-    with patch.object(releases, "encode", noted):
+    with patch.object(_secure_sums, "encode", noted):
         sums.from_clients(release, work(sums.noise_multiplier, asked(release, sums, cohort)), torch.zeros(1, SIZE))
     (own,) = grids
     event = release.event(sums.noise_multiplier)
@@ -143,7 +143,7 @@ def test_parts_of_integers(noise: NoiseKind, cohort: int, chosen: Any) -> None:
         assert part >= Fraction(event.deviation) ** 2 * Fraction(1 - SLACK)
         assert cohort < event.agents  # and the server is one more
     assert own.largest_square <= Fraction(event.l2_sensitivity) ** 2
-    assert (own.bits, own.granularity) == (sums.bits(release), release.clip / releases.FINE)
+    assert (own.bits, own.granularity) == (sums.bits(release), release.clip / FINE)
 
 
 @pytest.mark.parametrize("colluders", range(4))

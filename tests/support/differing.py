@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from polyeps.core import Adjacency
 from polyeps.models import Model
 from polyeps.training import Training
 
 
-def of_each(build: Callable[..., Training], model: Model, **numbers: Any) -> Training:
+@dataclass(frozen=True)
+class Differing:
+    """A training with the settings of its clients."""
+
+    run: Callable[..., Tensor]  # as `Training.run`, for all clients or for some `rows` of them
+    price: Callable[[float, int], Any] | None  # (noise multiplier, row)
+    adjacency: Adjacency
+
+
+def of_each(build: Callable[..., Training], model: Model, **numbers: Any) -> Differing:
     """Return a training; numbers given as a list are the settings of its clients, `rows` of which a run may train.
 
     A number that is the clients' own is given to the builder as one that nobody could train with.
@@ -32,4 +42,4 @@ def of_each(build: Callable[..., Training], model: Model, **numbers: Any) -> Tra
         assert training.price is not None
         return training.price(noise_multiplier, {name: float(values[row]) for name, values in own.items()})
 
-    return replace(training, run=run, price=None if training.price is None else price)
+    return Differing(run, None if training.price is None else price, training.adjacency)

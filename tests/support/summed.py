@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from polyeps.core import (
 from polyeps.engine.noise import SeededStreams
 from polyeps.models import Model, mlp
 from polyeps.server import Participation, serve
-from polyeps.training import Training
+from polyeps.training import Run, Training
 from polyeps.transport.memory import InMemory
 
 MODEL = mlp(features=9, hidden=(7,), classes=4)  # 7 x 9 and 4 x 7 matrices with their biases
@@ -60,7 +60,7 @@ def federation(clients: int, updates: Updates, *, scale: float, clip: float = 1.
         noise_for=lambda _: {group: scale},
         clip=clip,
         noise=partial(SeededStreams, 77, [group]),
-        training=Training(model, run, price=None),
+        training=Training(model, cast(Run, run), price=None),
         learning_rate=0.1,
     )
 

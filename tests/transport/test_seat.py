@@ -179,7 +179,7 @@ class _Remembered(Ask):
 
     def __init__(self, transport: OnFlower, round: int) -> None:
         self.transport, self.round = transport, round
-        self.asked: list[tuple[Task, int, int | None, Total]] = []
+        self.asked: list[tuple[Task, SumTerms, Total]] = []
 
     def __call__(self, task: Task) -> Replies:
         raise AssertionError(task)

@@ -181,7 +181,9 @@ class OnFlower(Transport):
 
 def _profile(content: Mapping[str, Any]) -> Profile:
     """Return the profile that a node sent; anything but plain, sensible values is refused."""
-    profile = Profile(content["id"], *map(content.get, ("examples", "epsilon", "group")), content["ready"])
+    profile = Profile(
+        content["id"], content.get("examples"), content.get("epsilon"), content.get("group"), content["ready"]
+    )
     check_name("a client's id", profile.id)
     if profile.group is not None:
         check_name("a client's group", profile.group)
