@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.federations import experiment, job_of, promised
+from support.transports import alone
 
 from polyeps.client import answer, profiles
 from polyeps.clients import Clients
@@ -147,7 +148,7 @@ def test_memory_is_kept_for_each_client_apart(job: Job) -> None:
         last = answer(cohort, algorithm, Task("count", to, {}))
     assert (last.ids, last.payload["count"].tolist()) == (("5", "3"), [2.0, 3.0])
     assert cohort.memory["count"].tolist() == [1, 0, 0, 3, 0, 2]
-    answer(cohort.alone("3"), algorithm, Task("count", ("3",), {}))
+    answer(alone(cohort, "3"), algorithm, Task("count", ("3",), {}))
     assert cohort.memory["count"].tolist() == [1, 0, 0, 4, 0, 2]  # alone or together, it is the same client
 
 

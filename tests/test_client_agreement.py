@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.transports import alone
 
 from polyeps.accounting.events import PureDpEvent
 from polyeps.client import answer, profiles
@@ -71,7 +72,7 @@ def test_each_action_once_in_a_period_and_none_of_a_period_gone_by(tmp_path: Pat
     assert answer(clients, algorithm, ask("second", IDS, season=2, round=1)).ids == ()
     assert spent(clients) == [0.5] * 4
     assert answer(clients, algorithm, ask("first", ("b",), season=9)).ids == ("b",)
-    assert answer(clients.alone("b"), algorithm, ask("first", ("b",), season=5)).ids == ()
+    assert answer(alone(clients, "b"), algorithm, ask("first", ("b",), season=5)).ids == ()
 
 
 def test_the_period_may_be_the_round(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_clients_with_equal_noise_multipliers_pay_alike_in_one_charge(tmp_path: 
 def test_clients_pay_by_their_own_settings_whoever_is_asked_with_them(tmp_path: Path) -> None:
     algorithm, clients = federation(tmp_path / "a.db", [1.0] * 4, settings={"steps": np.array([1, 2, 1, 3])})
     assert answer(clients, algorithm, ask("first", ("c", "b", "a"))).ids == ("c", "b", "a")
-    assert answer(clients.alone("d"), algorithm, ask("first", ("d",))).ids == ("d",)
+    assert answer(alone(clients, "d"), algorithm, ask("first", ("d",))).ids == ("d",)
     assert charged(clients) == [["a", "c"], ["b"], ["d"]]
     assert spent(clients) == [1.0, 2.0, 1.0, 3.0]
 

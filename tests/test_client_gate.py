@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.federations import asked_for_sums, experiment, honest_tasks, job_of, ledger_of
+from support.transports import alone
 
 from polyeps.client import answer
 from polyeps.clients import Clients
@@ -119,7 +120,7 @@ def test_clients_of_one_run_take_part_in_no_other(tmp_path: Path) -> None:
     with pytest.raises(TaskRefused, match="take part in the run 'ours', not in 'theirs'"):
         answer(cohort, job.algorithm, task)
     assert spent(cohort) == {0.0}
-    assert answer(cohort.alone("2"), job.algorithm, replace(task, to=("2",), run="ours")).ids == ("2",)
+    assert answer(alone(cohort, "2"), job.algorithm, replace(task, to=("2",), run="ours")).ids == ("2",)
 
 
 # Subspaces

@@ -32,7 +32,7 @@ from polyeps.engine.placing import Placed, Shape, place
 from polyeps.engine.sampling import Batches, poisson_batches
 from polyeps.errors import InputError
 from polyeps.models import MODELS, Model, cnn, cross_entropy, linear_svm, logistic, mlp
-from polyeps.training import Training, dp_sgd, proximal, sgd
+from polyeps.training import Training, dp_sgd, sgd
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -155,7 +155,7 @@ def test_some_rows_train_as_they_do_among_all(rows: list[int]) -> None:
 
 def test_rows_of_plain_training() -> None:
     records, rows = cohort(), [3, 1]
-    way = of_each(proximal, SMALL, rate=RATE, steps=STEPS, learning_rate=LEARNING_RATE, pull=[0.3, 0, 0, 0.1, 0])
+    way = of_each(sgd, SMALL, rate=RATE, steps=STEPS, learning_rate=LEARNING_RATE, pull=[0.3, 0, 0, 0.1, 0])
     together = way.run(start(), records, streams(), anchor=start() + 0.1)
     some = way.run(start(), rows_of(records, rows), streams(rows), anchor=start() + 0.1, rows=rows)
     torch.testing.assert_close(some, together[rows], rtol=1e-5, atol=1e-6)
@@ -365,11 +365,11 @@ def test_dp_sgd_without_noise_and_clip_is_torchs_sgd(momentum: float, decay: flo
 
 def test_the_proximal_step_pulls_to_the_anchor() -> None:
     records = cohort()
-    way = of_each(proximal, SMALL, rate=RATE, steps=STEPS, learning_rate=0.2, pull=0.3)
+    way = of_each(sgd, SMALL, rate=RATE, steps=STEPS, learning_rate=0.2, pull=0.3)
     ours = way.run(start(), records, streams(), anchor=start() + 0.1)
     theirs = torch_sgd(SMALL, records, list(range(CLIENTS)), None, 0.3, lr=0.2)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-    per_client = of_each(proximal, SMALL, rate=RATE, steps=STEPS, learning_rate=0.2, pull=[0.3, 0, 0, 0, 0])
+    per_client = of_each(sgd, SMALL, rate=RATE, steps=STEPS, learning_rate=0.2, pull=[0.3, 0, 0, 0, 0])
     mixed = per_client.run(start(), records, streams(), anchor=start() + 0.1)
     plain = of_each(sgd, SMALL, rate=RATE, steps=STEPS, learning_rate=0.2).run(start(), records, streams())
     torch.testing.assert_close(mixed, torch.cat([ours[:1], plain[1:]]), rtol=1e-5, atol=1e-6)

@@ -21,7 +21,7 @@ from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.methods import dp_sgd as priced
 from polyeps.models import MODELS, Model, mlp
-from polyeps.training import Training, dp_sgd, proximal, sgd
+from polyeps.training import Training, dp_sgd, sgd
 
 SMALL = mlp(6, (5,), 3)
 # Everything differs between clients; the second takes all its records, the third no steps.
@@ -83,7 +83,7 @@ def test_dp_sgd_equals_the_plain_loop_client_by_client() -> None:
 def test_sgd_and_the_proximal_step_take_the_mean_of_the_batch() -> None:
     silent = of_each(dp_sgd, SMALL, sampler="fixed", batch=BATCH, steps=STEPS, clip=np.inf, learning_rate=0.2)
     plain = of_each(sgd, SMALL, sampler="fixed", batch=BATCH, steps=STEPS, learning_rate=0.2)
-    pulled = of_each(proximal, SMALL, sampler="fixed", batch=BATCH, steps=STEPS, learning_rate=0.2, pull=0.3)
+    pulled = of_each(sgd, SMALL, sampler="fixed", batch=BATCH, steps=STEPS, learning_rate=0.2, pull=0.3)
     wanted = silent.run(start(), cohort(), streams(), 0.0)
     torch.testing.assert_close(plain.run(start(), cohort(), streams()), wanted)
     assert not torch.equal(pulled.run(start(), cohort(), streams(), anchor=start() + 1), wanted)

@@ -36,7 +36,6 @@ def profiles(clients: Clients, algorithm: Algorithm, discloses: Iterable[Field])
     ready = np.ones(len(everyone), dtype=bool)
     for priced in _priced(algorithm):
         ready &= np.isin(everyone, _able(clients, algorithm, priced, everyone))
-    assert clients.guaranteed is not None
     found = []
     for place, (client, records) in enumerate(zip(clients.ids, clients.data.counts.tolist(), strict=True)):
         epsilon = None
@@ -141,7 +140,6 @@ def _enter(clients: Clients, algorithm: Algorithm, task: Task, places: Places) -
     """Pay for a round, drawn or not; clients that cannot afford it decline, and do nothing in that round."""
     (priced,) = _priced(algorithm)
     exhausted: tuple[str, ...] = ()
-    assert clients.guaranteed is not None
     if clients.ledger is not None:
         places, exhausted = _pay(clients, algorithm, priced, task, places)
     elif clients.guaranteed[places].any():
@@ -191,7 +189,6 @@ def _able(clients: Clients, algorithm: Algorithm, priced: Priced, places: Places
     """Return the clients that could pay for something now: the exact cost after it is within their budgets."""
     if clients.ledger is None:
         return places
-    assert clients.guaranteed is not None
     able = places[~clients.guaranteed[places]].tolist()
     for charge, payers in _charges(clients, algorithm, priced, places):
         able += [place for place, can in zip(payers, clients.ledger.can_afford(charge), strict=True) if can]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -82,7 +82,7 @@ class Clients:
     ledger: Ledger | None  # None: no client has a budget, and none has a guarantee
     settings: PerClient = field(default_factory=dict)  # each client's own public numbers, (n,) each
     groups: tuple[str, ...] | None = None  # the privacy group of each client, where there are groups
-    guaranteed: NDArray[np.bool_] | None = None  # (n,) False: chose to have no guarantee, so no account. None: all True
+    guaranteed: NDArray[np.bool_] = field(default_factory=lambda: np.array(True))  # (n,) False: chose no guarantee
     declared: NDArray[np.float64] | None = None  # (n,) the ε clients disclose; None: that of their accounts
     memory: dict[str, Tensor] = field(default_factory=dict)  # (n, ...) each
     changed: dict[str, set[int]] = field(default_factory=dict)  # places of memory written to since this was emptied
@@ -102,8 +102,8 @@ class Clients:
             raise InputError(f"a keeper belongs to one client, and these are {len(self.ids)}; give each its own")
         # The number of records is read from the data, so that no price can assume another one.
         self.settings = {**self.settings, "records": self.data.counts}
-        if self.guaranteed is None:
-            self.guaranteed = np.ones(len(self.ids), dtype=bool)
+        if not self.guaranteed.ndim:
+            self.guaranteed = np.full(len(self.ids), self.guaranteed)
         stacked = {**self.settings, "noise_multiplier": self.noise_multiplier, "guaranteed": self.guaranteed}
         for name, values in stacked.items():
             if np.shape(values) != (len(self.ids),):
@@ -127,12 +127,13 @@ class Clients:
         The cost depends on a client's noise multiplier and settings alone, so it is known before any data is touched.
         Clients that are equal in both share one price, which is computed once.
         """
-        assert self.guaranteed is not None
         places = places[self.guaranteed[places]]
         settings = self.settings_of(places)
         multipliers = self.noise_multiplier[places]
         group = np.zeros(len(places), dtype=np.int64)
         for column in (multipliers, *settings.values()):
+            if len(column) and (column == column[0]).all():
+                continue
             values, inside = np.unique(column, return_inverse=True)
             group = np.unique(group * len(values) + inside, return_inverse=True)[1]
         together: dict[Any, list[int]] = {}
@@ -156,25 +157,3 @@ class Clients:
         """Keep something for some clients."""
         self.memory[name][torch.from_numpy(places)] = kept
         self.changed.setdefault(name, set()).update(places.tolist())
-
-    def select(self, rows: slice | NDArray[np.int64]) -> Clients:
-        """Return some of the clients, on the same ledger; of a slice, also on the same memory."""
-        assert self.guaranteed is not None
-        return replace(
-            self,
-            ids=tuple(np.array(self.ids, dtype=object)[rows]),
-            data=self.data.select(rows),
-            noise_multiplier=self.noise_multiplier[rows],
-            settings=self.settings_of(rows),
-            groups=None if self.groups is None else tuple(np.array(self.groups, dtype=object)[rows]),
-            guaranteed=self.guaranteed[rows],
-            declared=None if self.declared is None else self.declared[rows],
-            memory={name: kept[rows] for name, kept in self.memory.items()},
-            changed={},
-            keeper=None,
-        )
-
-    def alone(self, client: str) -> Clients:
-        """Return one client by itself, on the same data, memory and ledger."""
-        (place,) = self.places([client]).tolist()
-        return self.select(slice(place, place + 1))

@@ -1,4 +1,4 @@
-"""Local optimisation: `sgd`, `dp_sgd` and `proximal` take a model per client and return an update per client.
+"""Local optimisation: `sgd` and `dp_sgd` take a model per client and return an update per client.
 
 Every number is one for all clients, unless a client has its own under the same name in its settings (`PerClient`).
 Batches are Poisson, or of a fixed size as `published` forms take them. A cohort is trained in chunks that fit into
@@ -44,7 +44,7 @@ class Run(Protocol):
         records: Records,
         streams: Streams,
         noise_multiplier: ArrayLike | None = None,  # (n,) or one for all; None where no noise is added
-        anchor: Tensor | None = None,  # (n, d) or (d,): where `proximal` pulls to; None: the starts
+        anchor: Tensor | None = None,  # (n, d) or (d,): where `sgd` pulls to; None: the starts
         *,
         settings: PerClient = _NONE,  # the clients' own numbers
         rate_factor: float = 1.0,  # multiplies all learning rates, for rates that fall from round to round
@@ -164,44 +164,16 @@ def sgd(
     batch: float | None = None,
     momentum: float = 0.0,
     decay: float = 0.0,
+    pull: float = 0.0,
     memory: int | None = None,
     sampler: Sampler = "poisson",
 ) -> Training:
     """Plain SGD on the mean loss of batches, stepping as torch.optim.SGD; rate 1 is full batch.
 
     Batches are Poisson at `rate`, by default batch/records, or, with sampler "fixed", exactly `batch` records.
-    """
-    return proximal(
-        model,
-        rate=rate,
-        steps=steps,
-        learning_rate=learning_rate,
-        pull=0.0,
-        batch=batch,
-        momentum=momentum,
-        decay=decay,
-        memory=memory,
-        sampler=sampler,
-    )
 
-
-def proximal(
-    model: Model,
-    *,
-    rate: float | None = None,
-    steps: float,
-    learning_rate: float,
-    pull: float,
-    batch: float | None = None,
-    momentum: float = 0.0,
-    decay: float = 0.0,
-    memory: int | None = None,
-    sampler: Sampler = "poisson",
-) -> Training:
-    """SGD on the loss plus pull/2 · ‖model - anchor‖²: Ditto's personal step.
-
-    Ditto starts at the client's personal model, with the received one as anchor. FedProx starts at the
-    received model, which is then the anchor too (the default). Batches as in `sgd`.
+    With `pull` the loss is plus pull/2 · ‖model - anchor‖². Ditto starts at the client's personal model, with the
+    received one as anchor. FedProx starts at the received model, which is then the anchor too (the default).
     """
     batching = Batching(sampler, rate, batch)
     if rate is not None and batch is not None:

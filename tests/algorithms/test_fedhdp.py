@@ -12,6 +12,7 @@ import torch
 from reference.fedhdp import Plan, one_round
 from support.grouped import SERVER_SEED, cohort, federation, run
 from support.summed import MODEL, drawn
+from support.transports import Securely
 
 from polyeps.accounting.events import RareFailureDpEvent, fold, history_of, split_clip_bit
 from polyeps.algorithms._group_sums import Noise, summed_by_server
@@ -23,7 +24,7 @@ from polyeps.errors import InputError, TaskRefused
 from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.mechanisms.random_words import words_of
 from polyeps.server import Participation, serve
-from polyeps.transport.memory import InMemory, Securely
+from polyeps.transport.memory import InMemory
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 GROUPS = ("strict", "open", "strict", "careful", "strict", "careful", "strict", "strict")

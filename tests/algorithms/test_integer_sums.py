@@ -14,6 +14,7 @@ from dp_accounting import NonPrivateDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.summed import MODEL, alone_with, cohort, drawn, federation, run
+from support.transports import AsBytes, Securely
 
 from polyeps.accounting import epsilon
 from polyeps.accounting.afford import best_accountant
@@ -29,7 +30,7 @@ from polyeps.errors import InputError
 from polyeps.mechanisms.lattice_noise import LARGEST
 from polyeps.secagg.messages import Step
 from polyeps.server import Participation, serve
-from polyeps.transport.memory import AsBytes, InMemory, Securely
+from polyeps.transport.memory import InMemory
 
 CLIENTS = 8
 

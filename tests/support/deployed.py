@@ -17,12 +17,13 @@ from polyeps.ledger import Ledger
 from polyeps.transport.client_files import Keeping
 from polyeps.transport.flower import client_app
 from support.federations import LocalGrid, ledger_of
+from support.transports import alone
 
 
 def on_its_own(cohort: Clients, client: str, folder: Path, run: str | None = None) -> Clients:
     """One client as it is deployed: opened anew, with nothing in memory."""
     return replace(
-        cohort.alone(client),
+        alone(cohort, client),
         streams=lambda ids, _: SystemStreams(len(ids)),
         repeatable=False,
         memory={},

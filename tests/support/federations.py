@@ -24,7 +24,8 @@ from polyeps.secagg.messages import Step
 from polyeps.server import Participation, Round, Transport, serve
 from polyeps.transport.flower import OnFlower, client_app
 from polyeps.transport.flower_sums import Seat
-from polyeps.transport.memory import AsBytes, InMemory
+from polyeps.transport.memory import InMemory
+from support.transports import AsBytes, alone, some_of
 
 # Two liberal clients among strict ones, so that every way to split finds two groups.
 EPSILONS = (0.5, 0.6, 8.0, 0.55, 9.0, 0.65)
@@ -106,7 +107,7 @@ def finish(
     ledger = ledger_of(job, path)
     cohort = job.clients(ledger)
     if order is not None:
-        cohort = cohort.select(np.array(order))
+        cohort = some_of(cohort, np.array(order))
     seen: list[Round] = []
     state = serve(
         job.algorithm,
@@ -128,7 +129,7 @@ class LocalGrid(Grid):  # type: ignore[misc]
     """
 
     def __init__(self, cohort: Clients, job: build.Job, folder: Path | None = None) -> None:
-        self.nodes = {100 + place: cohort.alone(client) for place, client in enumerate(cohort.ids)}
+        self.nodes = {100 + place: alone(cohort, client) for place, client in enumerate(cohort.ids)}
         keys = {client: Ed25519PrivateKey.generate() for client in cohort.ids}
         roster = {client: key.public_key().public_bytes_raw() for client, key in keys.items()}
         self.seats = {client: Seat(keys[client], roster, folder / client) for client in keys} if folder else {}

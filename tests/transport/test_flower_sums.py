@@ -13,17 +13,17 @@ import pytest
 import torch
 from support.federations import Finished, LocalGrid, experiment, finish, job_of, ledger_of
 from support.summed import MODEL
+from support.transports import AsBytes, Securely
 
 from polyeps.algorithms._secure_sums import DRAWN
 from polyeps.core import ENTER, Ask, Replies, SumTerms, Task
 from polyeps.errors import InputError, MessageRefused
 from polyeps.experiment.job import Job
 from polyeps.secagg import masks
-from polyeps.secagg.client import Kept
+from polyeps.secagg.client import SumState
 from polyeps.secagg.messages import Step, unpack
 from polyeps.transport.flower import OnFlower
 from polyeps.transport.flower_sums import Seat
-from polyeps.transport.memory import AsBytes, Securely
 
 METHODS: dict[str, dict[str, Any]] = {
     "directions from the model": {"name": "cmp-fed", "rank": 2, "directions": "model", "noise": "skellam"},
@@ -227,7 +227,7 @@ def test_what_is_kept_is_the_owners_and_holds_no_secret_in_the_end(tmp_path: Pat
     for seat in grid.seats.values():
         files = {file.name: stat.S_IMODE(file.stat().st_mode) for file in seat.folder.iterdir()}
         assert files == {"kept": 0o600, "sums": 0o600}
-        kept = Kept.decode((seat.folder / "kept").read_bytes())
+        kept = SumState.decode((seat.folder / "kept").read_bytes())
         assert (kept.step, kept.round, kept.mask_key, kept.seed, dict(kept.shares)) == (Step.UNMASK, 1, b"", b"", {})
 
 

@@ -20,7 +20,7 @@ from support.federations import experiment, job_of
 from polyeps.core import ENTER, Algorithm, Ask, Replies, SumTerms, Task, Total
 from polyeps.errors import InputError, MessageRefused
 from polyeps.ledger.head_file import replace_file
-from polyeps.secagg.messages import Step, Terms, open_signed, pack_names, pack_table, stamp, unpack_table
+from polyeps.secagg.messages import Step, SumSetup, open_signed, pack_names, pack_table, stamp, unpack_table
 from polyeps.secagg.server import Sum
 from polyeps.transport.flower import OnFlower
 from polyeps.transport.flower_sums import Seat, run_sum, sum_name
@@ -231,10 +231,10 @@ def late(*arguments: Any) -> None:
 def test_a_late_step_brings_no_shares_back(
     slow: str, quick: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two lists of clients at once, and the first is slow to be written: no client gives both shares of one peer."""
+    """Two lists of clients at once, and the first is slow to be written: no client gives both shares of one other."""
     seats = seats_in(tmp_path)
     of, target = task(), "a"
-    terms = Terms(sum_name(of), 0, seats["a"].roster, BITS, LENGTH, THRESHOLD)
+    setup = SumSetup(sum_name(of), 0, seats["a"].roster, BITS, LENGTH, THRESHOLD)
     summed(seats, of, Step.MASK)
     lists = {"in": NAMES, "out": NAMES[1:]}
     signed: dict[str, dict[str, bytes]] = {which: {} for which in lists}
@@ -242,19 +242,19 @@ def test_a_late_step_brings_no_shares_back(
     monkeypatch.setattr(WRITES, late)
 
     def confirm(name: str, which: str) -> None:
-        body = stamp(terms, Step.CONFIRM, name, pack_names(lists[which]))
+        body = stamp(setup, Step.CONFIRM, name, pack_names(lists[which]))
         try:
             signed[which][name] = seats[name].answer(name, asked_first(of, step=int(Step.CONFIRM)), body)
         except MessageRefused:
             return
 
     def unmask(name: str, which: str) -> None:
-        body = stamp(terms, Step.UNMASK, name, pack_table(signed[which]))
+        body = stamp(setup, Step.UNMASK, name, pack_table(signed[which]))
         try:
             sent = seats[name].answer(name, asked_first(of, step=int(Step.UNMASK)), body)
         except MessageRefused:
             return
-        shares[name][which] = unpack_table(open_signed(terms, Step.UNMASK, name, sent))[target]
+        shares[name][which] = unpack_table(open_signed(setup, Step.UNMASK, name, sent))[target]
 
     threads = [threading.Thread(target=confirm, args=(name, slow), name="slow") for name in NAMES[1:]]
     for thread in threads:
