@@ -1,5 +1,6 @@
 """What a client agrees to, before it pays: each action once per period and in order, at its own price."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,3 +118,12 @@ def test_settings_are_one_number_for_each_client_and_the_records_are_counted(tmp
         federation(tmp_path / "a.db", [1.0] * 4, settings={"steps": np.array([1, 2])})
     _, clients = federation(tmp_path / "b.db", [1.0] * 4, settings={"records": np.full(4, 10**6)})
     assert clients.settings["records"].tolist() == [1] * 4  # no price can assume more than there are
+
+
+def test_prices_of_another_algorithm_are_not_remembered(tmp_path: Path) -> None:
+    algorithm, clients = federation(tmp_path / "a.db", [1.0] * 4)
+    assert answer(clients, algorithm, ask("first", ("a",))).ids == ("a",)
+    dear = replace(algorithm.actions["first"], price=lambda noise, _: PureDpEvent(2 / noise))
+    other = replace(algorithm, actions={"first": dear})
+    assert answer(clients, other, ask("first", ("b",))).ids == ("b",)
+    assert spent(clients) == [1.0, 2.0, 0.0, 0.0]

@@ -21,9 +21,8 @@ Places = NDArray[np.int64]  # rows of some of the clients
 
 def _priced(algorithm: Algorithm) -> list[Priced]:
     """Return all that a client may be charged for; a client that can afford each of them can take part."""
-    round_price = algorithm.round_price
-    if round_price is not None:
-        return [Priced(ENTER, lambda noise_multiplier, _: round_price(noise_multiplier))]
+    if algorithm.round_price is not None:
+        return [Priced(ENTER, algorithm.round_price, by_settings=False)]
     return [Priced(name, action.price) for name, action in algorithm.actions.items() if action.price is not None]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +21,8 @@ class Priced(NamedTuple):
     """Something clients pay for: an action, or a round."""
 
     name: str
-    price: Callable[[float, Mapping[str, float]], Any]  # (noise multiplier, settings) -> DpEvent
+    price: Callable[..., Any]  # (noise multiplier, settings) -> DpEvent
+    by_settings: bool = True  # whether it takes settings; the price of a round does not
 
 
 class RoundMemory:
@@ -128,7 +129,7 @@ class Clients:
         Clients that are equal in both share one price, which is computed once.
         """
         places = places[self.guaranteed[places]]
-        settings = self.settings_of(places)
+        settings = self.settings_of(places) if priced.by_settings else {}
         multipliers = self.noise_multiplier[places]
         group = np.zeros(len(places), dtype=np.int64)
         for column in (multipliers, *settings.values()):
@@ -141,9 +142,9 @@ class Clients:
         for sharing in np.split(ordered, np.flatnonzero(np.diff(group[ordered])) + 1) if len(places) else []:
             first = sharing[0]
             own = {name: float(values[first]) for name, values in settings.items()}
-            key = (priced.name, float(multipliers[first]), *own.values())
+            key = (priced.price, float(multipliers[first]), *own.values())
             if key not in self._events:
-                self._events[key] = priced.price(float(multipliers[first]), own)
+                self._events[key] = priced.price(float(multipliers[first]), *([own] if priced.by_settings else []))
             together.setdefault(self._events[key], []).extend(places[sharing].tolist())
         return together
 
