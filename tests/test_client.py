@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.federations import experiment, job_of, promised
+from support.federations import experiment, honest_tasks, job_of, promised
 from support.transports import alone
 
 from polyeps.client import answer, profiles
 from polyeps.clients import Clients
-from polyeps.core import Action, Algorithm, Payload, Task, Work
+from polyeps.core import Action, Algorithm, Payload, Records, Task, Work
 from polyeps.errors import BudgetExceeded, InputError
 from polyeps.experiment.job import Job
 from polyeps.ledger import Ledger
@@ -161,3 +161,33 @@ def test_clients_show_what_they_choose_to(job: Job, ledger: Ledger) -> None:
     for round in range(3):
         answer(cohort, job.algorithm, training(job, "4", round=round))
     assert [face.ready for face in profiles(cohort, job.algorithm, ())] == [True] * 4 + [False, True]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedsel", {"name": "fedhdp", "trust": "server"}], ids=str)
+def test_a_client_made_of_its_own_numbers_alone_is_a_row_of_the_population(name: Any, tmp_path: Path) -> None:
+    """As it is deployed: no other client, no row of a table, and the same reply at the same price."""
+    job = job_of(experiment(name, data={"partition": "dirichlet", "alpha": 5.0, "size": None}))
+    population, sizes = job.population, job.population.partition.sizes
+    assert len(set(sizes.tolist())) > 1
+    everyone = population.records
+    mine = slice(int(everyone.offsets[2]), int(everyone.offsets[3]))
+    one = Records(everyone.features[mine], everyone.labels[mine], torch.tensor([0, int(sizes[2])]))
+    own = Clients(
+        ids=("2",),
+        data=one,
+        noise_multiplier=job.noise_multiplier[2:3].copy(),
+        streams=job.clients(None).streams,
+        repeatable=True,
+        ledger=Ledger.create(tmp_path / "own.db", {"2": job.terms["2"]}),
+        groups=None if job.groups is None else (job.groups[2],),
+    )
+    together = job.clients(Ledger.create(tmp_path / "all.db", job.terms))
+    for task in honest_tasks(job, tmp_path / "asked.db"):
+        if "2" in task.to:
+            found, expected = (answer(c, job.algorithm, replace(task, to=("2",))) for c in (own, together))
+            assert found.ids == expected.ids
+            for tensor, kept in expected.payload.items():
+                torch.testing.assert_close(found.payload[tensor], kept, rtol=1e-5, atol=1e-6)
+    assert own.ledger is not None
+    assert together.ledger is not None
+    assert own.ledger.spent("2") == together.ledger.spent("2") > 0

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from polyeps.core import Action, Algorithm, Ask, Payload, Profile, Replies, Spec, State, Task
 from polyeps.errors import InputError, TaskRefused
-from polyeps.server import Participation, Round, Transport, check_disclosure, cohort_size, serve
+from polyeps.participation import Participation, cohort_size
+from polyeps.server import Round, Transport, check_disclosure, serve
 
 EVERYONE = tuple(f"c{number}" for number in range(20))
 

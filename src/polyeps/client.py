@@ -16,7 +16,7 @@ from polyeps.errors import BudgetExceeded, InputError, TaskRefused, UnknownEvent
 from polyeps.ledger.account import Charge
 from polyeps.messages import check_task
 
-Places = NDArray[np.int64]  # rows of some of the clients
+_Places = NDArray[np.int64]  # rows of some of the clients
 
 
 def _priced(algorithm: Algorithm) -> list[Priced]:
@@ -78,7 +78,7 @@ def answer(clients: Clients, algorithm: Algorithm, task: Task) -> Replies:
     return replies
 
 
-def _answer_anew(clients: Clients, algorithm: Algorithm, task: Task, places: Places) -> Replies:
+def _answer_anew(clients: Clients, algorithm: Algorithm, task: Task, places: _Places) -> Replies:
     """Agree, charge, work and remember."""
     clients.make_room(algorithm)
     if task.action == ENTER:
@@ -108,7 +108,7 @@ def _answer_anew(clients: Clients, algorithm: Algorithm, task: Task, places: Pla
     return Replies(ids, payload, tuple(place in able for place in places.tolist()), exhausted=exhausted)
 
 
-def _work(clients: Clients, algorithm: Algorithm, task: Task, places: Places, ids: tuple[str, ...]) -> Payload:
+def _work(clients: Clients, algorithm: Algorithm, task: Task, places: _Places, ids: tuple[str, ...]) -> Payload:
     """Do an action for clients that have paid, keep what they remember, and return their replies."""
     if (period := algorithm.period(task)) is not None:  # noted first, so that no action is done twice
         done = list(algorithm.actions).index(task.action) + 1
@@ -135,7 +135,7 @@ def _work(clients: Clients, algorithm: Algorithm, task: Task, places: Places, id
     return payload
 
 
-def _enter(clients: Clients, algorithm: Algorithm, task: Task, places: Places) -> Replies:
+def _enter(clients: Clients, algorithm: Algorithm, task: Task, places: _Places) -> Replies:
     """Pay for a round, drawn or not; clients that cannot afford it decline, and do nothing in that round."""
     (priced,) = _priced(algorithm)
     exhausted: tuple[str, ...] = ()
@@ -152,7 +152,7 @@ def _enter(clients: Clients, algorithm: Algorithm, task: Task, places: Places) -
     return Replies(ids, {"entered": torch.ones(len(ids), dtype=torch.uint8)}, ready, exhausted=exhausted)
 
 
-def _in_turn(clients: Clients, algorithm: Algorithm, task: Task, places: Places) -> Places:
+def _in_turn(clients: Clients, algorithm: Algorithm, task: Task, places: _Places) -> _Places:
     """Return the clients for which this action comes next in its period; a paid round begins when it is entered."""
     period = algorithm.period(task)
     if period is None:
@@ -166,8 +166,8 @@ def _in_turn(clients: Clients, algorithm: Algorithm, task: Task, places: Places)
 
 
 def _pay(
-    clients: Clients, algorithm: Algorithm, priced: Priced, task: Task, places: Places
-) -> tuple[Places, tuple[str, ...]]:
+    clients: Clients, algorithm: Algorithm, priced: Priced, task: Task, places: _Places
+) -> tuple[_Places, tuple[str, ...]]:
     """Charge all clients with a guarantee that can afford the task; return who can do it, and who cannot."""
     assert clients.ledger is not None
     purpose = f"{task.run}/{task.round}/{task.action}/{digest(task.payload)}"
@@ -184,7 +184,7 @@ def _pay(
         return np.array(answering, dtype=np.int64), tuple(clients.ids[p] for p in places.tolist() if p not in paying)
 
 
-def _able(clients: Clients, algorithm: Algorithm, priced: Priced, places: Places) -> Places:
+def _able(clients: Clients, algorithm: Algorithm, priced: Priced, places: _Places) -> _Places:
     """Return the clients that could pay for something now: the exact cost after it is within their budgets."""
     if clients.ledger is None:
         return places
@@ -195,7 +195,7 @@ def _able(clients: Clients, algorithm: Algorithm, priced: Priced, places: Places
 
 
 def _charges(
-    clients: Clients, algorithm: Algorithm, priced: Priced, places: Places
+    clients: Clients, algorithm: Algorithm, priced: Priced, places: _Places
 ) -> Iterator[tuple[Charge, list[int]]]:
     """Yield one charge for all clients with equal costs, and its clients: a ledger computes and writes it once."""
     for event, payers in clients.by_event(priced, places).items():

@@ -14,9 +14,7 @@ import torch
 from polyeps.core import ENTER, Algorithm, Ask, Profile, Replies, Specs, State, SumTerms, Task, Total, check_name
 from polyeps.errors import InputError, TaskRefused
 from polyeps.messages import usable_rows
-from polyeps.participation import Participation as Participation
-from polyeps.participation import check_secret_cohorts as check_secret_cohorts
-from polyeps.participation import cohort_size as cohort_size
+from polyeps.participation import Participation, check_secret_cohorts
 
 log = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ CPU_MEMORY = 1 << 30
 _NONE: Mapping[str, Any] = {}
 
 
-class Run(Protocol):
+class Trainer(Protocol):
     """Train a cohort; the update of a client is its model after training minus its model before."""
 
     def __call__(
@@ -56,7 +56,7 @@ class Training:
     """A way to train, and what one run of it costs a client's records in privacy."""
 
     model: Model
-    run: Run
+    run: Trainer
     # (noise multiplier, a client's settings) -> DpEvent of one run, for one record; None: no guarantee
     price: Callable[..., Any] | None
     adjacency: Adjacency = "zero-out"  # of the price
@@ -200,7 +200,7 @@ def _runner(
     read: Callable[[CohortSettings, ArrayLike | None], Settings],
     *,
     empty: bool = False,
-) -> Run:
+) -> Trainer:
     """Return the function that trains with the settings which `read` returns; device graphs live as long as it."""
     graphs = Graphs()
 

@@ -17,7 +17,7 @@ from support.prescribed import MODEL, TRAINING, Prescribed, drawn
 
 from polyeps.algorithms import ALGORITHMS
 from polyeps.algorithms._averaging import public_clients
-from polyeps.server import Participation
+from polyeps.participation import Participation
 
 EPSILONS = (0.5, 8.0, 0.6, 9.0, 0.7, 10.0, 0.55)
 PUBLIC = frozenset("135")

@@ -23,7 +23,8 @@ from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError, TaskRefused
 from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.mechanisms.random_words import words_of
-from polyeps.server import Participation, serve
+from polyeps.participation import Participation
+from polyeps.server import serve
 from polyeps.transport.memory import InMemory
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}

@@ -28,7 +28,8 @@ from polyeps.mechanisms import selection, values
 from polyeps.methods import certify
 from polyeps.methods import fedsel as priced
 from polyeps.models import binary_logistic
-from polyeps.server import Participation, serve
+from polyeps.participation import Participation
+from polyeps.server import serve
 from polyeps.training import Training, sgd
 from polyeps.transport.memory import InMemory
 

@@ -28,8 +28,9 @@ from polyeps.core import Algorithm, Ask, Replies, State, SumTerms, Task, Total
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.mechanisms.lattice_noise import LARGEST
+from polyeps.participation import Participation
 from polyeps.secagg.messages import Step
-from polyeps.server import Participation, serve
+from polyeps.server import serve
 from polyeps.transport.memory import InMemory
 
 CLIENTS = 8

@@ -18,7 +18,8 @@ from polyeps.client import answer
 from polyeps.clients import Clients
 from polyeps.core import ENTER, Replies, SumTerms, Task, Total
 from polyeps.experiment.job import Job
-from polyeps.server import Participation, Transport
+from polyeps.participation import Participation
+from polyeps.server import Transport
 from polyeps.transport.memory import InMemory
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}

@@ -30,7 +30,8 @@ from polyeps.core import ENTER, Ask, Profile, Replies, SumTerms, Task, Total
 from polyeps.errors import InputError, UnknownEvent
 from polyeps.experiment.job import Job
 from polyeps.experiment.noise_calibration import cost_of
-from polyeps.server import Participation, Transport
+from polyeps.participation import Participation
+from polyeps.server import Transport
 from polyeps.transport.memory import InMemory
 
 PRIVATE = [name for name, entry in ALGORITHMS.items() if entry.budgets != "none"]

@@ -11,7 +11,7 @@ from support.federations import experiment, finish, job_of
 from polyeps import methods
 from polyeps.accounting import epsilon
 from polyeps.errors import InputError
-from polyeps.server import Participation
+from polyeps.participation import Participation
 
 MENU = [
     {"name": "private", "epsilon": 1.5},

@@ -19,7 +19,7 @@ from polyeps.experiment import noise_calibration
 from polyeps.experiment.population import populate
 from polyeps.experiment.run import run
 from polyeps.methods import certify, dp_sgd
-from polyeps.server import Participation
+from polyeps.participation import Participation
 
 
 @pytest.mark.parametrize(

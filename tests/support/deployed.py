@@ -15,7 +15,7 @@ from polyeps.engine.noise import SystemStreams
 from polyeps.experiment.job import Job
 from polyeps.ledger import Ledger
 from polyeps.transport.client_files import Keeping
-from polyeps.transport.flower import client_app
+from polyeps.transport.flower_client import client_app
 from support.federations import LocalGrid, ledger_of
 from support.transports import alone
 

@@ -20,9 +20,11 @@ from polyeps.experiment import config
 from polyeps.experiment import job as build
 from polyeps.experiment.population import populate
 from polyeps.ledger import Ledger
+from polyeps.participation import Participation
 from polyeps.secagg.messages import Step
-from polyeps.server import Participation, Round, Transport, serve
-from polyeps.transport.flower import OnFlower, client_app
+from polyeps.server import Round, Transport, serve
+from polyeps.transport.flower import OnFlower
+from polyeps.transport.flower_client import client_app
 from polyeps.transport.flower_sums import Seat
 from polyeps.transport.memory import InMemory
 from support.transports import AsBytes, alone, some_of

@@ -17,7 +17,8 @@ from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.clients import Clients
 from polyeps.core import Algorithm, Replies, State, Task
 from polyeps.engine.noise import SeededStreams
-from polyeps.server import Participation, serve
+from polyeps.participation import Participation
+from polyeps.server import serve
 from support.summed import MODEL, Updates, Watched
 from support.summed import cohort as of_one_group
 from support.summed import federation as with_one_group

@@ -31,8 +31,9 @@ from polyeps.core import (
 )
 from polyeps.engine.noise import SeededStreams
 from polyeps.models import Model, mlp
-from polyeps.server import Participation, serve
-from polyeps.training import Run, Training
+from polyeps.participation import Participation
+from polyeps.server import serve
+from polyeps.training import Trainer, Training
 from polyeps.transport.memory import InMemory
 
 MODEL = mlp(features=9, hidden=(7,), classes=4)  # 7 x 9 and 4 x 7 matrices with their biases
@@ -60,7 +61,7 @@ def federation(clients: int, updates: Updates, *, scale: float, clip: float = 1.
         noise_for=lambda _: {group: scale},
         clip=clip,
         noise=partial(SeededStreams, 77, [group]),
-        training=Training(model, cast(Run, run), price=None),
+        training=Training(model, cast(Trainer, run), price=None),
         learning_rate=0.1,
     )
 

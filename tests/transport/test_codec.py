@@ -13,7 +13,8 @@ from support.transports import AsBytes, alone
 
 from polyeps.core import Payload, Replies, Spec, Work
 from polyeps.errors import InputError
-from polyeps.server import Participation, Round, serve
+from polyeps.participation import Participation
+from polyeps.server import Round, serve
 from polyeps.transport import codec
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]

@@ -25,10 +25,12 @@ from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.experiment.job import Job
 from polyeps.ledger import Ledger
-from polyeps.server import Participation, Round, serve
+from polyeps.participation import Participation
+from polyeps.server import Round, serve
 from polyeps.transport import codec
 from polyeps.transport.client_files import MOST_REPLIES, Keeping
-from polyeps.transport.flower import OnFlower, client_app
+from polyeps.transport.flower import OnFlower
+from polyeps.transport.flower_client import client_app
 
 SECRET = "patient 4711 has 3 records"
 

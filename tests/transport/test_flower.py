@@ -12,7 +12,8 @@ from support.federations import LocalGrid, experiment, finish, job_of, ledger_of
 
 from polyeps.core import State, Task
 from polyeps.experiment.job import Job
-from polyeps.server import Participation, Round, Transport, serve
+from polyeps.participation import Participation
+from polyeps.server import Round, Transport, serve
 from polyeps.transport.flower import OnFlower, server_app
 
 

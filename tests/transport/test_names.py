@@ -11,8 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Context
 from support.federations import LocalGrid, experiment, job_of, ledger_of
 
-from polyeps.server import Participation, Round, serve
-from polyeps.transport.flower import OnFlower, client_app
+from polyeps.participation import Participation
+from polyeps.server import Round, serve
+from polyeps.transport.flower import OnFlower
+from polyeps.transport.flower_client import client_app
 
 EVERYBODY = list("012345")
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.accounting.certificate import Form
@@ -37,7 +36,6 @@ from polyeps.mechanisms.clipping import check_clip
 from polyeps.messages import update, vector
 from polyeps.training import Training
 
-Floats = NDArray[np.float64]
 ROWS_TOGETHER = 16  # rows a device trains at once are a multiple of this: few sizes, and little wasted
 Split = Literal["mixture", "k-means", "top", "threshold"]
 
@@ -112,7 +110,7 @@ def start_of(state: State, rate_decay: float) -> Payload:
     return asked
 
 
-def check_rates(server_rate: float, rate_decay: float) -> None:
+def check_learning_rates(server_rate: float, rate_decay: float) -> None:
     """Refuse bad learning rates before any client trains."""
     if not 0 < server_rate < math.inf:
         raise InputError(f"server_rate must be a finite number above 0, not {server_rate}")

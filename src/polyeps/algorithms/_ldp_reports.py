@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.algorithms._averaging import Course, step
 from polyeps.core import Action, Algorithm, Ask, Payload, Profile, Replies, Spec, Specs, State, Task, Work
+from polyeps.engine.per_client import Floats
 from polyeps.mechanisms.values import IDEAL_ONLY
 from polyeps.messages import MOST_ROUNDS, update, vector, whole_number
 from polyeps.training import Training
 
-Floats = NDArray[np.float64]
 # (work, residual kept before (n, d)) -> the reply, and the residual to keep
 Draw = Callable[[Work, Tensor | None], tuple[Payload, Tensor | None]]
 

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from polyeps.aggregation.low_rank import Directions, WarmStart, Whole, low_rank
-from polyeps.algorithms._averaging import Federation, check_rates, start_of, starting, step, trained_in_cohort
+from polyeps.algorithms._averaging import Federation, check_learning_rates, start_of, starting, step, trained_in_cohort
 from polyeps.algorithms._releases import NoiseKind, Release, round_price
 from polyeps.algorithms._secure_sums import SecureSums
 from polyeps.algorithms._sum_counts import Counts
@@ -62,7 +62,7 @@ def cmp_fed(
     noise: NoiseKind = "gaussian",
 ) -> Algorithm:
     """Return federated averaging in which the server learns two noisy sums of thin factors per round."""
-    check_rates(server_rate, rate_decay)
+    check_learning_rates(server_rate, rate_decay)
     if not 0 < split < 1:
         raise InputError(f"split must be above 0 and below 1, not {split:g}")
     if directions == "model":

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from polyeps.aggregation.low_rank import Whole, low_rank
-from polyeps.algorithms._averaging import Federation, check_rates, start_of, starting, step, trained_in_cohort
+from polyeps.algorithms._averaging import Federation, check_learning_rates, start_of, starting, step, trained_in_cohort
 from polyeps.algorithms._releases import NoiseKind, Release, round_price
 from polyeps.algorithms._secure_sums import SecureSums
 from polyeps.algorithms._sum_counts import Counts
@@ -42,7 +42,7 @@ def dp_randagg(
     noise: NoiseKind = "gaussian",
 ) -> Algorithm:
     """Return federated averaging in which the server learns a noisy sum of some coordinates per round."""
-    check_rates(server_rate, rate_decay)
+    check_learning_rates(server_rate, rate_decay)
     if rank < 0:
         raise InputError(f"rank must be at least 0, not {rank}")
     training = federation.training

@@ -32,8 +32,9 @@ from torch import Tensor
 
 from polyeps.accounting.events import PureDpEvent
 from polyeps.algorithms._averaging import Course
-from polyeps.algorithms._ldp_reports import Floats, disclosed, gradients_of, reporting, sparse, sparse_mean
+from polyeps.algorithms._ldp_reports import disclosed, gradients_of, reporting, sparse, sparse_mean
 from polyeps.core import Algorithm, Payload, Replies, State, Work
+from polyeps.engine.per_client import Floats
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection, values
 from polyeps.mechanisms.perturb import perturb

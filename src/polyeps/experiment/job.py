@@ -28,7 +28,8 @@ from polyeps.experiment.noise_calibration import Cost, claimed_noise, cost_of, e
 from polyeps.experiment.population import Population, seed_for
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import Terms
-from polyeps.server import Participation, Transport, check_secret_cohorts, cohort_size, serve
+from polyeps.participation import Participation, check_secret_cohorts, cohort_size
+from polyeps.server import Transport, serve
 from polyeps.training import Training, dp_sgd, sgd
 
 

@@ -18,7 +18,7 @@ from polyeps.core import Adjacency, Algorithm, Budget, PerClient, Unit
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.ledger.account import Account, Schedule, Terms
-from polyeps.server import Participation
+from polyeps.participation import Participation
 
 
 def expected_rounds(experiment: config.Experiment, participation: Participation, clients: int) -> int:

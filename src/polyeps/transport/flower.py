@@ -22,7 +22,6 @@ from polyeps.secagg.masks import bytes_of
 from polyeps.server import Transport
 from polyeps.transport import codec
 from polyeps.transport.flower_client import arrays, tensors
-from polyeps.transport.flower_client import client_app as client_app
 from polyeps.transport.flower_sums import Asked, run_sum
 
 log = logging.getLogger(__name__)
