@@ -40,8 +40,9 @@ from polyeps.engine.sampling import fixed_batches
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import Terms
 from polyeps.models import MODELS, Model
-from polyeps.server import Participation, Round, serve
-from polyeps.training import proximal
+from polyeps.participation import Participation
+from polyeps.server import Round, serve
+from polyeps.training import sgd
 from polyeps.transport.memory import InMemory
 
 CLIENTS, DRAWN, RECORDS, BATCH, OPEN = 2000, 100, 25, 20, 100
@@ -57,26 +58,23 @@ class Batched:
         federation = Federation(
             rate=DRAWN / CLIENTS,
             rounds=500,
-            groups=GROUPS,
-            scales={"open": 0.0, "private": SCALE},
+            sizes={"open": OPEN, "private": CLIENTS - OPEN},
+            noise_for=lambda _: {"open": 0.0, "private": SCALE},
             clip=CLIP,
-            learning_rate=LEARNING_RATE,
             noise=partial(SeededStreams, 11, ["open", "private"]),
-            training=lambda rate, pull: proximal(
-                model, sampler="fixed", batch=BATCH, steps=steps, learning_rate=rate, pull=pull
-            ),
+            training=sgd(model, sampler="fixed", batch=BATCH, steps=steps, learning_rate=LEARNING_RATE),
+            learning_rate=LEARNING_RATE,
         )
         self.algorithm = fedhdp(federation, pull=PULL)
         self.cohort = Clients(
             ids=IDS,
             data=records,
-            scale=np.array([federation.scales[name] for name in GROUPS]),
+            noise_multiplier=np.where(np.array(GROUPS) == "private", SCALE, 0.0),
             streams=partial(SeededStreams, 7),
             repeatable=True,
             ledger=ledger,
-            groups=dict(zip(IDS, GROUPS, strict=True)),
-            open=frozenset(IDS[-OPEN:] if ledger is not None else IDS),
-            memory={name: torch.zeros(CLIENTS, *shape) for name, shape in self.algorithm.keeps.items()},
+            groups=GROUPS,
+            guaranteed=(np.array(GROUPS) == "private") & (ledger is not None),
         )
         self.state = State(model.start(torch.Generator().manual_seed(2)))
 
@@ -189,9 +187,9 @@ def _with_ledger(model: Model, steps: int, records: Records, rounds: int) -> tup
         seconds.append(round.seconds / len(round.invited) * DRAWN)
 
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        dues = Batched(model, steps, records).algorithm.dues
-        assert dues is not None
-        agreed = Terms(Budget(3.6, 1e-4), "client", "zero-out", "fixed", plan=dues(SCALE))
+        price = Batched(model, steps, records).algorithm.round_price
+        assert price is not None
+        agreed = Terms(Budget(3.6, 1e-4), "client", "zero-out", "fixed", plan=price(SCALE))
         terms = dict.fromkeys(IDS[:-OPEN], agreed)
         ledger = Ledger.create(Path(folder) / "ledger.db", terms)
         Batched(model, steps, records, ledger).run(rounds, observe)

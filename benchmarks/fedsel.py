@@ -27,7 +27,8 @@ from polyeps.engine.noise import SeededStreams
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import Terms
 from polyeps.models import binary_logistic
-from polyeps.server import Participation, serve
+from polyeps.participation import Participation
+from polyeps.server import serve
 from polyeps.training import sgd
 from polyeps.transport.memory import InMemory
 
@@ -54,7 +55,6 @@ def epoch(clients: int, dimension: int = 123) -> dict[str, float]:
             lambda ids, round: SeededStreams(7, ids, round),
             True,
             ledger,
-            memory={name: torch.zeros(clients, *shape) for name, shape in algorithm.memory.items()},
         )
         state = State(torch.zeros(dimension))
         state = serve(

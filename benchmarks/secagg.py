@@ -15,12 +15,17 @@ import argparse
 import json
 import os
 import platform
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from support.secure_rounds import exchange, plain_sum, seat
+
 from polyeps.secagg.messages import Step, lowest_threshold
-from polyeps.secagg.protocol import exchange, plain_sum, seat
 
 BITS = 32
 SIZES = [(10, 1_000), (10, 100_000), (10, 1_000_000), (50, 100_000), (100, 1_000), (100, 100_000), (200, 1_000)]
@@ -39,8 +44,8 @@ def measure(clients: int, length: int, dropped: int) -> dict[str, int | float | 
         return None if step is Step.MASK and name in lost else content
 
     begin = time.perf_counter()
-    terms, seated = seat(names, os.urandom, "benchmark", 0, BITS, length, lowest_threshold(clients))
-    total, survivors = exchange(terms, seated, dict(zip(names, rows, strict=True)), weigh)
+    setup, seated = seat(names, os.urandom, "benchmark", 0, BITS, length, lowest_threshold(clients))
+    total, survivors = exchange(setup, seated, dict(zip(names, rows, strict=True)), weigh)
     seconds = time.perf_counter() - begin
     if survivors != tuple(names[dropped:]) or not np.array_equal(total, plain_sum(rows[dropped:], BITS)):
         raise AssertionError("the secure sum is not the sum")

@@ -163,9 +163,9 @@ def perform(wanted: Trial, device: str = "cpu") -> Result:
 
     with TemporaryDirectory(prefix="polyeps-") as folder:
         ledger = None if job.budgets is None else Ledger.create(Path(folder) / "ledger.db", job.terms)
-        cohort = job.cohort(ledger)
+        cohort = job.clients(ledger)
         trained = time.perf_counter()
-        transport = InMemory(cohort, job.algorithm, job.tells)
+        transport = InMemory(cohort, job.algorithm, job.discloses)
         state = job.serve(transport, experiment.rounds, wanted.key, observe=observe)
         rounds_took = time.perf_counter() - trained
         spent = max((ledger.spent(client) for client in job.terms), default=None) if ledger else None
@@ -185,7 +185,7 @@ def perform(wanted: Trial, device: str = "cpu") -> Result:
         "down": traffic[0],
         "up": traffic[1],
         "spent": spent,
-        "scales": sorted(set(job.scale.tolist())),
+        "scales": sorted(set(job.noise_multiplier.tolist())),
         "parameters": population.model.size,
         "seconds": round(time.perf_counter() - began, 3),
         "training_seconds": round(rounds_took, 3),

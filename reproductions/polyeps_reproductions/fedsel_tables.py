@@ -179,7 +179,7 @@ def variants(_: Sequence[Result], __: bool) -> Content:
         trial = Trial("adult", "logistic", method, form=form)
         training = gradients(MODELS["logistic"](123))
         action = algorithm_of(trial, training, Course(1.0, 1.0, 488, 100, 1, form)).actions["report"]
-        cost = "∞" if action.price is None else f"{action.price(0.5, 0).epsilon:.6g}"
+        cost = "∞" if action.price is None else f"{action.price(0.5, {}).epsilon:.6g}"
         rows.append([method, form, cost])
     return Content(["method", "form", "ε of one report, d = 123, k = 12, ε′ = 2"], rows)
 

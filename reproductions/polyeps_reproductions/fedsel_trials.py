@@ -39,7 +39,7 @@ from polyeps.ledger.account import Terms
 from polyeps.mechanisms.selection import SelectName
 from polyeps.mechanisms.values import ValueMechanism
 from polyeps.models import binary_logistic, binary_svm
-from polyeps.training import Run, Training
+from polyeps.training import Trainer, Training
 
 FOLDS = 5
 ITERATIONS = 100  # rounds of an epoch, at most
@@ -172,7 +172,7 @@ def gradients(model: Any) -> Training:
         by_output: Tensor = model.loss.gradients((x @ starts)[:, None], records.labels)  # (n, 1)
         return (x * by_output).add_(starts, alpha=DECAY).neg_()
 
-    return Training(model, cast(Run, run), None)
+    return Training(model, cast(Trainer, run), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,8 +198,9 @@ class _Federation(Ask):
         self.scale = np.full(asked, trial.epochs / trial.epsilon)
         clients = len(people.labels)
         self.memory = {name: torch.zeros(clients, *shape) for name, shape in algorithm.memory.items()}
+        self.epochs = torch.zeros(clients, dtype=torch.int64)  # in which each client reported last
         self.rows = slice(0, asked)
-        self.event = None if self.action.price is None else self.action.price(self.scale[0], 0)
+        self.event = None if self.action.price is None else self.action.price(self.scale[0], {})
         self.ledger = None
         if self.event is not None:
             # What it costs: ε, but more for the controls "-c" and for published PE, whose owners must know.
@@ -221,8 +222,9 @@ class _Federation(Ask):
         people, rows = self.people, self.rows
         data = Records(people.features[rows], people.labels[rows], torch.arange(self.asked + 1))
         memory = {name: kept[rows] for name, kept in self.memory.items()}
-        assert self.action.allows is None or bool(self.action.allows(task.payload, memory).all()), "asked twice"
-        work = Work(np.arange(self.asked), task.payload, data, self.scale, _Chance(self.chance, self.asked), memory)
+        assert bool((self.epochs[rows] < task.payload["epoch"]).all()), "asked twice"
+        self.epochs[rows] = task.payload["epoch"]
+        work = Work(task.payload, data, self.scale, _Chance(self.chance, self.asked), memory=memory)
         reply, kept = self.action.run(work)
         for name, value in kept.items():
             self.memory[name][rows] = value

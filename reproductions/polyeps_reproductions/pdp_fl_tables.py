@@ -146,11 +146,11 @@ def people_of(partition: str, clients: int, seed: int = 1) -> Population:
 def updates_of(people: Population, scales: Array, rounds: int, seed: int = 1) -> Tensor:
     """Updates (clients, rounds, d) of clients that train with these noise scales and are averaged plainly."""
     held = np.diff(people.records.offsets.cpu().numpy())
-    training = dp_sgd_training(people.model, rate=BATCH / held, steps=STEPS, clip=CLIP, learning_rate=RATE)
+    training = dp_sgd_training(people.model, steps=STEPS, clip=CLIP, learning_rate=RATE)
     model, found = torch.zeros(people.model.size), []
     for now in range(rounds):
         streams = SeededStreams(seed, range(len(held)), round=now)
-        found.append(training.run(model, people.records, streams, scales).cpu())
+        found.append(training.run(model, people.records, streams, scales, settings={"rate": BATCH / held}).cpu())
         model = model + found[-1].mean(0)
     return torch.stack(found, 1)
 

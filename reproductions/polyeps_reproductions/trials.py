@@ -100,7 +100,7 @@ def perform(trial: Trial, device: str = "cpu") -> Result:
 
     with TemporaryDirectory(prefix="polyeps-") as folder:
         ledger = None if job.budgets is None else Ledger.create(Path(folder) / "ledger.db", job.terms)
-        transport = _Listening(trial.norms, job.cohort(ledger), job.algorithm, job.tells)
+        transport = _Listening(trial.norms, job.clients(ledger), job.algorithm, job.discloses)
         state = job.serve(transport, trial.rounds, trial.key, observe=observe)
         spent = _spent_share(job, ledger)
         if ledger:

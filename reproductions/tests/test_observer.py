@@ -128,7 +128,7 @@ def test_a_federation_that_tells_no_budget(known: bool, tmp_path: Path) -> None:
             return replies
 
     def listening(cohort: Clients, job: Job) -> Transport:
-        return Listener(InMemory(cohort, job.algorithm, job.tells))
+        return Listener(InMemory(cohort, job.algorithm, job.discloses))
 
     finish(job, tmp_path / "a.db", listening, rounds=8)
     settings = wanted.training
@@ -139,4 +139,4 @@ def test_a_federation_that_tells_no_budget(known: bool, tmp_path: Path) -> None:
     verdict = judge(found, EPSILONS)
     assert verdict.r_squared > 0.95
     assert verdict.relative_error < (0.15 if known else 0.25)
-    np.testing.assert_allclose(found.scale, job.scale, rtol=0.2 if known else 0.35)
+    np.testing.assert_allclose(found.scale, job.noise_multiplier, rtol=0.2 if known else 0.35)

@@ -24,7 +24,7 @@ from polyeps.accounting.events import (
     history_of,
 )
 from polyeps.accounting.lattice import as_gaussians, gap_of_sum
-from polyeps.algorithms._secure_sums import Release
+from polyeps.algorithms._releases import Release
 from polyeps.core import Budget
 from polyeps.errors import UnknownEvent
 
@@ -133,7 +133,7 @@ def test_two_releases_of_one_sample_fold_before_they_are_amplified() -> None:
 
 def test_integers_cost_a_thousandth_more_than_ideal_gaussians() -> None:
     ideal, integers = (
-        Poisson(1 / 60, Release("train", 100_000, 1.0, noise=noise, agents=160).event(1.2))
+        Poisson(1 / 60, Release("train", 100_000, 1.0, noise=noise, clients=160).event(1.2))
         for noise in ("gaussian", "discrete-gaussian")
     )
     costs = [epsilon(dp.SelfComposedDpEvent(price, 180), 1e-4) for price in (ideal, integers)]

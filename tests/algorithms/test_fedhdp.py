@@ -12,6 +12,7 @@ import torch
 from reference.fedhdp import Plan, one_round
 from support.grouped import SERVER_SEED, cohort, federation, run
 from support.summed import MODEL, drawn
+from support.transports import Securely
 
 from polyeps.accounting.events import RareFailureDpEvent, fold, history_of, split_clip_bit
 from polyeps.algorithms._group_sums import Noise, summed_by_server
@@ -22,8 +23,9 @@ from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError, TaskRefused
 from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.mechanisms.random_words import words_of
-from polyeps.server import Participation, serve
-from polyeps.transport.memory import InMemory, Securely
+from polyeps.participation import Participation
+from polyeps.server import serve
+from polyeps.transport.memory import InMemory
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 GROUPS = ("strict", "open", "strict", "careful", "strict", "careful", "strict", "strict")
@@ -286,7 +288,7 @@ def test_the_real_protocol_gives_the_same_bits(noise: Any) -> None:
 def test_the_price_is_the_same_before_and_after_calibration(trust: Any) -> None:
     groups = ("a",) * 300 + ("b",) * 20
     before, after = (
-        fedhdp(federation(groups, scales, rate=0.3), personal=False, trust=trust).dues
+        fedhdp(federation(groups, scales, rate=0.3), personal=False, trust=trust).round_price
         for scales in ({"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 2.0})
     )
     assert before is not None

@@ -27,7 +27,8 @@ from polyeps.ledger import Ledger
 from polyeps.ledger.account import Terms
 from polyeps.mechanisms import selection, values
 from polyeps.models import binary_logistic
-from polyeps.server import Participation, serve
+from polyeps.participation import Participation
+from polyeps.server import serve
 from polyeps.training import Training, sgd
 from polyeps.transport.memory import InMemory
 
@@ -133,7 +134,7 @@ def test_epochs_compose_to_the_budget_and_no_further(epochs: int, tmp_path: Path
 
 def test_with_one_epoch_accumulation_and_momentum_do_nothing(tmp_path: Path) -> None:
     plain = fedsel(gradients(), COURSE, discount=0.0)
-    assert set(plain.memory) == {"epoch"}
+    assert set(plain.memory) == set()
     model = one_epoch(plain, cohort(plain, tmp_path / "a.db"))
     for number, (course, discount) in enumerate([(COURSE, 0.9), (replace(COURSE, epochs=2), 0.9)]):
         other = fedsel(gradients(), course, discount=discount)
@@ -204,11 +205,11 @@ def test_a_report_costs_what_the_method_is_certified_at(select: Any, form: Any) 
     assert price is not None
     share = 0.0 if select == "uniform" else 0.4
     method = quick_fedsel(select=select, dimension=SIZE, top=2, value="grid-pm", share=share, form=form)
-    assert price(0.5, 0).epsilon == pytest.approx(method.certificate(0.5, 0.0).certified, rel=1e-12)
+    assert price(0.5, {}).epsilon == pytest.approx(method.certificate(0.5, 0.0).certified, rel=1e-12)
     if form == "sound":
-        assert price(0.5, 0).epsilon <= 2 * (1 + 1e-12)
+        assert price(0.5, {}).epsilon <= 2 * (1 + 1e-12)
     elif select == "pe":
-        assert price(0.5, 0).epsilon > 2
+        assert price(0.5, {}).epsilon > 2
 
 
 def test_the_control_on_top_is_charged_on_top(tmp_path: Path) -> None:
@@ -396,5 +397,5 @@ def test_a_model_under_which_records_overflow_spoils_nothing(tmp_path: Path) -> 
     for broken in (1e9, -1e9):
         replies = answer(who, algorithm, replace(task(algorithm, who, 1, torch.full((SIZE,), broken)), to=("1", "2")))
         assert torch.isfinite(replies.payload["value"]).all()
-        who.memory["epoch"].zero_()
+        who.memory["progress"].zero_()
     assert torch.isfinite(who.memory["residual"]).all()

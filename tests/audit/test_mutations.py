@@ -18,7 +18,7 @@ from polyeps.errors import PolyepsError
 from polyeps.ledger import Ledger
 from polyeps.mechanisms import lattice_noise
 from polyeps.mechanisms.grid_sums import GridSum
-from polyeps.server import Participation
+from polyeps.participation import Participation
 
 Patch = pytest.MonkeyPatch
 

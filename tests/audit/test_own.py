@@ -34,7 +34,7 @@ def noisy_mean(added: float, promised: float = 1.0) -> Algorithm:
 
     def run(work: Work) -> tuple[Payload, Payload]:
         sums = mean_of(work.data)
-        deviation = torch.from_numpy(added * work.scale).to(sums)[:, None]
+        deviation = torch.from_numpy(added * work.noise_multiplier).to(sums)[:, None]
         return {"mean": sums + deviation * normals_for(work.streams, sums, "mean")}, {}
 
     def round(state: State, ask: Ask) -> State:
@@ -60,7 +60,7 @@ def noisy_sum(added: float) -> Algorithm:
     return Algorithm(
         {"send": Action(run, price=None, takes={"model": vector(SIZE)})},
         round,
-        dues=lambda scale: Poisson(0.5, Gaussian(scale)),
+        round_price=lambda scale: Poisson(0.5, Gaussian(scale)),
         trust="server",
         unit="client",
     )

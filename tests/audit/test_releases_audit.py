@@ -21,10 +21,11 @@ from torch import Tensor
 from polyeps.accounting import epsilon
 from polyeps.accounting.afford import best_accountant
 from polyeps.accounting.events import history_of
-from polyeps.algorithms._secure_sums import DRAWN, NoiseKind, Release, SecureSums, dues
+from polyeps.algorithms._releases import NoiseKind, Release, round_price
+from polyeps.algorithms._secure_sums import DRAWN, SecureSums
 from polyeps.algorithms._sum_counts import Counts
 from polyeps.audit.montecarlo import bound
-from polyeps.core import AGREED, PROGRESS, Ask, Payload, Profile, Records, Replies, State, Task, Total, Work
+from polyeps.core import AGREED, PROGRESS, Ask, Payload, Profile, Records, Replies, State, SumTerms, Task, Total, Work
 
 RATE, OTHERS, ROUNDS, SCALE, DELTA, SIZE = 0.5, 7, 3, 1.0, 1e-3, 4
 CONFIDENCE = 1 - 1e-6  # noise of integers comes from the operating system: no seed makes this repeatable
@@ -62,9 +63,9 @@ class Given(Ask):
     def __call__(self, task: Task) -> Replies:
         raise AssertionError(task)
 
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+    def total(self, task: Task, terms: SumTerms) -> Total:
         assert self.summed is not None
-        assert (least, bits is None) == (len(task.to), self.summed.is_floating_point())
+        assert (terms.least, terms.bits is None) == (len(task.to), self.summed.is_floating_point())
         return Total(task.to, {task.action: self.summed})
 
 
@@ -76,7 +77,7 @@ def releases(noise: NoiseKind, split: float = 0.3) -> tuple[Release, Release]:
 
 
 def claimed(noise: NoiseKind) -> float:
-    price = partial(dues, RATE, releases(noise))(SCALE)
+    price = partial(round_price, RATE, releases(noise))(SCALE)
     history = history_of(price)
     return epsilon(dp.SelfComposedDpEvent(price, ROUNDS), DELTA, accountant=best_accountant(history))
 
@@ -138,7 +139,7 @@ def released(sums: SecureSums, state: State, release: Release, sent: Tensor | No
 def work(rows: int, payload: Payload, generator: torch.Generator) -> Work:
     nothing = Records(torch.zeros(0), torch.zeros(0), torch.zeros(rows + 1, dtype=torch.int64))
     memory = {PROGRESS: torch.tensor([[1.0, 0.0]])}
-    return Work(np.arange(rows), payload, nothing, np.full(rows, SCALE), Drawn(rows, generator), memory)
+    return Work(payload, nothing, np.full(rows, SCALE), Drawn(rows, generator), memory=memory)
 
 
 def scores(

@@ -12,7 +12,7 @@ from support.federations import experiment, finish, job_of
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import Gaussian, Poisson
 from polyeps.errors import InputError
-from polyeps.server import Participation
+from polyeps.participation import Participation
 
 MENU = [
     {"name": "private", "epsilon": 1.5},
@@ -43,7 +43,8 @@ def test_everybody_pays_for_every_round_drawn_or_not(tmp_path: Path, name: str) 
     assert never & set(spent)
     for place, client in enumerate(found.cohort.ids):
         if client in spent:
-            expected = epsilon(SelfComposedDpEvent(Poisson(0.3, Gaussian(float(job.scale[place]))), 2), 1e-3)
+            noise = float(job.noise_multiplier[place])
+            expected = epsilon(SelfComposedDpEvent(Poisson(0.3, Gaussian(noise)), 2), 1e-3)
             assert spent[client] == pytest.approx(expected, rel=1e-6)
         else:
             assert job.groups is not None
@@ -64,7 +65,7 @@ def test_a_round_drawn_with_certainty_costs_what_its_noise_costs(tmp_path: Path)
     found = finish(job, tmp_path / "ledger.db", rounds=1)
     for client, spent in found.spent().items():
         (place,) = found.cohort.places([client]).tolist()
-        assert spent == pytest.approx(epsilon(Gaussian(float(job.scale[place])), 1e-3), rel=1e-6)
+        assert spent == pytest.approx(epsilon(Gaussian(float(job.noise_multiplier[place])), 1e-3), rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -158,13 +158,13 @@ def test_hostile_tasks_are_refused_before_anybody_pays(name: str, options: dict[
     tasks = honest_tasks(job, tmp_path / "honest.db")
     dice = np.random.default_rng(len(name))
     outcomes: list[str] = []
-    cohort = job.cohort(None)
+    cohort = job.clients(None)
     for number in range(EACH):
         if number % ANEW == 0:
             if cohort.ledger:
                 cohort.ledger.verify()
-            cohort = job.cohort(ledger_of(job, tmp_path / f"{number}.db"))
-            if job.algorithm.dues is not None:
+            cohort = job.clients(ledger_of(job, tmp_path / f"{number}.db"))
+            if job.algorithm.round_price is not None:
                 assert try_out(cohort, job, Task(ENTER, cohort.ids, {}, "test", 0)) == "entered"
         task = tasks[dice.integers(len(tasks))]
         task = replace(task, round=int(dice.integers(0, 2)) if dice.random() < 0.2 else task.round)
@@ -213,7 +213,7 @@ def test_no_exception_text_leaves_a_client(name: str, tmp_path: Path, caplog: py
     job = job_of(experiment(name))
     tasks = honest_tasks(job, tmp_path / "honest.db")
     ledger = ledger_of(job, tmp_path / "a.db")
-    grid = LocalGrid(job.cohort(ledger), job)
+    grid = LocalGrid(job.clients(ledger), job)
     dice = np.random.default_rng(len(name))
     for _ in range(max(12, EACH // 5)):
         content = records(tasks[dice.integers(len(tasks))], dice)

@@ -116,7 +116,7 @@ def test_a_record_moves_an_exact_sum_by_no_more_than_its_clip_whatever_the_weigh
 
 
 def test_batches_of_a_fixed_size_are_refused() -> None:
-    training = dp_sgd(LOGISTIC, sampler="fixed", batch=4, steps=1, clip=1.0, learning_rate=1.0, records_held=9)
+    training = dp_sgd(LOGISTIC, sampler="fixed", batch=4, steps=1, clip=1.0, learning_rate=1.0)
     with pytest.raises(InputError, match="Poisson batches"):
         training.run(torch.zeros(LOGISTIC.size), records(LOGISTIC, 9), SystemStreams(1), 1.0)
 

@@ -60,7 +60,7 @@ def test_certify_says_before_a_run_what_ledgers_say_after_it(method: dict[str, A
     planned = {row["client"]: row["spent"] for row in planned["clients"]}
     assert {client: planned[client] for client in spent} == pytest.approx(spent, rel=1e-9)
     (noise,) = run_json("calibrate", str(file))["methods"]
-    assert [row["sigma"] for row in noise["clients"]] == job.scale.tolist()
+    assert [row["sigma"] for row in noise["clients"]] == job.noise_multiplier.tolist()
 
 
 @pytest.mark.parametrize("name", ["weiavg", "pfa-plus"])

@@ -16,10 +16,10 @@ from polyeps.cli.quick import quick_dp_sgd
 from polyeps.core import Budget
 from polyeps.errors import InputError
 from polyeps.experiment import job as build
-from polyeps.experiment import noise_calibration as scales
+from polyeps.experiment import noise_calibration
 from polyeps.experiment.population import populate
 from polyeps.experiment.run import run
-from polyeps.server import Participation
+from polyeps.participation import Participation
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_budgets_in_force(name: str, in_force: tuple[float, ...]) -> None:
         str(place): value for place, value in enumerate(in_force)
     }
     order = np.argsort(in_force)
-    assert np.all(np.diff(job.scale[order]) <= 0)  # the stricter, the noisier
+    assert np.all(np.diff(job.noise_multiplier[order]) <= 0)  # the stricter, the noisier
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"minimum", "maximum"}))
@@ -61,24 +61,26 @@ def test_no_budget_is_no_noise_and_no_ledger() -> None:
     job = job_of(experiment("non-private"))
     assert job.budgets is None
     assert job.terms == {}
-    assert not job.scale.any()
+    assert not job.noise_multiplier.any()
     assert all(action.price is None for action in job.algorithm.actions.values())
 
 
 def test_noise_is_calibrated_for_the_rounds_a_client_can_expect() -> None:
     wanted = experiment(rounds=10, participation={"kind": "uniform", "share": 0.5})
-    assert scales.expected_rounds(wanted, Participation("uniform", 0.5), 6) == 5
-    assert scales.expected_rounds(experiment(rounds=100), Participation("poisson", 0.29), 6) == 29
-    assert scales.expected_rounds(experiment(rounds=5), Participation("epoch", 0.5), 6) == 3  # two rounds are an epoch
+    assert noise_calibration.expected_rounds(wanted, Participation("uniform", 0.5), 6) == 5
+    assert noise_calibration.expected_rounds(experiment(rounds=100), Participation("poisson", 0.29), 6) == 29
+    assert (
+        noise_calibration.expected_rounds(experiment(rounds=5), Participation("epoch", 0.5), 6) == 3
+    )  # two rounds are an epoch
     job = job_of(wanted)
-    price = scales.priced(job.algorithm)
+    cost = noise_calibration.cost_of(job.algorithm, job.population.ids, job.settings)
     for row, budget in enumerate(EPSILONS):
-        event = dp_accounting.SelfComposedDpEvent(price(float(job.scale[row]), row), 5)
+        event = dp_accounting.SelfComposedDpEvent(cost.event(job.noise_multiplier[row], row), 5)
         assert 0.99 * budget <= epsilon(event, 1e-3) <= budget
 
 
 def test_one_scale_for_all_when_it_is_given() -> None:
-    assert job_of(experiment(budgets={"scale": 3.0})).scale.tolist() == [3.0] * 6
+    assert job_of(experiment(budgets={"scale": 3.0})).noise_multiplier.tolist() == [3.0] * 6
 
 
 @pytest.mark.parametrize(
@@ -127,8 +129,8 @@ def test_liberal_clients_are_wanted_in_every_round_only_when_asked_for() -> None
 
 
 def test_hidden_budgets_are_not_told() -> None:
-    assert job_of(experiment()).tells == ("epsilon", "examples")
-    assert job_of(experiment(budgets={"disclosed": False})).tells == ()
+    assert job_of(experiment()).discloses == ("epsilon", "examples")
+    assert job_of(experiment(budgets={"disclosed": False})).discloses == ()
 
 
 @pytest.mark.parametrize(
@@ -240,7 +242,7 @@ def test_a_published_form_is_run_at_what_it_really_costs() -> None:
     )
     job = build.prepare(wanted, wanted.algorithm[0], populate(wanted, 1))
     sigma = 10 * batch / size * math.sqrt(rounds * steps * math.log10(1e5)) / 10
-    assert job.scale.tolist() == pytest.approx([sigma])
+    assert job.noise_multiplier.tolist() == pytest.approx([sigma])
     told = quick_dp_sgd(records=size, batch=batch, steps=rounds * steps, sampler="fixed").certificate(sigma, 1e-5)
     assert job.budgets is not None
     assert promised(job.budgets)[0].epsilon == pytest.approx(told.certified, rel=1e-9)

@@ -20,11 +20,14 @@ from polyeps.experiment import config
 from polyeps.experiment import job as build
 from polyeps.experiment.population import populate
 from polyeps.ledger import Ledger
+from polyeps.participation import Participation
 from polyeps.secagg.messages import Step
-from polyeps.server import Participation, Round, Transport, serve
-from polyeps.transport.flower import OnFlower, client_app
+from polyeps.server import Round, Transport, serve
+from polyeps.transport.flower import OnFlower
+from polyeps.transport.flower_client import client_app
 from polyeps.transport.flower_sums import Seat
-from polyeps.transport.memory import AsBytes, InMemory
+from polyeps.transport.memory import InMemory
+from support.transports import AsBytes, alone, some_of
 
 # Two liberal clients among strict ones, so that every way to split finds two groups.
 EPSILONS = (0.5, 0.6, 8.0, 0.55, 9.0, 0.65)
@@ -67,29 +70,15 @@ def ledger_of(job: build.Job, path: Path) -> Ledger | None:
     return None if job.budgets is None else Ledger.create(path, job.terms)
 
 
-def reordered(cohort: Clients, order: list[int]) -> Clients:
-    """The same clients, listed in another order."""
-    places = np.array(order)
-    assert cohort.rows is not None
-    return replace(
-        cohort,
-        ids=tuple(cohort.ids[place] for place in order),
-        data=cohort.data.select(places),
-        scale=cohort.scale[places],
-        rows=cohort.rows[places],
-        memory={name: kept[torch.from_numpy(places)] for name, kept in cohort.memory.items()},
-    )
-
-
 Wrap = Callable[[Clients, build.Job], Transport]
 
 
 def in_memory(cohort: Clients, job: build.Job) -> Transport:
-    return InMemory(cohort, job.algorithm, job.tells)
+    return InMemory(cohort, job.algorithm, job.discloses)
 
 
 def as_bytes(cohort: Clients, job: build.Job) -> Transport:
-    return AsBytes(cohort, job.algorithm, job.tells)
+    return AsBytes(cohort, job.algorithm, job.discloses)
 
 
 def on_flower(cohort: Clients, job: build.Job) -> Transport:
@@ -118,9 +107,9 @@ def finish(
 ) -> Finished:
     """Run a job's rounds over a transport."""
     ledger = ledger_of(job, path)
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     if order is not None:
-        cohort = reordered(cohort, order)
+        cohort = some_of(cohort, np.array(order))
     seen: list[Round] = []
     state = serve(
         job.algorithm,
@@ -142,12 +131,12 @@ class LocalGrid(Grid):  # type: ignore[misc]
     """
 
     def __init__(self, cohort: Clients, job: build.Job, folder: Path | None = None) -> None:
-        self.nodes = {100 + place: cohort.alone(client) for place, client in enumerate(cohort.ids)}
+        self.nodes = {100 + place: alone(cohort, client) for place, client in enumerate(cohort.ids)}
         keys = {client: Ed25519PrivateKey.generate() for client in cohort.ids}
         roster = {client: key.public_key().public_bytes_raw() for client, key in keys.items()}
         self.seats = {client: Seat(keys[client], roster, folder / client) for client in keys} if folder else {}
         self.app = client_app(
-            lambda context: (self.nodes[context.node_id], job.algorithm, job.tells),
+            lambda context: (self.nodes[context.node_id], job.algorithm, job.discloses),
             (lambda context: self.seats[self.nodes[context.node_id].ids[0]]) if folder else None,
             rehearsal=cohort.repeatable,
         )
@@ -218,7 +207,7 @@ class Recorder(InMemory):
 
 def honest_tasks(job: build.Job, path: Path) -> list[Task]:
     """All that is asked in two rounds."""
-    recorder = Recorder(job.cohort(ledger_of(job, path)), job.algorithm, job.tells)
+    recorder = Recorder(job.clients(ledger_of(job, path)), job.algorithm, job.discloses)
     serve(job.algorithm, recorder, job.state, rounds=2, participation=Participation(), seed=5, run="test")
     return recorder.tasks
 

@@ -28,13 +28,14 @@ from polyeps.audit.montecarlo import Scores, bound, guesses_in_one_run, log_rati
 from polyeps.audit.rows import Case, Effort, Shown
 from polyeps.audit.trial_clients import PLENTY, charged, check_answered, deployed, seeded
 from polyeps.clients import Clients
-from polyeps.core import Algorithm, Budget, Records, State, Task, Total
+from polyeps.core import Algorithm, Budget, Records, State, SumTerms, Task, Total
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import Terms
 from polyeps.models import Model, logistic
-from polyeps.server import Participation, Round, serve
-from polyeps.training import dp_sgd, proximal
+from polyeps.participation import Participation
+from polyeps.server import Round, serve
+from polyeps.training import dp_sgd, sgd
 from polyeps.transport.memory import InMemory
 
 _LARGE = 30.0  # a canary's feature: its update is beyond the clip as long as the model hardly knows it
@@ -70,8 +71,8 @@ class Watched:
 class _Spied(InMemory):
     opened: list[dict[str, Tensor]] = field(default_factory=list)
 
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-        total = super().total(task, least, bits)
+    def total(self, task: Task, terms: SumTerms) -> Total:
+        total = super().total(task, terms)
         self.opened.append(dict(total.payload))
         return total
 
@@ -99,12 +100,12 @@ def _federated(run: Run, model: Model, clients: int, seed: int) -> Algorithm:
     federation = Federation(
         rate=run.rate,
         rounds=run.rounds,
-        groups=(_GROUP,) * clients,
-        scales={_GROUP: run.scale},
+        sizes={_GROUP: clients},
+        noise_for=lambda _: {_GROUP: run.scale},
         clip=1.0,
-        learning_rate=1.0,
         noise=(lambda _: SystemStreams(1)) if run.deployed else partial(SeededStreams, seed, [_GROUP]),
-        training=lambda rate, pull: proximal(model, sampler="fixed", batch=1, steps=1, learning_rate=rate, pull=pull),
+        training=sgd(model, sampler="fixed", batch=1, steps=1, learning_rate=1.0),
+        learning_rate=1.0,
     )
     entry = ALGORITHMS[run.name]
     return entry.build(federation, **entry.options, **run.options)
@@ -156,12 +157,11 @@ def _observed(
         cohort = Clients(
             ids=ids,
             data=records,
-            scale=np.full(len(ids), run.scale),
+            noise_multiplier=np.full(len(ids), run.scale),
             streams=deployed if run.deployed else seeded(seed + 2),
             repeatable=not run.deployed,
             ledger=ledger,
-            groups=dict.fromkeys(ids, _GROUP),
-            memory={name: torch.zeros(len(ids), *shape) for name, shape in algorithm.keeps.items()},
+            groups=(_GROUP,) * len(ids),
         )
         transport = _Spied(cohort, algorithm, ("epsilon", "examples", "group"))
         start = State(torch.zeros(model.size))

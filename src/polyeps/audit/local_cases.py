@@ -124,9 +124,7 @@ _FIXED = Setting(rate=_BATCH / _HELD, noise_multiplier=0.7, replaced=True)
 
 def _fixed(charged_as: Literal["poisson", "fixed"], trials: int, what: str, effort: Effort) -> Shown:
     setting = _FIXED
-    training = dp_sgd(
-        binary_logistic(1), sampler="fixed", batch=_BATCH, records_held=_HELD, steps=1, clip=1.0, learning_rate=_STEP
-    )
+    training = dp_sgd(binary_logistic(1), sampler="fixed", batch=_BATCH, steps=1, clip=1.0, learning_rate=_STEP)
     algorithm = ALGORITHMS["fedavg"].build(training)
     scores = []
     paid = 0.0

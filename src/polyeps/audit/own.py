@@ -20,7 +20,8 @@ from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import Terms
-from polyeps.server import Participation, Round, serve
+from polyeps.participation import Participation
+from polyeps.server import Round, serve
 from polyeps.transport.memory import InMemory
 
 Score = Callable[[Floats], Floats]  # of what was seen of each trial (n, k): larger where the first data set is likelier
@@ -49,16 +50,16 @@ def audit_algorithm(
 
     Where clients add their own noise, `records` and `neighbour` are those of one client; every trial is a client that
     is asked to do an action (the first, unless named) `rounds` times with `model` and what else is `sent`, and all
-    replies are looked at. Where noise is on sums over clients (`Algorithm.dues`), they are the records of all clients
-    of a federation, every trial is a run in which each is drawn with probability `rate`, and the models after each
-    round are looked at.
+    replies are looked at. Where noise is on sums over clients (`Algorithm.round_price`), they are the records of all
+    clients of a federation, every trial is a run in which each is drawn with probability `rate`, and the models after
+    each round are looked at.
 
     What is seen is scored by `score`; by default along the direction that separates a third of the trials best. The
     row's certified ε is what the ledger charged a client. It is refuted if the bound, true with `confidence`, is above.
     """
     if trials < 100:
         raise InputError(f"trials must be at least 100, not {trials}: fewer show nothing")
-    if algorithm.dues is None:
+    if algorithm.round_price is None:
         name = action or next(iter(algorithm.actions))
         tasks: list[tuple[str, Payload]] = [(name, {"model": model, **(sent or {})})] * rounds
         look = partial(_replies, algorithm, tasks, trials, scale, delta)
@@ -119,13 +120,12 @@ def _runs(
         cohort = Clients(
             ids=ids,
             data=records,
-            scale=np.full(len(ids), scale),
+            noise_multiplier=np.full(len(ids), scale),
             streams=partial(SeededStreams, seed * trials + number),
             repeatable=True,
             ledger=ledger,
-            groups=groups,
-            open=frozenset() if ledger else frozenset(ids),
-            memory={name: torch.zeros(len(ids), *shape) for name, shape in algorithm.keeps.items()},
+            groups=tuple(groups[client] for client in ids) if groups else None,
+            guaranteed=np.full(len(ids), ledger is not None),
         )
         transport = InMemory(cohort, algorithm, ("epsilon", "examples", "group"))
 

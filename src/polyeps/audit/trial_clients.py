@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from polyeps.accounting.afford import best_accountant, known_epsilon
 from polyeps.client import answer
@@ -75,7 +74,7 @@ def ask_trials(
     """Have `trials` clients with the records of one client do tasks (action and payload), a round each."""
     if records.clients != 1:
         raise InputError(f"records must be those of 1 client, who is tried many times, not of {records.clients}")
-    if algorithm.dues is not None:
+    if algorithm.round_price is not None:
         raise InputError("clients of this algorithm add no noise of their own; audit its rounds instead")
     ids = tuple(f"trial {number}" for number in range(trials))
     terms = Terms(Budget(PLENTY, delta), algorithm.unit, algorithm.adjacency)
@@ -84,11 +83,10 @@ def ask_trials(
         cohort = Clients(
             ids=ids,
             data=records.select([0] * trials),
-            scale=np.full(trials, scale),
+            noise_multiplier=np.full(trials, scale),
             streams=streams,
             repeatable=streams is not deployed,
             ledger=ledger,
-            memory={name: torch.zeros(trials, *shape) for name, shape in algorithm.keeps.items()},
         )
         replies = []
         for number, (action, payload) in enumerate(tasks):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import dp_accounting
@@ -23,11 +23,11 @@ from polyeps.algorithms.fedsel_baselines import exact
 from polyeps.core import Algorithm
 from polyeps.engine.noise import SystemStreams
 from polyeps.errors import InputError
-from polyeps.experiment.noise_calibration import priced
+from polyeps.experiment.noise_calibration import cost_of
 from polyeps.mechanisms import selection, values
 from polyeps.mechanisms.selection import SelectName
 from polyeps.models import binary_logistic, mlp
-from polyeps.training import Training, dp_sgd, proximal, sgd
+from polyeps.training import dp_sgd, sgd
 
 Value = Literal["pm", "hm", "duchi", "grid-pm", "none", "exact"]
 
@@ -43,10 +43,11 @@ class Quick:
     multiplier: Callable[[float], float] = lambda sigma: sigma  # the algorithm's, for the flags' sigma
     sigma: Callable[[float], float] = lambda multiplier: multiplier  # the reverse
     details: Callable[[float, float], Mapping[str, Any]] = lambda *_: {}  # (sigma, δ) -> more figures
+    settings: Mapping[str, float] = field(default_factory=dict)  # of the client
 
     def price(self, multiplier: float) -> DpEvent:
         """Return what one use costs."""
-        return priced(self.build(0.0))(multiplier, 0)
+        return cost_of(self.build(0.0), (), {}).price(multiplier, self.settings)
 
     def certificate(self, sigma: float, delta: float, accountant: Accountant = "pld") -> Certificate:
         """Return the certificate of all uses with this noise."""
@@ -61,7 +62,7 @@ class Quick:
             dp_accounting.SelfComposedDpEvent(event, self.uses),
             delta,
             method=self.name,
-            claimed=algorithm.claim(multiplier, self.uses, delta, 0) if guaranteed else math.inf,
+            claimed=algorithm.claim(multiplier, self.uses, delta, self.settings) if guaranteed else math.inf,
             form=self.form,
             accountant=accountant,
             details=self.details(sigma, delta),
@@ -73,15 +74,14 @@ def quick_dp_sgd(*, records: int, batch: int, steps: int, sampler: Sampler = "po
     _at_least_one(records=records, batch=batch, steps=steps)
     if batch > records:
         raise InputError(f"batch {batch} is larger than the client's {records} records; make it smaller")
-    batches: dict[str, Any] = {"rate": batch / records}
-    if sampler == "fixed":
-        batches = {"sampler": "fixed", "records_held": records}
-    local = dp_sgd(binary_logistic(1), steps=steps, clip=1.0, learning_rate=1.0, batch=batch, **batches)
+    kind: Any = sampler
+    local = dp_sgd(binary_logistic(1), steps=steps, clip=1.0, learning_rate=1.0, batch=batch, sampler=kind)
     return Quick(
         "dp-sgd",
         lambda _: fedavg(local),
         uses=1,
         details=lambda sigma, _: {"rate": batch / records, "steps": steps, "sigma": sigma},
+        settings={"records": records},
     )
 
 
@@ -137,10 +137,10 @@ def quick_cmp_fed(
             algorithm = replace(algorithm, conditions=(noisy, *algorithm.conditions[1:]))
         if sampler == "poisson":
             return algorithm
-        price = algorithm.dues
+        price = algorithm.round_price
         assert price is not None
         return replace(
-            algorithm, adjacency="replace-one", dues=lambda scale: FixedSize(clients, cohort, price(scale).event)
+            algorithm, adjacency="replace-one", round_price=lambda noise: FixedSize(clients, cohort, price(noise).event)
         )
 
     def details(sigma: float, delta: float) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def quick_fedsel(
             return fedsel(local, course, select=select, value=value, share=min(choice, 1 - 1e-12), top=top)
         algorithm = fedsel(local, course, select=select, value="duchi", top=top)
         (report,) = algorithm.actions.values()
-        index_only = replace(report, price=lambda scale, _: PureDpEvent(chosen(scale).epsilon))
+        index_only = replace(report, price=lambda noise, _: PureDpEvent(chosen(noise).epsilon))
         return replace(algorithm, actions={"report": index_only})
 
     def details(sigma: float, _: float) -> dict[str, Any]:
@@ -220,20 +220,15 @@ def quick_fedsel(
 
 def _federation(clients: int, rate: float, rounds: int, multiplier: float) -> Federation:
     """Return a federation of clients alike, with a small model that has a matrix to compress."""
-    model = mlp(features=32, hidden=(32,))
-
-    def training(learning_rate: Any, pull: Any) -> Training:
-        return proximal(model, sampler="fixed", batch=1, steps=1, learning_rate=learning_rate, pull=pull)
-
     return Federation(
         rate=rate,
         rounds=rounds,
-        groups=("all",) * clients,
-        scales={"all": multiplier},
+        sizes={"all": clients},
+        noise_for=lambda _: {"all": multiplier},
         clip=1.0,
         learning_rate=1.0,
         noise=lambda _: SystemStreams(1),
-        training=training,
+        training=sgd(mlp(features=32, hidden=(32,)), sampler="fixed", batch=1, steps=1, learning_rate=1.0),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a journal is told about a job: its clients, the terms of its promises, and what its clients keep."""
+"""Journal entries for a job: its clients, the terms of their guarantee, and what clients keep."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from polyeps.ledger import Ledger
 from polyeps.transport import codec
 
 _SMALL = 1 << 16  # numbers that are written whole after every round
-# Options with which a method does something else than its own sentence says.
+# Options that change what a method's own summary says.
 _OTHERWISE = {
     ("cmp-fed", "directions", "model"): (
         "updates along directions the public model tells, summed unseen with noise; whole clients protected"
@@ -33,11 +33,11 @@ _OTHERWISE = {
 
 
 def client_rows(job: Job) -> list[ClientRow]:
-    """The clients of a job: budgets, records, noise."""
-    people = job.population
+    """Return the clients of a job: budgets, records, noise."""
+    population = job.population
     rows = []
-    sizes = people.partition.sizes.tolist()
-    for place, (client, own) in enumerate(zip(people.ids, people.budgets, strict=True)):
+    sizes = population.partition.sizes.tolist()
+    for place, (client, own) in enumerate(zip(population.ids, population.budgets, strict=True)):
         budget = job.budgets[place] if job.budgets else None
         rows.append(
             ClientRow(
@@ -46,16 +46,16 @@ def client_rows(job: Job) -> list[ClientRow]:
                 delta=budget.delta if budget else None,
                 own_epsilon=own.epsilon if own else None,
                 records=sizes[place],
-                scale=float(job.scale[place]) if budget else None,
-                public=bool(people.liberal[place]),
-                group=people.groups[place] if people.groups else None,
+                scale=float(job.noise_multiplier[place]) if budget else None,
+                public=bool(population.liberal[place]),
+                group=population.groups[place] if population.groups else None,
             )
         )
     return rows
 
 
 def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
-    """What is promised in a job, and on what terms."""
+    """Return the guarantee of a job and its terms."""
     return {
         "summary": _summary(job),
         "budgets": _whose_budgets(job),
@@ -91,47 +91,47 @@ def outcome(job: Job, ledger: Ledger | None, ended: Mapping[str, Any]) -> tuple[
 
 
 def _summary(job: Job) -> str:
-    """What a method does, with the options it was given."""
+    """Return what a method does, with the options it was given."""
     options = checked_options(job.method, job.entry)
-    told = (
+    changed = (
         said
         for (name, option, value), said in _OTHERWISE.items()
         if name == job.method.name and options[option] == value
     )
-    said = next(told, job.entry.summary)
+    said = next(changed, job.entry.summary)
     return said if job.method.epsilon is None else f"{said}; here ε = {job.method.epsilon:g}"
 
 
 def _whose_budgets(job: Job) -> str:
-    """Whose budgets are in force. Where all clients have the same one, the strictest of all is everybody's own."""
+    """Return whose budgets are effective; where all clients have the same one, the strictest is each client's own."""
     if job.method.form != "sound":
         return "published"
     return "own" if job.budgets == job.population.budgets else job.entry.budgets
 
 
 def _sampler(job: Job) -> str:
-    """How what is protected is drawn: a client's batches or, where whole clients are, cohorts; "none": all of it."""
-    if job.algorithm.dues is not None:
+    """Return how batches or, where whole clients are protected, cohorts are sampled; "none": all are taken."""
+    if job.algorithm.round_price is not None:
         return "poisson" if job.participation.kind == "poisson" else "none"
     return "none" if job.entry.local == "gradient" else "poisson" if job.method.form == "sound" else "fixed"
 
 
-def changes(cohort: Clients) -> dict[str, bytes]:
-    """What clients keep, as far as it changed since the last call: small things whole, large ones client by client."""
+def changes(clients: Clients) -> dict[str, bytes]:
+    """Return what clients keep and changed since the last call: small tensors whole, large ones client by client."""
     pieces = {}
-    for name, places in cohort.changed.items():
-        kept = cohort.memory[name]
+    for name, places in clients.changed.items():
+        kept = clients.memory[name]
         if kept.numel() <= _SMALL:
             pieces[name] = codec.encode({"kept": kept})
         else:
-            pieces |= {f"{name}/{cohort.ids[place]}": codec.encode({"kept": kept[place]}) for place in places}
-    cohort.changed.clear()
+            pieces |= {f"{name}/{clients.ids[place]}": codec.encode({"kept": kept[place]}) for place in places}
+    clients.changed.clear()
     return pieces
 
 
-def remind(cohort: Clients, pieces: Mapping[str, bytes]) -> None:
-    """Give clients back what they kept."""
+def remind(clients: Clients, pieces: Mapping[str, bytes]) -> None:
+    """Restore what clients kept."""
     for piece, content in pieces.items():
         name, _, client = piece.partition("/")
         kept = codec.decode(content)["kept"]
-        cohort.memory[name][cohort.places([client])[0] if client else slice(None)] = kept.to(cohort.memory[name])
+        clients.memory[name][clients.places([client])[0] if client else slice(None)] = kept.to(clients.memory[name])

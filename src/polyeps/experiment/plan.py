@@ -19,9 +19,11 @@ from polyeps.accounting.afford import affordable, best_accountant
 from polyeps.accounting.calibration import Progress, calibrate_each
 from polyeps.accounting.certificate import Certificate, certify
 from polyeps.accounting.events import history_of
+from polyeps.algorithms.fedavg import fedavg
 from polyeps.core import Budget
 from polyeps.errors import InputError
 from polyeps.experiment.job import Job, Rounds
+from polyeps.experiment.noise_calibration import cost_of
 from polyeps.ledger.account import Account, Terms
 from polyeps.models import binary_logistic
 from polyeps.participation import Participation
@@ -76,8 +78,8 @@ def plan(job: Job, progress: Progress | None = None) -> list[ClientPlan]:
         if (terms := job.terms.get(client)) is None:
             continue
         if terms not in alike:
-            alike[terms] = plan_client(client, terms, sizes[row], float(job.scale[row]), job.rounds)
-        plans.append(replace(alike[terms], client=client, records=sizes[row], sigma=float(job.scale[row])))
+            alike[terms] = plan_client(client, terms, sizes[row], float(job.noise_multiplier[row]), job.rounds)
+        plans.append(replace(alike[terms], client=client, records=sizes[row], sigma=float(job.noise_multiplier[row])))
     return plans
 
 
@@ -106,20 +108,18 @@ def plan_dp_sgd(
         raise InputError(f"sigma must be a finite number above 0, not {sigma}")
     drawn = Participation("uniform", participation)
     found = Rounds(rounds, participation, math.ceil(rounds * drawn.share - 1e-9))
-    rates = [batch / records for *_, records in clients]
-    local = dp_sgd(binary_logistic(1), rate=rates, steps=local_steps, clip=1.0, learning_rate=1.0, batch=batch)
-    assert local.price is not None
-    budgets = [budget for _, budget, _ in clients]
+    local = fedavg(dp_sgd(binary_logistic(1), steps=local_steps, clip=1.0, learning_rate=1.0, batch=batch))
+    names, budgets, held = zip(*clients, strict=True) if clients else ((), (), ())
+    cost = cost_of(local, names, {"records": np.array(held)})
+    noise = np.full(len(clients), sigma)
     if sigma is None:
-        scale = calibrate_each(
-            budgets, local.price, found.expected, directory=cache.default_directory(), progress=progress
+        noise = calibrate_each(
+            budgets, cost.event, found.expected, directory=cache.default_directory(), progress=progress
         ).scale
-    else:
-        scale = np.full(len(clients), sigma)
     plans = []
     for row, (client, budget, records) in enumerate(clients):
-        terms = Terms(budget, "record", local.adjacency, "fixed", plan=local.price(float(scale[row]), row))
-        plans.append(plan_client(client, terms, records, float(scale[row]), found))
+        terms = Terms(budget, cost.unit, cost.adjacency, "fixed", plan=cost.event(noise[row], row))
+        plans.append(plan_client(client, terms, records, float(noise[row]), found))
     return found, plans
 
 
@@ -127,8 +127,9 @@ def certificates(job: Job, joined: int | None = None) -> dict[str, Certificate]:
     """Return each client's certificate for the rounds it joins: by default those its noise is calibrated for."""
     uses = job.rounds.expected if joined is None else joined
     alike, found = dict[Any, Certificate](), dict[str, Certificate]()
+    cost = cost_of(job.algorithm, job.population.ids, job.settings) if job.terms else None
     for row, client in enumerate(job.population.ids):
-        terms, sigma = job.terms.get(client), float(job.scale[row])
+        terms, sigma = job.terms.get(client), float(job.noise_multiplier[row])
         key = (terms, sigma)
         if key not in alike:
             event = dp_accounting.NonPrivateDpEvent() if terms is None else terms.plan
@@ -139,7 +140,7 @@ def certificates(job: Job, joined: int | None = None) -> dict[str, Certificate]:
                 everything,
                 delta,
                 method=job.method.title,
-                claimed=None if terms is None else job.algorithm.claim(sigma, uses, delta, row),
+                claimed=None if terms is None or cost is None else cost.claim(sigma, uses, delta, row),
                 form=job.method.form,
                 accountant=best_accountant(history_of(everything)),
                 details={"rounds": uses, "sigma": sigma},

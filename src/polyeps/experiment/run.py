@@ -76,7 +76,7 @@ def run(
         population = populate(experiment, seed, device)
         for method in experiment.algorithm:
             job = prepare(experiment, method, population, watch.calibrating)
-            told: Any = dict.fromkeys(job.tells, 1)
+            told: Any = dict.fromkeys(job.discloses, 1)
             groups = job.groups or (None,) * len(population.ids)
             faces = zip(population.ids, groups, strict=True)
             check_disclosure(job.algorithm, [Profile(client, **{**told, "group": group}) for client, group in faces])
@@ -145,7 +145,7 @@ def read(folder: Path | str) -> Outcome:
 def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path, watch: Watch) -> None:
     """Run one job from where it stands."""
     ledger = _open_ledger(job, folder)
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     state, active = job.state, None
     checkpoint = journal.checkpoint(job.name)
     if checkpoint is None:
@@ -184,7 +184,7 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
         journal.write_round(job.name, round.number, counts, answers, left, metrics, point)
         watch.round_done(job.name, round, experiment.rounds, metrics)
 
-    transport = InMemory(cohort, job.algorithm, job.tells)
+    transport = InMemory(cohort, job.algorithm, job.discloses)
     state = job.serve(transport, experiment.rounds, job.name, state, active=active, observe=observe)
     path = _model_path(folder, job.name)
     path.parent.mkdir(exist_ok=True)
