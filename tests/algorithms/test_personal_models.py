@@ -21,7 +21,7 @@ from polyeps.server import Participation, Transport
 from polyeps.transport.memory import InMemory
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
-MENU = [
+LEVELS = [
     {"name": "private", "epsilon": 2.0},
     {"name": "careful", "epsilon": 5.0, "share": 0.4},
     {"name": "open", "share": 0.2},
@@ -36,7 +36,7 @@ def job(**options: Any) -> Job:
         experiment(
             algorithm,
             data={"name": "digits", "clients": 5, "size": 40},
-            budgets={"epsilons": None, "menu": MENU},
+            budgets={"epsilons": None, "levels": LEVELS},
             training={"batch": BATCH, "local_steps": STEPS, "learning_rate": RATE},
         )
     )

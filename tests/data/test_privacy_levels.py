@@ -61,13 +61,13 @@ def test_any_shares(first: float, second: float, seed: int) -> None:
 @pytest.mark.parametrize(
     ("levels", "said"),
     [
-        ((OPEN,), "promises nothing to anybody"),
+        ((OPEN,), "guarantees nothing"),
         ((PRIVATE, {**OPEN, "name": "private"}), "same name"),
         ((PRIVATE, {**CAREFUL, "epsilon": 1.0}), "same epsilon"),
         (({**PRIVATE, "share": 0.5}, OPEN), "leave out its share"),
         ((PRIVATE, {"name": "open"}), "say which share"),
         ((PRIVATE, {**OPEN, "labels": [10]}), "labels are numbers from 0 to 9"),
-        ((PRIVATE, {**OPEN, "share": 0.2, "labels": [7]}), "only 20 are free to"),
+        ((PRIVATE, {**OPEN, "share": 0.2, "labels": [7]}), "only 20 can"),
         ((PRIVATE, {**CAREFUL, "share": 0.7}, {**OPEN, "share": 0.5}), "make its share smaller"),
     ],
 )

@@ -37,16 +37,21 @@ class Personal:
     learning_rate: float | None = None  # None: the same as for updates
 
     def __post_init__(self) -> None:
-        if isinstance(self.pull, Mapping) and (
-            missing := [name for name in self.federation.scales if name not in self.pull]
-        ):
-            raise InputError(f"pull names no λ for the group {missing[0]!r}; give every group one, or one for all")
+        for name in self.federation.scales:
+            self._pull_of(name)
+
+    def _pull_of(self, group: str) -> float:
+        if not isinstance(self.pull, Mapping):
+            return float(self.pull)
+        key = group.removeprefix("ε = ")  # without privacy levels, a group's key is its ε
+        if key not in self.pull:
+            raise InputError(f"pull names no λ for the group {key!r}; give every group one, or one for all")
+        return self.pull[key]
 
     @cached_property
     def training(self) -> Training:
         groups, many = self.federation.groups, len(self.federation.groups)
-        pull = self.pull
-        own = np.array([pull[name] if isinstance(pull, Mapping) else float(pull) for name in groups])
+        own = np.array([self._pull_of(name) for name in groups])
         rate = self.federation.learning_rate
         rates = np.repeat([rate, rate if self.learning_rate is None else self.learning_rate], many)
         return self.federation.training(rates, np.concatenate([np.zeros(many), own]))

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
-import pydantic
 import torch
 from numpy.typing import NDArray
 
 from polyeps.accounting.calibration import Progress
 from polyeps.accounting.certificate import Form
-from polyeps.algorithms import ALGORITHMS, Entry
+from polyeps.algorithms import Entry
 from polyeps.algorithms._averaging import Course, Federation
 from polyeps.clients import Clients
 from polyeps.core import Algorithm, Budget, Field, State
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.experiment import config
-from polyeps.experiment.effective_budgets import all_promised, in_force
+from polyeps.experiment.effective_budgets import effective_budgets, guaranteed, whose_budgets
 from polyeps.experiment.noise_calibration import claimed_scales, expected_rounds, priced, real_costs, sound_scales
 from polyeps.experiment.population import Population, seed_for
+from polyeps.experiment.registry import NONE, Parts, checked_options, entry_of
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import Terms
 from polyeps.server import Participation, Transport, check_secret_cohorts, cohort_size, serve
@@ -58,7 +57,7 @@ class Job:
         declared = None
         if self.method.form == "published" and self.budgets is not None:
             # A published form weighs by what is claimed; its ledgers hold what that really costs.
-            claimed = in_force(self.method, self.entry, people) or ()
+            claimed = effective_budgets(self.method, self.entry, people) or ()
             declared = {client: budget.epsilon for client, budget in zip(people.ids, claimed, strict=True) if budget}
         return Clients(
             ids=people.ids,
@@ -102,12 +101,16 @@ class Job:
 
 
 def prepare(
-    experiment: config.Experiment, method: config.Method, population: Population, progress: Progress | None = None
+    experiment: config.Experiment,
+    method: config.Method,
+    population: Population,
+    progress: Progress | None = None,
+    parts: Parts = NONE,
 ) -> Job:
     """One method for a population: algorithm built, noise calibrated; no record was looked at."""
-    entry = entry_of(method)
+    entry = entry_of(method, parts)
     settings = experiment.training_of(method)
-    budgets = in_force(method, entry, population)
+    budgets = effective_budgets(method, entry, population)
     participation = _participation(experiment, population)
     uses = expected_rounds(experiment, participation, len(population.ids))
     options = checked_options(method, entry)
@@ -140,8 +143,8 @@ def prepare(
         with _naming(method):
             algorithm = entry.build(local, **options)
     if budgets is not None:
-        if method.form == "published" or entry.budgets == "exceeded":
-            promised = all_promised(budgets)
+        if method.form == "published" or whose_budgets(method, entry) == "exceeded":
+            promised = guaranteed(budgets)
             scale = claimed_scales(settings, promised, population, algorithm, uses)
             budgets = real_costs(scale, promised, algorithm, uses, population.ids)
         else:
@@ -231,7 +234,7 @@ def _participation(experiment: config.Experiment, population: Population) -> Par
     wanted = cohort_size(share, len(population.ids))
     # With scales of their own all clients leave at about the same time, and a few stragglers would end the run
     # with a noisy mean; under a common scale leaving early is the rule, and the rest go on.
-    quorum = experiment.participation.quorum or (1 if experiment.budgets.scale else wanted)
+    quorum = experiment.participation.quorum or (1 if experiment.budgets.noise_multiplier else wanted)
     if quorum > len(population.ids):
         raise InputError(
             f"participation.quorum is {quorum}, more than the {len(population.ids)} clients there are, so no round "
@@ -241,28 +244,6 @@ def _participation(experiment: config.Experiment, population: Population) -> Par
     if experiment.participation.with_public:
         including = frozenset(client for client, yes in zip(population.ids, population.liberal, strict=True) if yes)
     return Participation(experiment.participation.kind, share, quorum, including)
-
-
-def entry_of(method: config.Method) -> Entry:
-    if method.name not in ALGORITHMS:
-        raise InputError(config.unknown_key(method.name, method.name, ALGORITHMS, "algorithm"))
-    return ALGORITHMS[method.name]
-
-
-def checked_options(method: config.Method, entry: Entry) -> dict[str, Any]:
-    """An algorithm's own options, checked against what its builder takes."""
-    parameters = inspect.signature(entry.build).parameters.values()
-    own = [one for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in entry.options]
-    hints = get_type_hints(entry.build, include_extras=True)
-    fields: dict[str, Any] = {one.name: (hints[one.name], one.default) for one in own}
-    for key in method.options:
-        if key not in fields:
-            known = [*fields, *config.Method.model_fields]
-            raise InputError(config.unknown_key(f"algorithm.{key} (of {method.name})", key, known))
-        if key in entry.idle:
-            raise InputError(f"algorithm.{key} changes nothing about {method.name}, which adds no noise; leave it out")
-    shape: type[config.Section] = pydantic.create_model("Options", __base__=config.Section, **fields)
-    return {**config.checked(shape, method.options, f"algorithm ({method.name})").__dict__, **entry.options}
 
 
 def check_batches(settings: config.Training, population: Population) -> None:

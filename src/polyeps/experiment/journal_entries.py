@@ -11,24 +11,20 @@ from polyeps.accounting.known_draws import epsilon_if_draws_known
 from polyeps.algorithms import ALGORITHMS
 from polyeps.clients import Clients
 from polyeps.experiment import config
-from polyeps.experiment.job import Job, checked_options
+from polyeps.experiment.effective_budgets import described, whose_budgets
+from polyeps.experiment.job import Job
 from polyeps.experiment.journal import ClientRow, spent_key
+from polyeps.experiment.registry import checked_options
 from polyeps.ledger import Ledger
 from polyeps.transport import codec
 
 _SMALL = 1 << 16  # numbers that are written whole after every round
 # Options with which a method does something else than its own sentence says.
 _OTHERWISE = {
-    ("cmp-fed", "directions", "model"): (
-        "updates along directions the public model tells, summed unseen with noise; whole clients protected"
-    ),
-    ("uv-fed", "directions", "model"): (
-        "control: updates along directions the public model tells, without noise, clip or promise"
-    ),
-    ("dp-randagg", "rank", 0): "DP-FedAvg: all of every update, summed unseen with noise; whole clients protected",
-    ("randagg", "rank", 0): "control: FedAvg of clients drawn in secret, without noise, clip or promise",
+    ("cmp-fed", "directions", "model"): "updates along directions of the public model, in one secure sum",
+    ("dp-randagg", "rank", 0): "DP-FedAvg: all of every update in one secure sum",
     ("pdp-fl", "delayed", True): ALGORITHMS["pdp-fl-plus"].summary,
-    ("fedhdp", "personal", False): "whole clients protected, at the levels they chose",
+    ("fedhdp", "personal", False): "sums per privacy level, weighted by their noise",
 }
 
 
@@ -68,7 +64,7 @@ def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
         "conditions": job.algorithm.conditions,
         "parameters": job.population.model.size,
         "data": job.population.dataset.name,
-        "scale_strategy": "own" if experiment.budgets.scale is None else "common",
+        "scale_strategy": "own" if experiment.budgets.noise_multiplier is None else "common",
     }
 
 
@@ -98,7 +94,9 @@ def _summary(job: Job) -> str:
         for (name, option, value), said in _OTHERWISE.items()
         if name == job.method.name and options[option] == value
     )
-    said = next(told, job.entry.summary)
+    said = described(next(told, job.entry.summary), whose_budgets(job.method, job.entry))
+    if job.algorithm.unit == "client" and job.budgets is not None:
+        said += "; whole clients protected"
     return said if job.method.epsilon is None else f"{said}; here ε = {job.method.epsilon:g}"
 
 
@@ -106,7 +104,7 @@ def _whose_budgets(job: Job) -> str:
     """Whose budgets are in force. Where all clients have the same one, the strictest of all is everybody's own."""
     if job.method.form != "sound":
         return "published"
-    return "own" if job.budgets == job.population.budgets else job.entry.budgets
+    return "own" if job.budgets == job.population.budgets else whose_budgets(job.method, job.entry)
 
 
 def _sampler(job: Job) -> str:

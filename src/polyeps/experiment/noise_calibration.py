@@ -112,7 +112,7 @@ def _own_scales(
 ) -> NDArray[np.float64]:
     """The noise of some clients of the population, who have these budgets."""
     price, ids = priced(algorithm), [population.ids[row] for row in rows]
-    common = experiment.budgets.scale
+    common = experiment.budgets.noise_multiplier
     if common is None and _is_pure(algorithm) and (uses == 1 or not any(budget.delta for budget in budgets)):
         return _pure_scales(budgets, uses)
     if common is None:
@@ -138,8 +138,8 @@ def _own_scales(
         once = account.with_charge(price(common, row), 1, algorithm.unit)
         if not account.affords(once):
             raise InputError(
-                f"client {client!r} cannot afford a single round: with budgets.scale = {common:g} one costs "
-                f"ε = {account.spent(once):.4g}, and its budget is {budget.epsilon:g}; raise the scale, or leave it "
+                f"client {client!r} cannot afford a single round: with budgets.noise_multiplier = {common:g} one costs "
+                f"ε = {account.spent(once):.4g}, and its budget is {budget.epsilon:g}; raise it, or leave it "
                 "out so that every client gets its own"
             )
     return np.full(len(budgets), common)
