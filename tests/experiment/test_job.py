@@ -26,7 +26,12 @@ from polyeps.server import Participation
 
 @pytest.mark.parametrize(
     ("name", "in_force"),
-    [("fedavg", EPSILONS), ("fedavg (minimum)", (0.5,) * 6), ("fedavg (maximum)", (9.0,) * 6), ("public-only", EPSILONS)],
+    [
+        ("fedavg", EPSILONS),
+        ("fedavg (minimum)", (0.5,) * 6),
+        ("fedavg (maximum)", (9.0,) * 6),
+        ("public-only", EPSILONS),
+    ],
 )
 def test_budgets_in_force(name: str, in_force: tuple[float, ...]) -> None:
     job = job_of(experiment(name))
@@ -41,12 +46,19 @@ def test_budgets_in_force(name: str, in_force: tuple[float, ...]) -> None:
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"fedavg (minimum)", "fedavg (maximum)"}))
 def test_only_two_controls_put_another_budget_in_force(name: str) -> None:
     wanted = experiment({"name": name, "epsilon": 0.1}, participation={"kind": "poisson", "share": 0.5})
-    with pytest.raises(InputError, match=rf"epsilon = 0.1 changes nothing about {re.escape(name)}: .*minimum.*maximum.*leave it out"):
+    with pytest.raises(
+        InputError, match=rf"epsilon = 0.1 changes nothing about {re.escape(name)}: .*minimum.*maximum.*leave it out"
+    ):
         job_of(wanted)
 
 
 def test_what_those_controls_may_put_in_force() -> None:
-    for name, value in (("fedavg (minimum)", 0.5), ("fedavg (minimum)", 0.2), ("fedavg (maximum)", 100.0), ("fedavg (maximum)", 0.2)):
+    for name, value in (
+        ("fedavg (minimum)", 0.5),
+        ("fedavg (minimum)", 0.2),
+        ("fedavg (maximum)", 100.0),
+        ("fedavg (maximum)", 0.2),
+    ):
         assert job_of(experiment({"name": name, "epsilon": value})).budgets == (Budget(value, 1e-3),) * 6
     with pytest.raises(InputError, match=r"algorithm.epsilon = 0.51 is more than the smallest budget 0.5.*lower it"):
         job_of(experiment({"name": "fedavg (minimum)", "epsilon": 0.51}))
@@ -114,7 +126,10 @@ def test_a_quorum_nobody_could_meet_is_refused() -> None:
     ("algorithm", "said"),
     [
         ({"name": "cmp-fed (none)", "noise": "skellam"}, r"algorithm.noise changes nothing about cmp-fed \(none\)"),
-        ({"name": "dp-randagg (none)", "mask_first": False}, r"algorithm.mask_first changes nothing about dp-randagg \(none\)"),
+        (
+            {"name": "dp-randagg (none)", "mask_first": False},
+            r"algorithm.mask_first changes nothing about dp-randagg \(none\)",
+        ),
         ({"name": "cmp-fed", "label": "thin", "rank": 0}, r"algorithm \(thin\): rank must be at least 1"),
     ],
 )

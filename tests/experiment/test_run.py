@@ -64,7 +64,9 @@ def test_a_folder_holds_everything(tmp_path: Path) -> None:
 
 
 def test_methods_of_a_comparison_draw_the_same_cohorts(tmp_path: Path) -> None:
-    wanted = experiment(["fedavg", "fedavg (minimum)", "fedavg (maximum)"], participation={"kind": "uniform", "share": 0.5}, rounds=4)
+    wanted = experiment(
+        ["fedavg", "fedavg (minimum)", "fedavg (maximum)"], participation={"kind": "uniform", "share": 0.5}, rounds=4
+    )
     runs.run(wanted, tmp_path / "run")
     journal = Journal(tmp_path / "run" / "journal.db")
     invited = [
@@ -195,7 +197,9 @@ def test_kills_change_no_personal_model(tmp_path: Path) -> None:
 
 
 def test_early_leavers_under_one_scale(tmp_path: Path) -> None:
-    wanted = experiment("fedavg", rounds=40, budgets={"epsilons": (1.0, 1.6, 9.0, 1.3, 8.0, 2.0), "noise_multiplier": 1.2})
+    wanted = experiment(
+        "fedavg", rounds=40, budgets={"epsilons": (1.0, 1.6, 9.0, 1.3, 8.0, 2.0), "noise_multiplier": 1.2}
+    )
     outcome = runs.run(wanted, tmp_path / "run")
     journal = Journal(tmp_path / "run" / "journal.db")
     left = {r["own_epsilon"]: r["left_after"] for r in journal.query("SELECT own_epsilon, left_after FROM clients")}

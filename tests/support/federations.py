@@ -35,9 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     for place, budgets in enumerate(entry.budgets)
 }
 PRIVATE = [
-    title
-    for title, method in METHODS.items()
-    if method.get("budgets", ALGORITHMS[method["name"]].budgets[0]) != "none"
+    title for title, method in METHODS.items() if method.get("budgets", ALGORITHMS[method["name"]].budgets[0]) != "none"
 ]
 
 

@@ -62,9 +62,7 @@ def strictest(menu: Sequence[Level]) -> int:
     if len(promised) + sum(level.epsilon is None for level in menu) < len(menu):
         raise InputError("budgets.levels: two levels have the same epsilon; one is enough")
     if not promised:
-        raise InputError(
-            "budgets.levels guarantees nothing: give a level an epsilon, which is then the default"
-        )
+        raise InputError("budgets.levels guarantees nothing: give a level an epsilon, which is then the default")
     default = promised[min(promised)]
     if menu[default].share is not None:
         raise InputError(

@@ -154,7 +154,7 @@ def _encoded(dataset: datasets.Dataset, name: str, parts: Parts) -> datasets.Dat
     """Return a data set with encoded records.
 
     Features must be a function of their own record alone: if other records had a part in them, clipping one record
-    would not bound its influence. So some records are encoded twice, with and without the others.
+    would not bound its influence. So some records are encoded again, beside fewer and beside other records.
     """
     make = parts.find("data.encoder", name, parts.encoders, "encoders")
 
@@ -168,9 +168,10 @@ def _encoded(dataset: datasets.Dataset, name: str, parts: Parts) -> datasets.Dat
             raise InputError(f"data.encoder = {name} must return finite features, one row for each record")
         return found
 
-    training = encode(dataset.features)
-    alone = encode(dataset.features[:_COMPARED])
-    if alone.shape[1:] != training.shape[1:] or not np.allclose(alone, training[:_COMPARED], rtol=1e-3, atol=1e-4):
+    training, some = encode(dataset.features), dataset.features[:_COMPARED]
+    others = 2 * some + 1 if np.issubdtype(some.dtype, np.floating) else some[::-1]
+    again = [encode(some), encode(np.concatenate([others, some]))[len(some) :]]
+    if not all(np.allclose(rows, training[: len(some)], rtol=1e-3, atol=1e-4) for rows in again):
         raise InputError(
             f"data.encoder = {name} encodes a record differently with other records beside it, so one record would "
             "change the features of others; compute each row from its own record, with fixed or seeded parameters"
