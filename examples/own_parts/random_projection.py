@@ -1,6 +1,7 @@
 """An own encoder: a fixed random projection of every record."""
 
 from collections.abc import Callable
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -12,6 +13,6 @@ def random_projection() -> Callable[[Tensor], Tensor]:
     def encode(records: Tensor) -> Tensor:
         flat = records.flatten(1).float()
         matrix = torch.randn(flat.shape[1], 32, generator=torch.Generator().manual_seed(1))
-        return flat @ matrix / flat.shape[1] ** 0.5
+        return flat @ matrix / sqrt(len(matrix))
 
     return encode

@@ -83,5 +83,5 @@ def test_cohorts_in_which_one_takes_anothers_place_are_refused(name: str, partic
 
 
 def test_open_clients_are_refused_where_everybody_needs_a_budget() -> None:
-    with pytest.raises(InputError, match=r"chose to be promised nothing.*choose fedhdp"):
+    with pytest.raises(InputError, match=r"chose a privacy level without an epsilon.*choose fedhdp"):
         job_of(experiment("fedavg", budgets={"epsilons": None, "levels": LEVELS}, data={"clients": 10}))
