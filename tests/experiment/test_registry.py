@@ -336,7 +336,7 @@ def fitted_at_first() -> Callable[[Tensor], Tensor]:
         (lambda: lambda records: records.sum((1, 2, 3)), "one row for each record"),
         (lambda: lambda records: records / 0, "finite features"),
         (lambda: 1 / 0, "data.encoder = own failed: ZeroDivisionError"),
-        (lambda: lambda _: "x", "data.encoder = own failed: ValueError"),
+        (lambda: lambda _: "x", "data.encoder = own failed: TypeError"),
     ],
 )
 def test_encoders_that_mix_records_are_refused(make: Any, said: str) -> None:
@@ -410,6 +410,18 @@ def test_a_tracker_that_fails_loses_no_run(event: str, tmp_path: Path) -> None:
     assert len(outcome.models) == 1
     assert [one[0] for one in failing.heard].count(event) == 1  # it is not asked again
     assert len(other.heard) == 5
+
+
+def test_a_tracker_that_cannot_be_made_loses_no_run(code: Path, tmp_path: Path) -> None:
+    (code / "far.py").write_text("class Away:\n    def __init__(self): raise TimeoutError('no answer')\n")
+    with pytest.warns(RuntimeWarning, match=r"tracker Away failed \(TimeoutError: no answer\)"):
+        assert runs.run(experiment(trackers=["far:Away"]), tmp_path / "run", code_folder=code).models
+
+
+def test_types_of_options_must_be_there(code: Path, tmp_path: Path) -> None:
+    (code / "typed.py").write_text("def build(training, *, rank: 'Rank' = 1): pass\n")
+    with pytest.raises(InputError, match=r"typed:build: name 'Rank' is not defined; import the types"):
+        runs.run(experiment({"name": "typed:build"}), tmp_path / "run", code_folder=code)
 
 
 def test_every_job_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import inf, isfinite, nan, prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -158,10 +159,11 @@ def _encoded(dataset: datasets.Dataset, name: str, parts: Parts) -> datasets.Dat
     """
     make = parts.find("data.encoder", name, parts.encoders, "encoders")
 
-    def encode(features: NDArray[np.generic]) -> NDArray[np.float32]:
+    def encode(features: NDArray[Any]) -> NDArray[np.float32]:
         try:
             encoder: Encoder = make()
-            found = np.asarray(encoder(torch.from_numpy(features.copy())), dtype=np.float32)
+            with torch.no_grad():
+                found = torch.as_tensor(encoder(torch.from_numpy(features.copy()))).float().cpu().numpy()
         except Exception as problem:
             raise InputError(f"data.encoder = {name} failed: {type(problem).__name__}: {problem}") from problem
         if found.ndim < 2 or len(found) != len(features) or not np.isfinite(found).all():

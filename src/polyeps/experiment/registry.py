@@ -152,9 +152,9 @@ class Parts:
             found[name] = self.find("metrics", reference, self.metrics, "metrics")
         return found
 
-    def tracking(self, experiment: config.Experiment) -> list[Tracker]:
-        """Return the trackers of an experiment, those it names and those given."""
-        return [*(self.find("trackers", name, {}, "trackers")() for name in experiment.trackers), *self.trackers]
+    def tracking(self, experiment: config.Experiment) -> list[Callable[[], Tracker]]:
+        """Return the functions that make the trackers which an experiment names."""
+        return [self.find("trackers", name, {}, "trackers") for name in experiment.trackers]
 
 
 NONE = Parts()
@@ -177,7 +177,10 @@ def checked_options(method: config.Method, entry: Entry) -> dict[str, Any]:
     """Return an algorithm's own options, checked against the keyword arguments of its builder."""
     parameters = inspect.signature(entry.build).parameters.values()
     own = [one for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in entry.options]
-    hints = get_type_hints(entry.build, include_extras=True)
+    try:
+        hints = get_type_hints(entry.build, include_extras=True)
+    except NameError as problem:
+        raise InputError(f"{method.name}: {problem}; import the types of its options at run time") from problem
     fields: dict[str, Any] = {
         one.name: (hints.get(one.name, Any), ... if one.default is one.empty else one.default) for one in own
     }

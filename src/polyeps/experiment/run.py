@@ -77,7 +77,10 @@ class _Work:
 
     def __post_init__(self) -> None:
         self.metrics = self.parts.measuring(self.experiment)
-        self.trackers = self.parts.tracking(self.experiment)
+        self.trackers = list(self.parts.trackers)
+        for make in self.parts.tracking(self.experiment):
+            with _warning(getattr(make, "__name__", "")):
+                self.trackers.append(make())
 
     def job(self, method: config.Method, seed: int) -> Job:
         """Return a job, prepared now or before."""
@@ -89,18 +92,22 @@ class _Work:
         return prepare(self.experiment, method, self.population, self.watch.calibrating, self.parts)
 
     def tell(self, event: str, *arguments: Any) -> None:
-        """Tell every tracker; one that fails is left out from now on."""
-        for tracker in list(self.trackers):
-            try:
+        """Call a method of every tracker; a tracker that fails is left out afterwards."""
+        kept, self.trackers = self.trackers, []
+        for tracker in kept:
+            with _warning(type(tracker).__name__):
                 getattr(tracker, event)(*arguments)
-            except Exception as problem:
-                self.trackers.remove(tracker)
-                name = type(tracker).__name__
-                warnings.warn(
-                    f"tracker {name} failed ({type(problem).__name__}: {problem}); the run goes on without it",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+                self.trackers.append(tracker)
+
+
+@contextmanager
+def _warning(tracker: str) -> Iterator[None]:
+    """Turn an error of a tracker into a warning."""
+    try:
+        yield
+    except Exception as problem:
+        reason = f"{type(problem).__name__}: {problem}"
+        warnings.warn(f"tracker {tracker} failed ({reason}); the run goes on without it", RuntimeWarning, stacklevel=4)
 
 
 def run(
