@@ -146,7 +146,7 @@ class _Listening(InMemory):
 def _people(cell: Cell, seed: int, validation: float, batch: int, device: str) -> Population:
     """Clients, kept until others are asked for: trials come ordered by them."""
     shown = experiment_of(cell, Method("fedavg"), "sound", 0.1, validation)
-    return populate(shown.model_copy(update={"training": config.Training(batch=batch)}), seed, device)
+    return populate(shown.model_copy(update={"training": config.TrainingSettings(batch=batch)}), seed, device)
 
 
 def _due(round: Round, trial: Trial, job: Job) -> bool:

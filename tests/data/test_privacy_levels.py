@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from polyeps.data.partition import Partition, apart
 from polyeps.data.privacy_levels import choose, strictest
 from polyeps.errors import InputError
-from polyeps.experiment.config import Level
+from polyeps.experiment.config import LevelSettings
 
 HELD = np.eye(10, dtype=np.int64)[np.arange(200) % 10] * 30  # clients of one class each
 
 
-def menu(*levels: dict[str, Any]) -> tuple[Level, ...]:
-    return tuple(Level(**level) for level in levels)
+def menu(*levels: dict[str, Any]) -> tuple[LevelSettings, ...]:
+    return tuple(LevelSettings(**level) for level in levels)
 
 
 PRIVATE, CAREFUL = {"name": "private", "epsilon": 1.0}, {"name": "careful", "epsilon": 4.0, "share": 0.2}

@@ -18,11 +18,11 @@ from polyeps.algorithms.pfa_plus import pfa_plus
 from polyeps.algorithms.weiavg import weiavg
 from polyeps.core import Algorithm
 
-__all__ = ["ALGORITHMS", "Budgets", "Entry", "ask_updates", "mean", "step", "with_noise_of_their_own"]
+__all__ = ["ALGORITHMS", "BudgetRule", "Entry", "ask_updates", "mean", "step", "with_noise_of_their_own"]
 
 # own: every client's own budget. minimum, maximum: everybody under the smallest or largest budget of all.
 # none: no noise, no guarantee. exceeded: more than the clients' own budgets, and charged as such.
-Budgets = Literal["own", "minimum", "maximum", "none", "exceeded"]
+BudgetRule = Literal["own", "minimum", "maximum", "none", "exceeded"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Entry:
 
     build: Callable[..., Algorithm]
     summary: str
-    budgets: tuple[Budgets, ...] = ("own",)  # the values of algorithm.budgets, the default first
+    budgets: tuple[BudgetRule, ...] = ("own",)  # the values of algorithm.budgets, the default first
     options: Mapping[str, Any] = field(default_factory=dict)  # of the builder, settled by the name
     # What clients do with their records, and so the arguments of a builder. training: they train as the settings say.
     # gradient: they take one gradient over all of them; builders are given a `Course` as well. sums: whole clients are

@@ -64,7 +64,7 @@ class Section(_Table):
     model_config = ConfigDict(extra="forbid")
 
 
-class Data(Section):
+class DataSettings(Section):
     """The records, and how they are divided among clients."""
 
     name: str = "digits"
@@ -84,7 +84,7 @@ class Data(Section):
     validation: float = Field(default=0.0, ge=0, lt=1)
 
 
-class Level(Section):
+class LevelSettings(Section):
     """One privacy level that clients choose from; a client that chooses none has the strictest."""
 
     name: Title
@@ -93,14 +93,14 @@ class Level(Section):
     labels: tuple[int, ...] | None = None  # they are drawn among clients that hold records of one of these classes
 
 
-class Budgets(Section):
+class BudgetSettings(Section):
     """The clients' privacy budgets, and whether they disclose them."""
 
     distribution: str | None = None
     file: Path | None = None
     epsilons: tuple[float, ...] | None = None
     epsilon: float | None = Field(default=None, gt=0)  # the same for every client
-    levels: tuple[Level, ...] | None = None  # privacy levels to choose from
+    levels: tuple[LevelSettings, ...] | None = None  # privacy levels to choose from
     # As many clients from each part of a mixture as its weight says, instead of by chance.
     stratified: bool = False
     delta: float = Field(default=1e-5, ge=0, lt=1)
@@ -109,14 +109,14 @@ class Budgets(Section):
     noise_multiplier: float | None = Field(default=None, gt=0)
 
 
-class Model(Section):
+class ModelSettings(Section):
     """The model to train."""
 
     name: str = "logistic"
     hidden: tuple[int, ...] | None = None  # widths of the mlp's layers
 
 
-class Training(Section):
+class TrainingSettings(Section):
     """How clients train locally."""
 
     batch: int = Field(default=8, ge=1)
@@ -130,7 +130,7 @@ class Training(Section):
     decay: float = Field(default=0.0, ge=0)
 
 
-class Participation(Section):
+class ParticipationSettings(Section):
     """The clients of a round."""
 
     kind: Literal["uniform", "poisson", "full", "epoch"] = "full"
@@ -172,11 +172,11 @@ class Experiment(Section):
     evaluate_every: int = Field(default=1, ge=1)
     metrics: tuple[str, ...] = ()  # beside accuracy and loss: "module:name", or names given to `run`
     trackers: tuple[str, ...] = ()  # "module:name" of classes or functions that make trackers
-    data: Data = Field(default_factory=Data)
-    budgets: Budgets = Field(default_factory=Budgets)
-    model: Model = Field(default_factory=Model)
-    training: Training = Field(default_factory=Training)
-    participation: Participation = Field(default_factory=Participation)
+    data: DataSettings = Field(default_factory=DataSettings)
+    budgets: BudgetSettings = Field(default_factory=BudgetSettings)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    training: TrainingSettings = Field(default_factory=TrainingSettings)
+    participation: ParticipationSettings = Field(default_factory=ParticipationSettings)
     algorithm: tuple[Method, ...] = (Method(name="fedavg"),)
 
     def __init__(self, **values: Any) -> None:
@@ -217,9 +217,9 @@ class Experiment(Section):
             raise ValueError(f"two are called {twice!r}; give each its own label" if twice else "name at least one")
         return value
 
-    def training_of(self, method: Method) -> Training:
+    def training_of(self, method: Method) -> TrainingSettings:
         """Return the training settings a method runs with."""
-        return checked(Training, {**self.training.model_dump(), **method.training}, "algorithm.training")
+        return checked(TrainingSettings, {**self.training.model_dump(), **method.training}, "algorithm.training")
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, as JSON can hold them; `experiment` reads them back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyeps.algorithms import Budgets, Entry
+from polyeps.algorithms import BudgetRule, Entry
 from polyeps.core import Budget
 from polyeps.errors import InputError
 from polyeps.experiment import config
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polyeps.experiment.population import Population
 
 
-def whose_budgets(method: config.Method, entry: Entry) -> Budgets:
+def whose_budgets(method: config.Method, entry: Entry) -> BudgetRule:
     """Return whose budgets a method spends: what its table says, or the algorithm's default."""
     if method.budgets is None:
         return entry.budgets[0]
@@ -54,7 +54,7 @@ def guaranteed(budgets: Sequence[Budget | None]) -> tuple[Budget, ...]:
     return tuple(budget for budget in budgets if budget is not None)
 
 
-def described(summary: str, whose: Budgets) -> str:
+def described(summary: str, whose: BudgetRule) -> str:
     """Return what a method does, with the budgets it spends."""
     match whose:
         case "minimum":
@@ -71,7 +71,9 @@ def _smallest(budgets: Sequence[Budget]) -> Budget:
     return Budget(min(budget.epsilon for budget in budgets), min(budget.delta for budget in budgets))
 
 
-def _replaced(method: config.Method, epsilon: float, entry: Entry, whose: Budgets, known: Sequence[Budget]) -> Budget:
+def _replaced(
+    method: config.Method, epsilon: float, entry: Entry, whose: BudgetRule, known: Sequence[Budget]
+) -> Budget:
     """Return the budget with the ε that a control names; only "maximum" may exceed the clients' own."""
     if entry.local == "sums" or whose not in ("minimum", "maximum"):
         raise InputError(

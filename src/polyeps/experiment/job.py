@@ -24,7 +24,7 @@ from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import effective_budgets, guaranteed, whose_budgets
 from polyeps.experiment.noise_calibration import claimed_scales, expected_rounds, priced, real_costs, sound_scales
 from polyeps.experiment.population import Population, seed_for
-from polyeps.experiment.registry import NONE, Parts, checked_options, entry_of
+from polyeps.experiment.registry import BUILT_IN, Parts, checked_options, entry_of
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import Terms
 from polyeps.server import Participation, Transport, check_secret_cohorts, cohort_size, serve
@@ -105,7 +105,7 @@ def prepare(
     method: config.Method,
     population: Population,
     progress: Progress | None = None,
-    parts: Parts = NONE,
+    parts: Parts = BUILT_IN,
 ) -> Job:
     """One method for a population: algorithm built, noise calibrated; no record was looked at."""
     entry = entry_of(method, parts)
@@ -246,7 +246,7 @@ def _participation(experiment: config.Experiment, population: Population) -> Par
     return Participation(experiment.participation.kind, share, quorum, including)
 
 
-def check_batches(settings: config.Training, population: Population) -> None:
+def check_batches(settings: config.TrainingSettings, population: Population) -> None:
     """Refuse a batch that some client cannot fill."""
     for client, size in zip(population.ids, population.partition.sizes.tolist(), strict=True):
         if size < settings.batch:
@@ -256,7 +256,7 @@ def check_batches(settings: config.Training, population: Population) -> None:
             )
 
 
-def _training(settings: config.Training, population: Population, private: bool, form: Form) -> Training:
+def _training(settings: config.TrainingSettings, population: Population, private: bool, form: Form) -> Training:
     sizes = population.partition.sizes
     if settings.rate is not None:
         if form == "published":

@@ -29,7 +29,11 @@ def expected_rounds(experiment: config.Experiment, participation: Participation,
 
 
 def claimed_scales(
-    settings: config.Training, claimed: Sequence[Budget], population: Population, algorithm: Algorithm, rounds: int
+    settings: config.TrainingSettings,
+    claimed: Sequence[Budget],
+    population: Population,
+    algorithm: Algorithm,
+    rounds: int,
 ) -> NDArray[np.float64]:
     """The noise a paper takes for a claimed budget.
 

@@ -26,7 +26,7 @@ from polyeps.data.splits import hold_out, validation
 from polyeps.data.synthetic import SYNTHETIC, synthetic
 from polyeps.errors import InputError
 from polyeps.experiment import config
-from polyeps.experiment.registry import NONE, Encoder, Metric, ModelFactory, Parts
+from polyeps.experiment.registry import BUILT_IN, Encoder, Metric, ModelFactory, Parts
 from polyeps.models import MODELS, Model, cross_entropy
 
 EVALUATED_AT_ONCE = 5000  # test records: a few hundred MB of activations for the largest of our networks
@@ -100,7 +100,7 @@ def _measured(name: str, metric: Metric, outputs: Tensor, labels: Tensor) -> flo
     return value if isfinite(value) else nan
 
 
-def populate(experiment: config.Experiment, seed: int, device: str = "cpu", parts: Parts = NONE) -> Population:
+def populate(experiment: config.Experiment, seed: int, device: str = "cpu", parts: Parts = BUILT_IN) -> Population:
     """Return the clients of a seed, with their records and budgets."""
     wanted = experiment.data
     dataset = _dataset(wanted, seed)
@@ -139,7 +139,7 @@ def _loaded(name: str, file: Path | None, label: str) -> datasets.Dataset:
     return datasets.load(name, download=None) if file is None else load_own(file, label=label)
 
 
-def _dataset(wanted: config.Data, seed: int) -> datasets.Dataset:
+def _dataset(wanted: config.DataSettings, seed: int) -> datasets.Dataset:
     if wanted.name in SYNTHETIC and wanted.file is None:
         dataset = synthetic(wanted.name, generator=generator(seed, "records"))
     else:
@@ -181,14 +181,14 @@ def _encoded(dataset: datasets.Dataset, name: str, parts: Parts) -> datasets.Dat
     return replace(dataset, features=training, test_features=encode(dataset.test_features), columns=(), words=())
 
 
-def _clients_named(budgets: config.Budgets) -> int | None:
+def _clients_named(budgets: config.BudgetSettings) -> int | None:
     if budgets.epsilons is not None:
         return len(budgets.epsilons)
     return len(read_budgets(budgets.file, budgets.delta)) if budgets.file is not None else None
 
 
 def _budgets(
-    wanted: config.Budgets, partition: Partition, dataset: datasets.Dataset, seed: int
+    wanted: config.BudgetSettings, partition: Partition, dataset: datasets.Dataset, seed: int
 ) -> tuple[tuple[Budget | None, ...], tuple[str, ...] | None]:
     """Return every client's budget and, where there are privacy levels, the name of its level."""
     kinds = ("distribution", "file", "epsilons", "epsilon", "levels")
@@ -203,7 +203,7 @@ def _budgets(
     return tuple(budgets), tuple(level.name for level in chosen)
 
 
-def _given_budgets(wanted: config.Budgets, partition: Partition, seed: int) -> tuple[Budget, ...]:
+def _given_budgets(wanted: config.BudgetSettings, partition: Partition, seed: int) -> tuple[Budget, ...]:
     clients = partition.ids
     if wanted.file is not None:
         named = {row.client: row.budget for row in read_budgets(wanted.file, wanted.delta)}
@@ -230,7 +230,7 @@ def _given_budgets(wanted: config.Budgets, partition: Partition, seed: int) -> t
         raise InputError(f"budgets.epsilons, client {client!r}: {problem}") from None
 
 
-def _model(wanted: config.Model, dataset: datasets.Dataset, seed: int, parts: Parts) -> Model:
+def _model(wanted: config.ModelSettings, dataset: datasets.Dataset, seed: int, parts: Parts) -> Model:
     shape = dataset.features.shape[1:]
     if wanted.name not in MODELS:
         make = parts.find("model.name", wanted.name, {**MODELS, **parts.models}, "models")
@@ -266,7 +266,7 @@ def _own_model(name: str, make: ModelFactory, dataset: datasets.Dataset, seed: i
     return made
 
 
-def _built_in_model(wanted: config.Model, dataset: datasets.Dataset) -> Model:
+def _built_in_model(wanted: config.ModelSettings, dataset: datasets.Dataset) -> Model:
     shape, classes = dataset.features.shape[1:], len(dataset.classes)
     if (wanted.name == "lstm") != bool(dataset.words):
         raise InputError(

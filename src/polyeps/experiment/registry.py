@@ -157,10 +157,10 @@ class Parts:
         return [self.find("trackers", name, {}, "trackers") for name in experiment.trackers]
 
 
-NONE = Parts()
+BUILT_IN = Parts()
 
 
-def entry_of(method: config.Method, parts: Parts = NONE) -> Entry:
+def entry_of(method: config.Method, parts: Parts = BUILT_IN) -> Entry:
     """Return the entry of a method's algorithm; a plain function trains locally, within the clients' own budgets."""
     if method.name in _FORMER:
         name, budgets = _FORMER[method.name]
