@@ -57,11 +57,11 @@ def by_group(population: Population, model: Tensor, personal: Tensor | None = No
     """
     if population.own_tests is None:
         raise InputError("clients hold no test records of their own; set data.own_test to a share of their records")
-    judged = {"own accuracy": own_accuracy(population.model, model, population.own_test_records)}
+    measured = {"own accuracy": own_accuracy(population.model, model, population.own_test_records)}
     if personal is not None:
-        judged["personal accuracy"] = own_accuracy(population.model, personal, population.own_test_records)
+        measured["personal accuracy"] = own_accuracy(population.model, personal, population.own_test_records)
     found: dict[str, float] = {}
-    for name, accuracy in judged.items():
+    for name, accuracy in measured.items():
         for group, members in _members(population).items():
             found[f"{name}{group}"] = float(accuracy[members].mean())
             found[f"{name} variance{group}"] = float(accuracy[members].var())

@@ -242,7 +242,9 @@ def _participation(experiment: config.Experiment, population: Population) -> Par
         )
     including: frozenset[str] = frozenset()
     if experiment.participation.with_public:
-        including = frozenset(client for client, yes in zip(population.ids, population.liberal, strict=True) if yes)
+        including = frozenset(
+            client for client, yes in zip(population.ids, population.high_epsilon, strict=True) if yes
+        )
     return Participation(experiment.participation.kind, share, quorum, including)
 
 

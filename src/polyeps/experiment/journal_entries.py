@@ -43,7 +43,7 @@ def client_rows(job: Job) -> list[ClientRow]:
                 own_epsilon=own.epsilon if own else None,
                 records=sizes[place],
                 scale=float(job.scale[place]) if budget else None,
-                public=bool(people.liberal[place]),
+                public=bool(people.high_epsilon[place]),
                 group=people.groups[place] if people.groups else None,
             )
         )

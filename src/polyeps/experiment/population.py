@@ -52,7 +52,7 @@ class Population:
         return self.partition.ids
 
     @cached_property
-    def liberal(self) -> NDArray[np.bool_]:
+    def high_epsilon(self) -> NDArray[np.bool_]:
         """The high-ε clients: those without a guarantee or, where all have one, those with large budgets."""
         known = [budget.epsilon for budget in self.budgets if budget is not None]
         if len(known) < len(self.budgets):
