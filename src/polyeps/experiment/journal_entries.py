@@ -1,9 +1,11 @@
-"""What a journal is told about a job: its clients, the terms of its promises, and what its clients keep."""
+"""Journal entries for a job: clients, guarantees, what clients keep; and all metrics as CSV."""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from polyeps.accounting.certificate import SECRET_COHORT
@@ -13,7 +15,7 @@ from polyeps.clients import Clients
 from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import described, whose_budgets
 from polyeps.experiment.job import Job
-from polyeps.experiment.journal import ClientRow, spent_key
+from polyeps.experiment.journal import ClientRow, Journal, spent_key
 from polyeps.experiment.registry import checked_options
 from polyeps.ledger import Ledger
 from polyeps.transport import codec
@@ -133,3 +135,22 @@ def remind(cohort: Clients, pieces: Mapping[str, bytes]) -> None:
         name, _, client = piece.partition("/")
         kept = codec.decode(content)["kept"]
         cohort.memory[name][cohort.places([client])[0] if client else slice(None)] = kept.to(cohort.memory[name])
+
+
+def write_metrics(journal: Journal, path: Path) -> None:
+    """Write all metrics of all rounds as CSV, one line per job and round."""
+    rows = journal.query("SELECT * FROM metrics")
+    names = sorted({row["name"] for row in rows})
+    values = {(row["job"], row["round"], row["name"]): row["value"] for row in rows}
+    columns = ["invited", "answered", "declined", "active", "seconds"]
+    partial = path.with_suffix(".part")
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", "seed", "round", *columns, *names])
+        statement = (
+            "SELECT jobs.label, jobs.seed, rounds.* FROM rounds JOIN jobs USING (job) ORDER BY jobs.rowid, round"
+        )
+        for row in journal.query(statement):
+            found = [values.get((row["job"], row["round"], name)) for name in names]
+            writer.writerow([row["label"], row["seed"], row["round"], *(row[c] for c in columns), *found])
+    partial.replace(path)

@@ -11,7 +11,6 @@ the same result, and its charges, already on disk, are not made twice.
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import os
 import warnings
@@ -33,7 +32,7 @@ from polyeps.experiment import config
 from polyeps.experiment.evaluation import by_group
 from polyeps.experiment.job import Job, prepare
 from polyeps.experiment.journal import Checkpoint, Journal
-from polyeps.experiment.journal_entries import changes, client_rows, facts, outcome, remind
+from polyeps.experiment.journal_entries import changes, client_rows, facts, outcome, remind, write_metrics
 from polyeps.experiment.population import Population, populate
 from polyeps.experiment.registry import Code, Encoder, Metric, ModelFactory, Parts, Tracker
 from polyeps.ledger import Ledger
@@ -175,7 +174,7 @@ def resume(
     about = journal.about()
     if all(row["status"] == "done" for row in journal.jobs()):
         with _alone_in(folder):
-            _write_metrics(journal, folder / "metrics.csv")
+            write_metrics(journal, folder / "metrics.csv")
         journal.close()
     else:
         journal.close()
@@ -220,7 +219,7 @@ def _do_all(work: _Work) -> None:
             if row["status"] != "done":
                 _do(work.job(methods[row["label"]], row["seed"]), work, journal)
                 work.watch.job_done(row["job"])
-        _write_metrics(journal, work.folder / "metrics.csv")
+        write_metrics(journal, work.folder / "metrics.csv")
         work.tell("finished", work.folder)
     journal.close()
 
@@ -338,22 +337,3 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise InputError(f"{folder} cannot be made: {problem.strerror}; choose another folder") from None
-
-
-def _write_metrics(journal: Journal, path: Path) -> None:
-    """Write all metrics of all rounds as CSV, one line per job and round."""
-    rows = journal.query("SELECT * FROM metrics")
-    names = sorted({row["name"] for row in rows})
-    values = {(row["job"], row["round"], row["name"]): row["value"] for row in rows}
-    columns = ["invited", "answered", "declined", "active", "seconds"]
-    partial = path.with_suffix(".part")
-    with partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["method", "seed", "round", *columns, *names])
-        statement = (
-            "SELECT jobs.label, jobs.seed, rounds.* FROM rounds JOIN jobs USING (job) ORDER BY jobs.rowid, round"
-        )
-        for row in journal.query(statement):
-            found = [values.get((row["job"], row["round"], name)) for name in names]
-            writer.writerow([row["label"], row["seed"], row["round"], *(row[c] for c in columns), *found])
-    partial.replace(path)
