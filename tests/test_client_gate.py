@@ -61,7 +61,7 @@ MODELS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", MODELS)
-@pytest.mark.parametrize("name", ["fedavg", "weiavg", "pfa-plus", "pdp-fl", "maximum"])
+@pytest.mark.parametrize("name", ["fedavg", "weiavg", "pfa-plus", "pdp-fl", "fedavg (maximum)"])
 def test_a_model_that_is_none_costs_nobody_anything(name: str, case: str, tmp_path: Path) -> None:
     job = job_of(experiment(name))
     cohort = clients(job, tmp_path)

@@ -117,7 +117,7 @@ def algorithm_of(trial: Trial, training: Training, course: Course) -> Algorithm:
         select="uniform" if select == "random" else cast(SelectName, select),
         value=_value(name, trial.form),
         share=trial.mu,
-        accumulate="αg" if ending == "o" else "g",
+        accumulate="step" if ending == "o" else "gradient",
         weights="count",
         on_top=ending == "c",
     )

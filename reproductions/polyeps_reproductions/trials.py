@@ -146,7 +146,7 @@ class _Listening(InMemory):
 def _people(cell: Cell, seed: int, validation: float, batch: int, device: str) -> Population:
     """Clients, kept until others are asked for: trials come ordered by them."""
     shown = experiment_of(cell, Method("fedavg"), "sound", 0.1, validation)
-    return populate(shown.model_copy(update={"training": config.Training(batch=batch)}), seed, device)
+    return populate(shown.model_copy(update={"training": config.TrainingSettings(batch=batch)}), seed, device)
 
 
 def _due(round: Round, trial: Trial, job: Job) -> bool:
@@ -170,7 +170,7 @@ def _spent_share(job: Job, ledger: Ledger | None) -> float | None:
 
 def _totals(traffic: dict[str, list[int]], population: Population, form: Form) -> dict[str, int]:
     """Bytes up and down, in all and of the private clients alone."""
-    liberal = population.liberal
+    liberal = population.high_epsilon
     if form == "published":
         liberal = split_by_epsilon(np.array([budget.epsilon for budget in population.budgets if budget]), "top")
     private = [client for client, yes in zip(population.ids, liberal, strict=True) if not yes]

@@ -8,10 +8,11 @@ layers do, uniform within 1/√fan-in, from the generator the caller gives.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 import torch
@@ -231,17 +232,19 @@ def lstm(vocabulary: int = 4227, embedding: int = 32, hidden: int = 40, length: 
     return _build(layers, cross_entropy, (length,), kind=torch.int64)
 
 
-MODELS: dict[str, Callable[..., Model]] = {
-    "binary_logistic": binary_logistic,
-    "binary_svm": binary_svm,
-    "cifar_cnn": cifar_cnn,
-    "cnn": cnn,
-    "linear_svm": linear_svm,
-    "logistic": logistic,
-    "lstm": lstm,
-    "mcmahan_cnn": mcmahan_cnn,
-    "mlp": mlp,
-}
+MODELS: Mapping[str, Callable[..., Model]] = MappingProxyType(
+    {
+        "binary_logistic": binary_logistic,
+        "binary_svm": binary_svm,
+        "cifar_cnn": cifar_cnn,
+        "cnn": cnn,
+        "linear_svm": linear_svm,
+        "logistic": logistic,
+        "lstm": lstm,
+        "mcmahan_cnn": mcmahan_cnn,
+        "mlp": mlp,
+    }
+)
 
 
 def from_module(module: nn.Module, loss: Loss, example: Tensor) -> Model:

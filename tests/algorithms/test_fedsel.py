@@ -176,7 +176,7 @@ def test_accumulating_the_step_instead_of_the_gradient(tmp_path: Path, monkeypat
     """With values sent as they are, αg at the client is g and α at the server."""
     monkeypatch.setattr(FEDSEL, "perturb", sent_as_it_is([]))
     models = []
-    for accumulate in ("g", "αg"):
+    for accumulate in ("gradient", "step"):
         algorithm = fedsel(gradients(), replace(COURSE, epochs=2), accumulate=accumulate)
         models.append(one_epoch(algorithm, cohort(algorithm, tmp_path / f"{accumulate}.db", epochs=2), epochs=2))
     torch.testing.assert_close(models[0], models[1])

@@ -232,7 +232,7 @@ def test_what_is_not_refused_can_be_drawn(noise: Any) -> None:
 
 
 def test_noise_too_small_to_be_drawn_is_refused() -> None:
-    with pytest.raises(InputError, match=r"smaller budgets.epsilon or larger budgets.scale"):
+    with pytest.raises(InputError, match=r"smaller budgets.epsilon or larger budgets.noise_multiplier"):
         built(1e-9)
 
 

@@ -11,19 +11,20 @@ import pytest
 import torch
 from reference.fedhdp import ditto_step
 from reference.local_training import example_gradient, sets_of
-from support.federations import as_bytes, experiment, finish, in_memory, job_of
+from support.federations import EPSILONS, as_bytes, experiment, finish, in_memory, job_of
 
 from polyeps.algorithms._personal_models import personal_models
 from polyeps.client import answer
 from polyeps.clients import Clients
 from polyeps.core import ENTER, Replies, SumTerms, Task, Total
+from polyeps.errors import InputError
 from polyeps.experiment.job import Job
 from polyeps.participation import Participation
 from polyeps.server import Transport
 from polyeps.transport.memory import InMemory
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
-MENU = [
+LEVELS = [
     {"name": "private", "epsilon": 2.0},
     {"name": "careful", "epsilon": 5.0, "share": 0.4},
     {"name": "open", "share": 0.2},
@@ -38,7 +39,7 @@ def job(**options: Any) -> Job:
         experiment(
             algorithm,
             data={"name": "digits", "clients": 5, "size": 40},
-            budgets={"epsilons": None, "menu": MENU},
+            budgets={"epsilons": None, "levels": LEVELS},
             training={"batch": BATCH, "local_steps": STEPS, "learning_rate": RATE},
         )
     )
@@ -152,3 +153,10 @@ def test_who_was_never_drawn_holds_the_common_model() -> None:
     assert found is not None
     assert found[:, 0].tolist() == [1.0, 7.0, 1.0]
     assert personal_models({}, torch.ones(4)) is None
+
+
+def test_without_levels_pull_names_groups_by_their_epsilon() -> None:
+    pull = {f"{epsilon:g}": 0.1 * (place + 1) for place, epsilon in enumerate(EPSILONS)}
+    assert job_of(experiment({"name": "fedhdp", "pull": pull})).groups is not None
+    with pytest.raises(InputError, match=r"pull names no λ for the group '0.65'"):
+        job_of(experiment({"name": "fedhdp", "pull": {key: value for key, value in pull.items() if key != "0.65"}}))

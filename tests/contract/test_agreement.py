@@ -14,8 +14,8 @@ from pydantic import BaseModel
 import polyeps
 from polyeps import cli
 from polyeps.algorithms import ALGORITHMS
-from polyeps.experiment import job as build
 from polyeps.experiment.config import Experiment, Method
+from polyeps.experiment.registry import checked_options
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = {
@@ -104,8 +104,9 @@ def test_every_setting_is_described_and_every_described_one_exists() -> None:
 def test_every_algorithm_and_its_options_are_described(name: str) -> None:
     (row,) = re.findall(rf"^\| `{name}` \|.*$", PAGES["docs/reference/algorithms.md"], re.MULTILINE)
     entry = ALGORITHMS[name]
-    options = set(build.checked_options(Method(name=name), entry)) - set(entry.options)
+    options = set(checked_options(Method(name=name), entry)) - set(entry.options)
     assert set(entry.idle) <= options
-    options -= set(entry.idle)  # which are refused
-    if "as `pdp-fl`" not in row:
-        assert set(re.findall(r"`([a-z_]+)`", row.split("|")[4])) == options
+    _, _, _, budgets, described, _ = row.split("|")
+    assert re.findall(r"`([a-z]+)`", budgets) == [whose for whose in entry.budgets if whose != "exceeded"]
+    if "as `pdp-fl`" not in described:
+        assert set(re.findall(r"`([a-z_]+)`", described)) == options

@@ -1,4 +1,4 @@
-"""What every algorithm must do, whatever it is: listed in ALGORITHMS is tested here."""
+"""What every algorithm must do, whatever it is, under every kind of budgets it can spend."""
 
 import math
 from dataclasses import replace
@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from support.federations import (
+    METHODS,
+    PRIVATE,
     Finished,
     as_bytes,
     experiment,
@@ -23,7 +25,6 @@ from support.federations import (
 )
 
 from polyeps.accounting import epsilon
-from polyeps.algorithms import ALGORITHMS
 from polyeps.client import answer
 from polyeps.clients import Clients
 from polyeps.core import ENTER, Ask, Profile, Replies, SumTerms, Task, Total
@@ -34,8 +35,7 @@ from polyeps.participation import Participation
 from polyeps.server import Transport
 from polyeps.transport.memory import InMemory
 
-PRIVATE = [name for name, entry in ALGORITHMS.items() if entry.budgets != "none"]
-every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+every_algorithm = pytest.mark.parametrize("name", METHODS)
 every_private = pytest.mark.parametrize("name", PRIVATE)
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 

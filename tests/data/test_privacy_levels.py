@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from polyeps.data.partition import Partition, apart
 from polyeps.data.privacy_levels import choose, strictest
 from polyeps.errors import InputError
-from polyeps.experiment.config import Level
+from polyeps.experiment.config import LevelSettings
 
 HELD = np.eye(10, dtype=np.int64)[np.arange(200) % 10] * 30  # clients of one class each
 
 
-def menu(*levels: dict[str, Any]) -> tuple[Level, ...]:
-    return tuple(Level(**level) for level in levels)
+def menu(*levels: dict[str, Any]) -> tuple[LevelSettings, ...]:
+    return tuple(LevelSettings(**level) for level in levels)
 
 
 PRIVATE, CAREFUL = {"name": "private", "epsilon": 1.0}, {"name": "careful", "epsilon": 4.0, "share": 0.2}
@@ -61,13 +61,13 @@ def test_any_shares(first: float, second: float, seed: int) -> None:
 @pytest.mark.parametrize(
     ("levels", "said"),
     [
-        ((OPEN,), "promises nothing to anybody"),
+        ((OPEN,), "guarantees nothing"),
         ((PRIVATE, {**OPEN, "name": "private"}), "same name"),
         ((PRIVATE, {**CAREFUL, "epsilon": 1.0}), "same epsilon"),
         (({**PRIVATE, "share": 0.5}, OPEN), "leave out its share"),
         ((PRIVATE, {"name": "open"}), "say which share"),
         ((PRIVATE, {**OPEN, "labels": [10]}), "labels are numbers from 0 to 9"),
-        ((PRIVATE, {**OPEN, "share": 0.2, "labels": [7]}), "only 20 are free to"),
+        ((PRIVATE, {**OPEN, "share": 0.2, "labels": [7]}), "only 20 can"),
         ((PRIVATE, {**CAREFUL, "share": 0.7}, {**OPEN, "share": 0.5}), "make its share smaller"),
     ],
 )

@@ -66,6 +66,20 @@ def test_a_published_form_bears_it_in_its_title() -> None:
     assert [m.title for m in config.experiment({"algorithm": methods}).algorithm] == ["fedavg", "fedavg (published)"]
 
 
+@pytest.mark.parametrize(
+    ("method", "title"),
+    [
+        ({"name": "fedavg", "budgets": "own"}, "fedavg"),
+        ({"name": "fedavg", "budgets": "minimum"}, "fedavg (minimum)"),
+        ({"name": "fedavg", "budgets": "minimum", "form": "published"}, "fedavg (minimum, published)"),
+        ({"name": "my_module:trimmed_mean", "budgets": "none"}, "trimmed_mean (none)"),
+        ({"name": "fedavg", "budgets": "minimum", "label": "strict"}, "strict"),
+    ],
+)
+def test_a_title_says_whose_budgets_are_spent(method: dict[str, Any], title: str) -> None:
+    assert config.experiment({"algorithm": method}).algorithm[0].title == title
+
+
 def test_changes_reach_tables_and_every_algorithm(file: Path) -> None:
     changes = ["training.clip=2", "model.name=mlp", "model.hidden=[8, 8]", "algorithm.training.batch=3", "name=x"]
     wanted = config.read(file, [*changes, "budgets.disclosed = false", "algorithm.form=published"])
@@ -123,6 +137,12 @@ def test_what_json_holds_is_the_same_experiment(file: Path) -> None:
         ({"algorithm": 3}, "algorithm: must be [[algorithm]] tables, or names of algorithms, not 3"),
         ({"algorithm": [{"rank": 1}]}, "algorithm.0.name: field required"),
         ({"algorithm": ["pfa", "pfa"]}, "algorithm: two are called 'pfa'; give each its own label"),
+        ({"budgets": {"scale": 1.0}}, "budgets.scale is now budgets.noise_multiplier; rename it"),
+        ({"budgets": {"menu": []}}, "budgets.menu is now budgets.levels; rename it"),
+        (
+            {"algorithm": {"name": "fedavg", "budgets": "strictest"}},
+            "algorithm.0.budgets: input should be 'own', 'minimum', 'maximum' or 'none', not 'strictest'",
+        ),
         ({"algorithm": {"name": "pfa", "form": "loud"}}, "algorithm.0.form: input should be 'sound' or 'published'"),
     ],
 )
@@ -157,10 +177,10 @@ def test_titles_that_cannot_be_file_names_are_refused(text: str) -> None:
         ({"training": {"clip": True}}, "training.clip: must be a number, not True"),
         ({"budgets": {"epsilons": [True, 2.0]}}, "budgets.epsilons: must be numbers"),
         ({"model": {"hidden": [False]}}, "model.hidden: must be numbers"),
-        ({"algorithm": {"name": "minimum", "epsilon": True}}, "algorithm.0.epsilon: must be a number, not True"),
+        ({"algorithm": {"name": "fedavg", "epsilon": True}}, "algorithm.0.epsilon: must be a number, not True"),
         ({"training": {"clip": float("inf")}}, "training.clip: input should be a finite number, not inf"),
         ({"training": {"decay": float("nan")}}, "training.decay: input should be a finite number, not nan"),
-        ({"algorithm": {"name": "maximum", "epsilon": float("inf")}}, "algorithm.0.epsilon: input should be a finite"),
+        ({"algorithm": {"name": "fedavg", "epsilon": float("inf")}}, "algorithm.0.epsilon: input should be a finite"),
     ],
 )
 def test_only_finite_numbers_are_numbers(values: dict[str, Any], said: str) -> None:

@@ -27,8 +27,8 @@ def run(tmp_path: Path) -> Path:
     for seed in (0, 1):
         write_job(journal, "fedavg", seed, accuracies=[0.5 + seed / 10, 0.6, 0.7])
         write_job(journal, "weiavg", seed, spent={"ward-a": 0.4955, "ward-b": 1.5}, left={"ward-a": 1})
-        write_job(journal, "minimum", seed, facts={"budgets": "strictest"})
-        write_job(journal, "maximum", seed, clients=CONTROL, facts={"budgets": "most-liberal"})
+        write_job(journal, "minimum", seed, facts={"budgets": "minimum"})
+        write_job(journal, "maximum", seed, clients=CONTROL, facts={"budgets": "maximum"})
         write_job(journal, "open", seed, clients=OPEN, facts={"budgets": "none"})
     journal.close()
     return folder
@@ -67,7 +67,7 @@ class Balance(HTMLParser):
 def test_a_stricter_budget_is_a_promise_with_its_conditions(tmp_path: Path) -> None:
     journal = new_journal(tmp_path / "run")
     hangs_on = {"trust": "secure-sum", "unit": "client", "conditions": ["It hangs on a thread."]}
-    write_job(journal, "cmp-fed", facts={"budgets": "strictest", **hangs_on})
+    write_job(journal, "cmp-fed", facts={"budgets": "minimum", **hangs_on})
     write_job(journal, "open", clients=OPEN, facts={"budgets": "none", **hangs_on})
     journal.close()
     said = words(page(tmp_path / "run"))

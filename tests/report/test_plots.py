@@ -30,7 +30,7 @@ def lines(tmp_path: Path) -> tuple[Line, ...]:
     for seed in (0, 1):
         write_job(journal, "pfa", seed, accuracies=[0.5, 0.6 + seed / 10, 0.7], left={"ward-a": 0})
         write_job(journal, "weiavg", seed, left={"ward-a": 0})
-        write_job(journal, "minimum", seed, facts={"budgets": "strictest"})
+        write_job(journal, "minimum", seed, facts={"budgets": "minimum"})
     return read([journal])
 
 

@@ -116,7 +116,7 @@ def test_a_client_promised_its_own_budget_may_not_be_given_a_larger_one(tmp_path
     journal = new_journal(tmp_path / "run")
     larger = [ClientRow("ward-a", 5.0, 1e-5, 0.5, 100, 1.0, None)]
     write_job(journal, "own", clients=larger, spent={"ward-a": 0.6})
-    write_job(journal, "maximum", clients=larger, spent={"ward-a": 0.6}, facts={"budgets": "most-liberal"})
+    write_job(journal, "maximum", clients=larger, spent={"ward-a": 0.6}, facts={"budgets": "maximum"})
     own, control = summaries([journal])
     assert (own.exceeded, control.exceeded) == (1, 0)
 
@@ -131,7 +131,7 @@ def test_the_worst_seed_of_each_client(tmp_path: Path) -> None:
 
 def test_controls_come_last_and_labels_that_collide_bear_the_run(tmp_path: Path) -> None:
     first, second = new_journal(tmp_path / "a"), new_journal(tmp_path / "b", {**ABOUT, "name": "other"})
-    write_job(first, "minimum", facts={"budgets": "strictest"})
+    write_job(first, "minimum", facts={"budgets": "minimum"})
     write_job(first, "fedavg")
     write_job(second, "fedavg")
     assert [row.label for row in summaries([first, second])] == ["fedavg (small)", "fedavg (other)", "minimum"]

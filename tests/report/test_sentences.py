@@ -34,7 +34,7 @@ def test_one_budget_for_all_is_everybodys_own_and_promised_once(tmp_path: Path) 
 def test_budgets_that_are_everybodys_own_under_one_seed_alone_are_not(tmp_path: Path) -> None:
     journal = new_journal(tmp_path / "run")
     write_job(journal, seed=0, clients=CLIENTS[:1])
-    write_job(journal, seed=1, facts={"budgets": "strictest"})
+    write_job(journal, seed=1, facts={"budgets": "minimum"})
     (line,) = read([journal])
     assert line.control
     assert words.in_force(line) == "control: the strictest budget, for everybody"

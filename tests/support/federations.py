@@ -31,13 +31,35 @@ from support.transports import AsBytes, alone, some_of
 
 # Two liberal clients among strict ones, so that every way to split finds two groups.
 EPSILONS = (0.5, 0.6, 8.0, 0.55, 9.0, 0.65)
+# Every algorithm under every kind of budgets it can spend, by the title a run gives it.
+METHODS: dict[str, dict[str, Any]] = {
+    name if place == 0 else f"{name} ({budgets})": {"name": name} | ({"budgets": budgets} if place else {})
+    for name, entry in ALGORITHMS.items()
+    for place, budgets in enumerate(entry.budgets)
+}
+PRIVATE = [
+    title for title, method in METHODS.items() if method.get("budgets", ALGORITHMS[method["name"]].budgets[0]) != "none"
+]
+
+
+def local(title: str) -> str:
+    """Return what the clients of a method do with their records."""
+    return ALGORITHMS[METHODS[title]["name"]].local
+
+
+def _table(algorithm: Any) -> Any:
+    """Return the settings of a method that is named by its title."""
+    if isinstance(algorithm, list):
+        return [_table(one) for one in algorithm]
+    table = {"name": algorithm} if isinstance(algorithm, str) else algorithm
+    return {**table, **METHODS.get(table["name"], {})}
 
 
 def experiment(algorithm: Any = "fedavg", **changes: Any) -> config.Experiment:
     """Six clients, three rounds, everything small; a change like training={"batch": 4} replaces single settings."""
-    name = algorithm["name"] if isinstance(algorithm, dict) else algorithm
+    method = _table(algorithm)
     budgets: dict[str, Any] = {"epsilons": EPSILONS, "delta": 1e-3}
-    if isinstance(name, str) and name in ALGORITHMS and ALGORITHMS[name].local == "gradient":
+    if isinstance(method, dict) and method["name"] in ALGORITHMS and local(method["name"]) == "gradient":
         # Pure budgets; no whole numbers, which an index sent could equal by chance.
         budgets = {"epsilons": tuple(epsilon + 0.015625 for epsilon in EPSILONS), "delta": 0.0}
     values: dict[str, Any] = {
@@ -46,7 +68,7 @@ def experiment(algorithm: Any = "fedavg", **changes: Any) -> config.Experiment:
         "data": {"name": "digits", "clients": len(EPSILONS), "size": 60},
         "budgets": budgets,
         "training": {"batch": 6, "local_steps": 4, "learning_rate": 0.2},
-        "algorithm": algorithm,
+        "algorithm": method,
     }
     for name, value in changes.items():
         values[name] = {**values[name], **value} if isinstance(value, dict) and name in values else value

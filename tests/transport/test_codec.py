@@ -136,7 +136,7 @@ def test_who_is_exhausted_is_not_malformed() -> None:
 @pytest.mark.parametrize("kind", [RuntimeError, KeyError, ValueError])
 @pytest.mark.parametrize("wrong", ["raises", "shape", "name", "rows"])
 def test_one_client_that_fails_does_not_keep_others_from_answering(kind: type[Exception], wrong: str) -> None:
-    job = job_of(experiment("non-private"))
+    job = job_of(experiment("fedavg (none)"))
     real, third = job.algorithm.actions["train"].run, alone(job.clients(None), "3")
 
     def run(work: Work) -> tuple[Payload, Payload]:

@@ -160,7 +160,7 @@ def test_another_run_or_round_is_another_task(job: Job, tmp_path: Path) -> None:
 
 
 def test_only_so_many_replies_of_a_round_are_kept(tmp_path: Path) -> None:
-    job = job_of(experiment("non-private"))
+    job = job_of(experiment("fedavg (none)"))
 
     def ask(model: float) -> torch.Tensor:
         cohort = on_its_own(job.clients(None), "2", tmp_path)

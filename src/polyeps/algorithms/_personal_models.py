@@ -35,10 +35,17 @@ class Personal:
     learning_rate: float | None = None  # None: the same as for updates
 
     def __post_init__(self) -> None:
-        if isinstance(self.pull, Mapping) and (
-            missing := [name for name in self.federation.sizes if name not in self.pull]
-        ):
-            raise InputError(f"pull names no λ for the group {missing[0]!r}; give every group one, or one for all")
+        for name in self.federation.sizes:
+            self.pull_of(name)
+
+    def pull_of(self, group: str) -> float:
+        """Return λ for the clients of a group."""
+        if not isinstance(self.pull, Mapping):
+            return float(self.pull)
+        key = group.removeprefix("ε = ")  # without privacy levels, a group's key is its ε
+        if key not in self.pull:
+            raise InputError(f"pull names no λ for the group {key!r}; give every group one, or one for all")
+        return self.pull[key]
 
     def memory(self, size: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of what a client keeps."""
@@ -52,7 +59,7 @@ class Personal:
         assert own is not None
         places = with_padding(2 * clients, received.device)
         both = [place % clients for place in places]
-        pull = [self.pull[name] if isinstance(self.pull, Mapping) else self.pull for name in work.groups]
+        pull = [self.pull_of(name) for name in work.groups]
         rate = self.federation.learning_rate
         rates = np.repeat([rate, rate if self.learning_rate is None else self.learning_rate], clients)
         moved = self.federation.training.run(

@@ -27,8 +27,8 @@ from polyeps.messages import vector
 NoiseKind = Literal["gaussian", "skellam", "discrete-gaussian"]
 FINE = 4096  # steps of the integers' grid in a clip norm: finer ones save no privacy worth having
 _REMEDY = {
-    True: "give a larger budgets.epsilon or smaller budgets.scale, run fewer rounds",
-    False: "give a smaller budgets.epsilon or larger budgets.scale",
+    True: "give a larger budgets.epsilon or smaller budgets.noise_multiplier, run fewer rounds",
+    False: "give a smaller budgets.epsilon or larger budgets.noise_multiplier",
 }
 
 

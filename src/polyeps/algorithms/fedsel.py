@@ -53,7 +53,7 @@ def fedsel(
     share: float | Literal["auto"] = 0.1,
     theta: float = 0.2,
     top: int | None = None,
-    accumulate: Literal["g", "αg"] = "g",
+    accumulate: Literal["gradient", "step"] = "gradient",
     discount: float = 0.1,
     weights: Literal["variance", "count"] = "variance",
     on_top: bool = False,
@@ -63,8 +63,8 @@ def fedsel(
     marked = max(1, size // 10) if top is None else top
     selection.check(size, marked, 0.0)
     split = splitting(size, course.cohort, "uniform" if select == "uniform" else share, theta, on_top)
-    # With αg the learning rate is inside what is sent, so the server must not apply it again.
-    unit, rate = (1.0, course.learning_rate) if accumulate == "g" else (course.learning_rate, 1.0)
+    # A step is α·g: the learning rate is inside what is sent, so the server must not apply it again.
+    unit, rate = (1.0, course.learning_rate) if accumulate == "gradient" else (course.learning_rate, 1.0)
 
     def draw(work: Work, before: Tensor | None) -> tuple[Payload, Tensor | None]:
         first, second = split(1 / work.noise_multiplier)

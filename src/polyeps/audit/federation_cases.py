@@ -237,7 +237,7 @@ def cases() -> list[Case]:
         "fedhdp: trusted server, adaptive clip": Run("fedhdp", {"personal": False}, share=0.75),
         "fedhdp: personal models": Run("fedhdp", {"adaptive": False}),
         "fedhdp: secure sum": Run("fedhdp", _SECURE, share=0.75),
-        "dp-fedavg: trusted server, fixed clip": Run("dp-fedavg", _FIXED_CLIP),
+        "dp-fedavg: trusted server, fixed clip": Run("fedhdp", _FIXED_CLIP),
         "cmp-fed: two releases": Run("cmp-fed", {**_WHOLE, "split": 0.2}, share=0.8),
         "dp-randagg: all coordinates": Run("dp-randagg", {"rank": 0}),
         "dp-randagg: discrete Gaussian": Run("dp-randagg", {"rank": 0, "noise": "discrete-gaussian"}),

@@ -38,16 +38,16 @@ def choose(menu: Sequence[Level], held: NDArray[np.int64], generator: np.random.
         if place == default:
             continue
         if level.share is None:
-            raise InputError(f"budgets.menu: say which share of the clients chooses {level.name!r}")
+            raise InputError(f"budgets.levels: say which share of the clients chooses {level.name!r}")
         free = chosen == default
         if level.labels is not None:
             if not all(0 <= label < held.shape[1] for label in level.labels):
-                raise InputError(f"budgets.menu, {level.name!r}: labels are numbers from 0 to {held.shape[1] - 1}")
+                raise InputError(f"budgets.levels, {level.name!r}: labels are numbers from 0 to {held.shape[1] - 1}")
             free &= held[:, list(level.labels)].any(axis=1)
         wanted, candidates = round(level.share * len(held)), np.flatnonzero(free)
         if wanted > len(candidates):
             raise InputError(
-                f"budgets.menu: {wanted} clients are to choose {level.name!r}, but only {len(candidates)} are free to; "
+                f"budgets.levels: {wanted} clients are to choose {level.name!r}, but only {len(candidates)} can; "
                 "make its share smaller"
             )
         chosen[generator.choice(candidates, wanted, replace=False)] = place
@@ -57,16 +57,16 @@ def choose(menu: Sequence[Level], held: NDArray[np.int64], generator: np.random.
 def strictest(menu: Sequence[Level]) -> int:
     """The place of the level that promises most; a menu without any promise is refused."""
     if len({level.name for level in menu}) < len(menu):
-        raise InputError("budgets.menu: two levels have the same name; give each its own")
+        raise InputError("budgets.levels: two levels have the same name; give each its own")
     promised = {level.epsilon: place for place, level in enumerate(menu) if level.epsilon is not None}
     if len(promised) + sum(level.epsilon is None for level in menu) < len(menu):
-        raise InputError("budgets.menu: two levels have the same epsilon; one is enough")
+        raise InputError("budgets.levels: two levels have the same epsilon; one is enough")
     if not promised:
-        raise InputError("budgets.menu promises nothing to anybody: give a level an epsilon, which is then the default")
+        raise InputError("budgets.levels guarantees nothing: give a level an epsilon, which is then the default")
     default = promised[min(promised)]
     if menu[default].share is not None:
         raise InputError(
-            f"budgets.menu: {menu[default].name!r} is the strictest level, for all clients that choose no other; "
+            f"budgets.levels: {menu[default].name!r} is the strictest level, for all clients that choose no other; "
             "leave out its share"
         )
     return default

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
-import pydantic
 from numpy.typing import NDArray
 
 from polyeps.accounting.calibration import Progress
 from polyeps.accounting.certificate import Form
-from polyeps.algorithms import ALGORITHMS, Entry
+from polyeps.algorithms import Entry
 from polyeps.algorithms._averaging import Course, Federation
 from polyeps.clients import Clients
 from polyeps.core import Algorithm, Budget, Field, PerClient, State
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.experiment import config
-from polyeps.experiment.effective_budgets import all_promised, in_force
+from polyeps.experiment.effective_budgets import effective_budgets, guaranteed, whose_budgets
 from polyeps.experiment.noise_calibration import Cost, claimed_noise, cost_of, expected_rounds, real_costs, sound_noise
 from polyeps.experiment.population import Population, seed_for
+from polyeps.experiment.registry import BUILT_IN, Parts, checked_options, entry_of
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import Terms
 from polyeps.participation import Participation, check_secret_cohorts, cohort_size
@@ -65,7 +64,7 @@ class Job:
         declared = None
         if self.method.form == "published" and self.budgets is not None:
             # A published form weights by the claimed ε; its ledgers hold the real cost.
-            claimed = all_promised(in_force(self.method, self.entry, population) or ())
+            claimed = guaranteed(effective_budgets(self.method, self.entry, population) or ())
             declared = np.array([budget.epsilon for budget in claimed])
         found = Clients(
             ids=population.ids,
@@ -113,12 +112,16 @@ class Job:
 
 
 def prepare(
-    experiment: config.Experiment, method: config.Method, population: Population, progress: Progress | None = None
+    experiment: config.Experiment,
+    method: config.Method,
+    population: Population,
+    progress: Progress | None = None,
+    parts: Parts = BUILT_IN,
 ) -> Job:
     """Build one method's algorithm for a population and calibrate its noise, without looking at records."""
-    entry = entry_of(method)
+    entry = entry_of(method, parts)
     settings = experiment.training_of(method)
-    budgets = in_force(method, entry, population)
+    budgets = effective_budgets(method, entry, population)
     participation = _participation(experiment, population)
     uses = expected_rounds(experiment, participation, len(population.ids))
     options = checked_options(method, entry)
@@ -159,8 +162,8 @@ def prepare(
             algorithm = entry.build(local, **options)
     if budgets is not None and entry.local != "sums":
         cost = cost_of(algorithm, population.ids, own)
-        if method.form == "published" or entry.budgets == "exceeded":
-            claimed = all_promised(budgets)
+        if method.form == "published" or whose_budgets(method, entry) == "exceeded":
+            claimed = guaranteed(budgets)
             noise = claimed_noise(claimed, cost, uses)
             budgets = real_costs(noise, claimed, cost, uses)
         else:
@@ -238,7 +241,7 @@ def _participation(experiment: config.Experiment, population: Population) -> Par
     wanted = cohort_size(share, len(population.ids))
     # With noise calibrated to each client, all leave at about the same time, and the last few would end the run with a
     # noisy mean; under one noise multiplier for all, leaving early is the rule, and the rest go on.
-    quorum = experiment.participation.quorum or (1 if experiment.budgets.scale else wanted)
+    quorum = experiment.participation.quorum or (1 if experiment.budgets.noise_multiplier else wanted)
     if quorum > len(population.ids):
         raise InputError(
             f"participation.quorum is {quorum}, more than the {len(population.ids)} clients there are, so no round "
@@ -246,33 +249,13 @@ def _participation(experiment: config.Experiment, population: Population) -> Par
         )
     including: frozenset[str] = frozenset()
     if experiment.participation.with_public:
-        including = frozenset(client for client, yes in zip(population.ids, population.liberal, strict=True) if yes)
+        including = frozenset(
+            client for client, yes in zip(population.ids, population.high_epsilon, strict=True) if yes
+        )
     return Participation(experiment.participation.kind, share, quorum, including)
 
 
-def entry_of(method: config.Method) -> Entry:
-    if method.name not in ALGORITHMS:
-        raise InputError(config.unknown_key(method.name, method.name, ALGORITHMS, "algorithm"))
-    return ALGORITHMS[method.name]
-
-
-def checked_options(method: config.Method, entry: Entry) -> dict[str, Any]:
-    """Return an algorithm's own options, checked against the parameters of its builder."""
-    parameters = inspect.signature(entry.build).parameters.values()
-    own = [one for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in entry.options]
-    hints = get_type_hints(entry.build, include_extras=True)
-    fields: dict[str, Any] = {one.name: (hints[one.name], one.default) for one in own}
-    for key in method.options:
-        if key not in fields:
-            known = [*fields, *config.Method.model_fields]
-            raise InputError(config.unknown_key(f"algorithm.{key} (of {method.name})", key, known))
-        if key in entry.idle:
-            raise InputError(f"algorithm.{key} changes nothing about {method.name}, which adds no noise; leave it out")
-    shape: type[config.Section] = pydantic.create_model("Options", __base__=config.Section, **fields)
-    return {**config.checked(shape, method.options, f"algorithm ({method.name})").__dict__, **entry.options}
-
-
-def check_batches(settings: config.Training, population: Population) -> None:
+def check_batches(settings: config.TrainingSettings, population: Population) -> None:
     """Refuse a batch that some client cannot fill."""
     for client, size in zip(population.ids, population.partition.sizes.tolist(), strict=True):
         if size < settings.batch:
@@ -282,7 +265,7 @@ def check_batches(settings: config.Training, population: Population) -> None:
             )
 
 
-def _training(settings: config.Training, population: Population, private: bool, form: Form) -> Training:
+def _training(settings: config.TrainingSettings, population: Population, private: bool, form: Form) -> Training:
     if settings.rate is not None:
         if form == "published":
             raise InputError("training.rate: a published form draws batches of a fixed size; leave out rate")
@@ -297,7 +280,7 @@ def _training(settings: config.Training, population: Population, private: bool, 
     return dp_sgd(population.model, clip=settings.clip, **drawing, **hiding, **_shared(settings))
 
 
-def _shared(settings: config.Training) -> dict[str, Any]:
+def _shared(settings: config.TrainingSettings) -> dict[str, Any]:
     return {
         "steps": settings.local_steps,
         "learning_rate": settings.learning_rate,

@@ -1,9 +1,11 @@
-"""Journal entries for a job: its clients, the terms of their guarantee, and what clients keep."""
+"""Journal entries for a job: clients, guarantees, what clients keep; and all metrics as CSV."""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from polyeps.accounting.certificate import SECRET_COHORT
@@ -11,24 +13,20 @@ from polyeps.accounting.known_draws import epsilon_if_draws_known
 from polyeps.algorithms import ALGORITHMS
 from polyeps.clients import Clients
 from polyeps.experiment import config
-from polyeps.experiment.job import Job, checked_options
-from polyeps.experiment.journal import ClientRow, spent_key
+from polyeps.experiment.effective_budgets import described, whose_budgets
+from polyeps.experiment.job import Job
+from polyeps.experiment.journal import ClientRow, Journal, spent_key
+from polyeps.experiment.registry import checked_options
 from polyeps.ledger import Ledger
 from polyeps.transport import codec
 
 _SMALL = 1 << 16  # numbers that are written whole after every round
 # Options that change what a method's own summary says.
 _OTHERWISE = {
-    ("cmp-fed", "directions", "model"): (
-        "updates along directions the public model tells, summed unseen with noise; whole clients protected"
-    ),
-    ("uv-fed", "directions", "model"): (
-        "control: updates along directions the public model tells, without noise, clip or promise"
-    ),
-    ("dp-randagg", "rank", 0): "DP-FedAvg: all of every update, summed unseen with noise; whole clients protected",
-    ("randagg", "rank", 0): "control: FedAvg of clients drawn in secret, without noise, clip or promise",
+    ("cmp-fed", "directions", "model"): "updates along directions of the public model, in one secure sum",
+    ("dp-randagg", "rank", 0): "DP-FedAvg: all of every update in one secure sum",
     ("pdp-fl", "delayed", True): ALGORITHMS["pdp-fl-plus"].summary,
-    ("fedhdp", "personal", False): "whole clients protected, at the levels they chose",
+    ("fedhdp", "personal", False): "sums per privacy level, weighted by their noise",
 }
 
 
@@ -47,7 +45,7 @@ def client_rows(job: Job) -> list[ClientRow]:
                 own_epsilon=own.epsilon if own else None,
                 records=sizes[place],
                 scale=float(job.noise_multiplier[place]) if budget else None,
-                public=bool(population.liberal[place]),
+                public=bool(population.high_epsilon[place]),
                 group=population.groups[place] if population.groups else None,
             )
         )
@@ -68,7 +66,7 @@ def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
         "conditions": job.algorithm.conditions,
         "parameters": job.population.model.size,
         "data": job.population.dataset.name,
-        "scale_strategy": "own" if experiment.budgets.scale is None else "common",
+        "scale_strategy": "own" if experiment.budgets.noise_multiplier is None else "common",
     }
 
 
@@ -98,7 +96,9 @@ def _summary(job: Job) -> str:
         for (name, option, value), said in _OTHERWISE.items()
         if name == job.method.name and options[option] == value
     )
-    said = next(changed, job.entry.summary)
+    said = described(next(changed, job.entry.summary), whose_budgets(job.method, job.entry))
+    if job.algorithm.unit == "client" and job.budgets is not None:
+        said += "; whole clients protected"
     return said if job.method.epsilon is None else f"{said}; here ε = {job.method.epsilon:g}"
 
 
@@ -106,7 +106,7 @@ def _whose_budgets(job: Job) -> str:
     """Return whose budgets are effective; where all clients have the same one, the strictest is each client's own."""
     if job.method.form != "sound":
         return "published"
-    return "own" if job.budgets == job.population.budgets else job.entry.budgets
+    return "own" if job.budgets == job.population.budgets else whose_budgets(job.method, job.entry)
 
 
 def _sampler(job: Job) -> str:
@@ -135,3 +135,22 @@ def remind(clients: Clients, pieces: Mapping[str, bytes]) -> None:
         name, _, client = piece.partition("/")
         kept = codec.decode(content)["kept"]
         clients.memory[name][clients.places([client])[0] if client else slice(None)] = kept.to(clients.memory[name])
+
+
+def write_metrics(journal: Journal, path: Path) -> None:
+    """Write all metrics of all rounds as CSV, one line per job and round."""
+    rows = journal.query("SELECT * FROM metrics")
+    names = sorted({row["name"] for row in rows})
+    values = {(row["job"], row["round"], row["name"]): row["value"] for row in rows}
+    columns = ["invited", "answered", "declined", "active", "seconds"]
+    partial = path.with_suffix(".part")
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", "seed", "round", *columns, *names])
+        statement = (
+            "SELECT jobs.label, jobs.seed, rounds.* FROM rounds JOIN jobs USING (job) ORDER BY jobs.rowid, round"
+        )
+        for row in journal.query(statement):
+            found = [values.get((row["job"], row["round"], name)) for name in names]
+            writer.writerow([row["label"], row["seed"], row["round"], *(row[c] for c in columns), *found])
+    partial.replace(path)

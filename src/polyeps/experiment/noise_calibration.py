@@ -129,7 +129,7 @@ def _own_noise(
 ) -> NDArray[np.float64]:
     """Return the noise multipliers of some clients of the population, which have these budgets."""
     ids = [cost.ids[row] for row in rows]
-    common = experiment.budgets.scale
+    common = experiment.budgets.noise_multiplier
     additive = uses == 1 or not any(budget.delta for budget in budgets)
     if common is None and additive and cost.is_pure(budgets, uses, rows=rows, sound=True):
         return _pure_noise(budgets, uses)
@@ -156,8 +156,8 @@ def _own_noise(
         once = account.with_charge(cost.event(common, row), 1, cost.unit)
         if not account.affords(once):
             raise InputError(
-                f"client {client!r} cannot afford a single round: with budgets.scale = {common:g} one costs "
-                f"ε = {account.spent(once):.4g}, and its budget is {budget.epsilon:g}; raise the scale, or leave it "
+                f"client {client!r} cannot afford a single round: with budgets.noise_multiplier = {common:g} one costs "
+                f"ε = {account.spent(once):.4g}, and its budget is {budget.epsilon:g}; raise it, or leave it "
                 "out so that every client gets its own"
             )
     return np.full(len(budgets), common)

@@ -84,6 +84,7 @@ def make_page(journals: Sequence[Journal]) -> str:
         alarms=_alarms(lines),
         waiting=_waiting(lines),
         methods=shown,
+        metrics=list(dict.fromkeys(name for method in shown for name in method["row"].metrics)),
         several=any(line.jobs and len(line.jobs) > 1 for line in lines),
         judged=words.judged(lines),
         evaluated=words.evaluated(lines),
@@ -117,7 +118,7 @@ def _method(line: Line, colour: str) -> dict[str, Any]:
         "control": line.control,
         "force": words.in_force(line),
         # A budget stricter than one's own is a promise too, and methods that protect sums make no other.
-        "promises": words.promises(line) if line.budgets in ("own", "strictest") else [],
+        "promises": words.promises(line) if line.budgets in ("own", "minimum") else [],
         "control_promise": words.control_promise(line) if line.control else "",
         "departures": words.departures(line) if line.counted else "Not begun.",
         "anyone": bool(line.counted),

@@ -16,8 +16,8 @@ from polyeps.report.tables import LAST_ROUNDS, NOT_BEGUN, ClientSummary, Job, Li
 
 _IN_FORCE = {
     "own": "each client's own budget",
-    "strictest": "control: the strictest budget, for everybody",
-    "most-liberal": "control: the most liberal budget, for everybody",
+    "minimum": "control: the strictest budget, for everybody",
+    "maximum": "control: the most liberal budget, for everybody",
     "exceeded": "control: more than each client's own budget",
     "none": "control: no privacy",
     "published": "as published: what its noise really costs",
@@ -224,7 +224,7 @@ def control_promise(line: Line) -> str:
         return f"A control that takes more than the budgets the clients set, and charges it.{_overspent(line)}"
     force = sorted({row.epsilon for job in line.jobs for row in job.clients if row.epsilon is not None})
     which = f"ε\u00a0{short(force[0])}" if len(force) == 1 else "another one"
-    kind = {"strictest": "the strictest of all, ", "most-liberal": "the most liberal of all, "}.get(line.budgets, "")
+    kind = {"minimum": "the strictest of all, ", "maximum": "the most liberal of all, "}.get(line.budgets, "")
     return f"A control: the budget in force is not the client's own but {kind}{which} for everybody.{_overspent(line)}"
 
 

@@ -47,7 +47,7 @@ class MethodSummary:
     method: str
     run: str
     summary: str
-    budgets: str  # own, strictest, most-liberal, none
+    budgets: str  # own, minimum, maximum, none
     seeds: int
     finished: int  # of the seeds
     clients: int
@@ -56,6 +56,7 @@ class MethodSummary:
     final_accuracy: float | None  # None: never evaluated; NaN: not a number in one of the last rounds
     final_accuracy_deviation: float | None  # over seeds, n - 1 in the denominator; None: one seed
     last_accuracy: float | None
+    metrics: Mapping[str, float | None]  # the experiment's own ones, over the same rounds as the final accuracy
     bytes_up: float
     bytes_down: float
     bytes_up_per_client_round: float | None
@@ -78,6 +79,7 @@ class Job:
     rounds: tuple[tuple[int, int, float], ...]  # number, clients active after it, seconds
     accuracy: Mapping[int, float]  # of the evaluated rounds
     own: Mapping[str, float]  # means over clients of the accuracy on their own test records, by model and group
+    metrics: Mapping[str, Mapping[int, float]]  # the experiment's own ones, of the evaluated rounds
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def summaries(journals: Sequence[Journal]) -> list[MethodSummary]:
 def summarise(line: Line) -> MethodSummary:
     """A method over its seeds."""
     counted = line.counted
-    finals = [_final(job) for job in counted if job.accuracy]
+    finals = [_final(job, job.accuracy) for job in counted if job.accuracy]
     lasts = [job.accuracy[max(job.accuracy)] for job in counted if job.accuracy]
     seconds = [spell for job in counted for *_, spell in job.rounds]
     joined = sum(client.joined for job in counted for client in job.clients)
@@ -172,6 +174,10 @@ def summarise(line: Line) -> MethodSummary:
         final_accuracy=_mean(finals),
         final_accuracy_deviation=deviation(finals) if len(finals) > 1 else None,
         last_accuracy=_mean(lasts),
+        metrics={
+            name: _mean([_final(job, job.metrics[name]) for job in counted if job.metrics.get(name)])
+            for name in dict.fromkeys(name for job in line.jobs for name in job.metrics)
+        },
         bytes_up=sent / max(1, len(counted)),
         bytes_down=sum(client.received for job in counted for client in job.clients) / max(1, len(counted)),
         bytes_up_per_client_round=sent / joined if joined else None,
@@ -216,7 +222,10 @@ def _job(journal: Journal, job: Mapping[str, Any]) -> Job:
     key = (job["job"],)
     rounds = journal.query("SELECT round, active, seconds FROM rounds WHERE job = ? ORDER BY round", key)
     own = "SELECT name, value FROM metrics WHERE job = ? AND name LIKE '% accuracy%' AND name NOT LIKE '%variance%'"
-    metrics = journal.query("SELECT round, value FROM metrics WHERE job = ? AND name = 'accuracy' ORDER BY round", key)
+    measured: dict[str, dict[int, float]] = {name: {} for name in ("accuracy", *journal.about().get("metrics", ()))}
+    for row in journal.query("SELECT name, round, value FROM metrics WHERE job = ? ORDER BY round", key):
+        if row["name"] in measured:  # SQLite keeps what is not a number as NULL
+            measured[row["name"]][row["round"] + 1] = math.nan if row["value"] is None else row["value"]
     return Job(
         name=job["job"],
         seed=job["seed"],
@@ -225,9 +234,9 @@ def _job(journal: Journal, job: Mapping[str, Any]) -> Job:
         facts=job["facts"],
         clients=tuple(client_rows(journal, job["job"], job["facts"].get("budgets", "own"))),
         rounds=tuple((row["round"] + 1, row["active"], row["seconds"]) for row in rounds),
-        # SQLite keeps what is not a number as NULL.
-        accuracy={row["round"] + 1: math.nan if row["value"] is None else row["value"] for row in metrics},
+        accuracy=measured.pop("accuracy"),
         own={row["name"]: row["value"] for row in journal.query(own, key)},
+        metrics=measured,
     )
 
 
@@ -258,8 +267,8 @@ def final_rounds(job: Job) -> tuple[int, ...]:
     return tuple(round for round in sorted(job.accuracy) if round > max(job.accuracy) - LAST_ROUNDS)
 
 
-def _final(job: Job) -> float:
-    return statistics.fmean(job.accuracy[round] for round in final_rounds(job))
+def _final(job: Job, values: Mapping[int, float]) -> float:
+    return statistics.fmean(values[round] for round in final_rounds(job))
 
 
 def _mean(values: Sequence[float]) -> float | None:
