@@ -20,13 +20,17 @@ app = typer.Typer(
 
 @app.command("file")
 def calibrate_file(
-    experiment: files.Experiment, changes: files.Changes = None, seed: files.Seed = None, as_json: Json = False
+    experiment: files.Experiment,
+    changes: files.Changes = None,
+    seed: files.Seed = None,
+    trust_code: files.TrustCode = False,
+    as_json: Json = False,
 ) -> None:
     """Calibrate the noise of every client of every method to its budget."""
     from polyeps.experiment.plan import plan
 
     with progress("calibrating") as report:
-        methods = [(job, plan(job)) for job in files.jobs_of(experiment, changes, seed, report)]
+        methods = [(job, plan(job)) for job in files.jobs_of(experiment, changes, seed, trust_code, report)]
     if as_json:
         keys = ("client", "epsilon", "delta", "records", "sigma", "spent")
         shown = [

@@ -27,6 +27,7 @@ def certify_file(
     ] = None,
     changes: files.Changes = None,
     seed: files.Seed = None,
+    trust_code: files.TrustCode = False,
     as_json: Json = False,
 ) -> None:
     """Certify every client of every method, before any record is used."""
@@ -34,7 +35,7 @@ def certify_file(
 
     methods = []
     with progress("calibrating") as report:
-        for job in files.jobs_of(experiment, changes, seed, report):
+        for job in files.jobs_of(experiment, changes, seed, trust_code, report):
             found = certificates(job, joined)
             budgets = job.budgets or (None,) * len(found)
             methods.append((job, [(c, b, found[c]) for c, b in zip(found, budgets, strict=True)]))

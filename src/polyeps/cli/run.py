@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyeps.cli import files
 from polyeps.cli.output import Json, remark
 from polyeps.cli.run_output import print_outcome, watching
 from polyeps.errors import InputError
@@ -22,14 +23,12 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder of t
 
 def run(
     experiment: Annotated[Path | None, typer.Argument(help="A TOML file.")] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.clip=0.5")] = None,
+    changes: files.Changes = None,
     seeds: Annotated[int | None, typer.Option(help="Run this many seeds instead of those in the file.")] = None,
     device: Device = "cpu",
     output: Output = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this folder.")] = None,
-    trust_code: Annotated[
-        bool, typer.Option("--trust-code", help='Run the code that the experiment names as "module:name".')
-    ] = False,
+    trust_code: files.TrustCode = False,
     as_json: Json = False,
 ) -> None:
     """Train every method of an experiment with every seed, each client within its own budget."""
@@ -56,14 +55,14 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Train twenty-four clients with very different budgets on real digits, with eight methods."""
-    from importlib.resources import as_file, files
+    from importlib import resources
 
     import torch
 
     from polyeps.experiment import config
     from polyeps.report.page import write_page
 
-    with as_file(files("polyeps") / "demo.toml") as path:
+    with resources.as_file(resources.files("polyeps") / "demo.toml") as path:
         wanted = config.read(path)
     if not page.parent.is_dir():  # found before the run, not after it
         raise InputError(f"--page {page}: the folder {page.parent} does not exist; make it, or choose another")
