@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyeps.accounting import afford, epsilon
+from polyeps.accounting import affordability, epsilon
 from polyeps.accounting.calibration import calibrate, calibrate_each
 from polyeps.accounting.events import Gaussian, Poisson
 from polyeps.core import Budget
@@ -40,11 +40,11 @@ def ours(budgets: list[Budget]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         cold, answer = timed(lambda: calibrate(budgets, price, STEPS, directory=directory))
-        afford._known.clear()
+        affordability._known.clear()
         cached, _ = timed(lambda: calibrate(budgets, price, STEPS, directory=directory))
-        afford._known.clear()
+        affordability._known.clear()
         one, _ = timed(lambda: calibrate(budgets[:1], price, STEPS, directory=directory))
-    afford._known.clear()
+    affordability._known.clear()
     sizes = np.random.default_rng(1).integers(200, 2000, 100)
     prices, _ = timed(
         lambda: calibrate_each(budgets[:100], lambda sigma, row: Poisson(8 / int(sizes[row]), Gaussian(sigma)), STEPS)

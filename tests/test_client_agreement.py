@@ -14,7 +14,7 @@ from polyeps.core import Action, Algorithm, Ask, Budget, Payload, Records, Spec,
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import TaskRefused
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 
 IDS = ("a", "b", "c", "d")
 
@@ -37,7 +37,7 @@ def federation(path: Path, scale: list[float]) -> tuple[Algorithm, Clients]:
         return state
 
     algorithm = Algorithm({"first": marked("first"), "second": marked("second")}, round, unit="client")
-    terms = {client: Terms(Budget(3.0, 0.0), "client", "zero-out") for client in IDS}
+    terms = {client: BudgetTerms(Budget(3.0, 0.0), "client", "zero-out") for client in IDS}
     cohort = Clients(
         IDS,
         Records(torch.zeros(4, 1), torch.zeros(4), torch.arange(5)),

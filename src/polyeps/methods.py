@@ -11,11 +11,11 @@ from typing import Any, Literal
 import dp_accounting as dp
 from dp_accounting.dp_event import DpEvent
 
-from polyeps.accounting import Accountant, epsilon
+from polyeps.accounting import Accountant, epsilon, epsilon_if_draws_known
 from polyeps.accounting.certificate import PUBLIC_GROUP, SECRET_COHORT, Certificate, Form, Sampler
-from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, fold, history_of, split_clip_bit
-from polyeps.accounting.known_draws import epsilon_if_draws_known
-from polyeps.accounting.open_cohorts import known_draws_epsilon
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent
+from polyeps.accounting.histories import fold_gaussians, history_of, split_clip_bit
+from polyeps.accounting.known_cohorts import known_draws_epsilon
 from polyeps.core import Adjacency, Arithmetic, Trust, Unit, check_delta
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection, values
@@ -113,7 +113,7 @@ def fedhdp(*, rate: float, rounds: int, clip_bit_sigma: float | None = None) -> 
         raise InputError(f"clip-bit-sigma must be a finite number above 0, not {clip_bit_sigma}")
 
     def effective(sigma: float) -> float:
-        return sigma if clip_bit_sigma is None else fold(sigma, 2 * clip_bit_sigma)
+        return sigma if clip_bit_sigma is None else fold_gaussians(sigma, 2 * clip_bit_sigma)
 
     def details(sigma: float, _: float) -> dict[str, Any]:
         shown: dict[str, Any] = {
@@ -176,7 +176,7 @@ def cmp_fed(
         return a * (a / 2 + math.sqrt(a * a / 4 + 2 * math.log(1 / delta)))
 
     def details(sigma: float, delta: float) -> dict[str, Any]:
-        folded = fold(sigma, sigma) * math.sqrt(honest / cohort)
+        folded = fold_gaussians(sigma, sigma) * math.sqrt(honest / cohort)
         return {
             "rate": rate,
             "rounds": rounds,
@@ -222,7 +222,7 @@ def fedsel(
     as it is, for which nothing can be promised.
     """
     _at_least_one(reports=reports)
-    selection.check(dimension, top, 0.0)
+    selection.check_selection(dimension, top, 0.0)
     if not 0 <= share <= 1:
         raise InputError(f"share must lie between 0 and 1, not {share}")
 
@@ -230,13 +230,13 @@ def fedsel(
         nothing = value in ("none", "exact")
         first = epsilon_select if epsilon_select is not None else (1 if nothing else share) / scale
         second = epsilon_value if epsilon_value is not None else (1 - share) / scale
-        selection.check(dimension, top, first)
+        selection.check_selection(dimension, top, first)
         if not nothing:
-            values.check(second)
+            values.check_epsilon_value(second)
         return (0.0 if select == "uniform" else first), (0.0 if nothing else second)
 
     def law(first: float) -> selection.Selection:
-        return selection.law(select, dimension, top, first, form)
+        return selection.selection_law(select, dimension, top, first, form)
 
     def price(scale: float) -> DpEvent:
         first, second = split(scale)

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from polyeps.accounting.afford import affordable, fits, known_epsilon
+from polyeps.accounting.affordability import affordable, fits, known_epsilon
 from polyeps.accounting.calibration import calibrate
-from polyeps.accounting.events import history_of
+from polyeps.accounting.histories import history_of
 from polyeps.core import Budget
 from polyeps.errors import InputError
 from polyeps.methods import dp_sgd

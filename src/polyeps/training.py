@@ -20,8 +20,8 @@ from torch import Tensor
 
 from polyeps.core import Adjacency, Arithmetic, Records
 from polyeps.engine.batching import Batching, Sampler
-from polyeps.engine.captured import Graphs, train_on_device
-from polyeps.engine.exact import train_exactly
+from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
+from polyeps.engine.deployed_training import train_deployed
 from polyeps.engine.loop import Settings, train_on_cpu
 from polyeps.engine.noise import Streams
 from polyeps.engine.per_client import (
@@ -231,7 +231,7 @@ def _runner(
     empty: bool = False,
 ) -> Run:
     """Train in the way `settings_for` describes; device graphs live as long as the training."""
-    graphs = Graphs()
+    graphs = CudaGraphs()
 
     def run(
         starts: Tensor,
@@ -269,7 +269,7 @@ def _train(
     streams: Streams,
     settings: Settings,
     memory: int | None,
-    graphs: Graphs,
+    graphs: CudaGraphs,
 ) -> Tensor:
     clients, device = records.clients, records.features.device
     _check(model, starts, records, streams)
@@ -282,7 +282,7 @@ def _train(
         some = streams.select(range(rows.start, rows.stop))
         before, fixed = starts[rows], pulled_to[rows]
         if some.exact and settings.deviation is not None:
-            after = train_exactly(model, before, mine, some, settings.select(rows))
+            after = train_deployed(model, before, mine, some, settings.select(rows))
         elif device.type == "cpu":
             after = train_on_cpu(model, before, fixed, mine, some, settings.select(rows))
         else:

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyeps.accounting import afford, cache, epsilon, judge
+from polyeps.accounting import affordability, cache, epsilon, history_epsilon
 from polyeps.accounting.calibration import calibrate, calibrate_each
-from polyeps.accounting.events import FixedSize, Gaussian, Poisson, fold
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson
+from polyeps.accounting.histories import fold_gaussians
 from polyeps.core import Budget
 from polyeps.errors import InputError
-from polyeps.ledger.account import Account, Schedule, Terms
+from polyeps.ledger.account import BudgetTerms, ClientAccount, Schedule
 
 
 def price(sigma: float) -> Poisson:
@@ -41,7 +42,7 @@ def test_every_answer_is_within_its_budget_and_close_to_it() -> None:
     from polyeps.accounting import pld
 
     for budget, scale, certified in list(zip(budgets, answer.scale, answer.certified, strict=True))[::9]:
-        again = pld.epsilon({price(float(scale)): 800}, budget.delta, "add-remove")
+        again = pld.pld_epsilon({price(float(scale)): 800}, budget.delta, "add-remove")
         assert again == pytest.approx(certified, rel=1e-12)
 
 
@@ -76,7 +77,7 @@ def test_any_price_can_be_inverted(wanted: list[float], rate: float, uses: int, 
 
 def test_a_price_with_a_fixed_part_says_when_a_budget_is_out_of_reach() -> None:
     with pytest.raises(InputError, match=r"epsilon 0\.1 cannot be reached"):
-        calibrate([Budget(0.1, 1e-5)], lambda sigma: Gaussian(fold(sigma, 2.0)), 1)
+        calibrate([Budget(0.1, 1e-5)], lambda sigma: Gaussian(fold_gaussians(sigma, 2.0)), 1)
     with pytest.raises(InputError, match="at least 1"):
         calibrate([Budget(0.1, 1e-5)], Gaussian, 0)
 
@@ -105,7 +106,7 @@ def test_a_scale_does_not_depend_on_whom_it_was_calibrated_with(schedule: Schedu
     many = calibrate(crowd, price, 700, schedule=schedule)
     for row in range(0, len(COMPANY), 3):
         for others in ([], crowd[row + 1 : row + 5]):
-            afford._known.clear()
+            affordability._known.clear()
             few = calibrate([*others, COMPANY[row]], price, 700, schedule=schedule, directory=tmp_path)
             assert few.scale[-1] == many.scale[row]
             assert few.certified[-1] == many.certified[row]
@@ -139,12 +140,14 @@ def test_ten_thousand_budgets_are_served_at_once() -> None:
 def test_what_was_calibrated_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     budgets = budgets_between(1, 2, 5)
     calibrate(budgets, price, 200, directory=tmp_path)
-    afford._known.clear()
+    affordability._known.clear()
     answer = calibrate(budgets, price, 200, directory=tmp_path)
-    assert sum(map(len, afford._known.values())) == len(set(answer.scale.tolist()))  # one ε for each, none skipped
-    monkeypatch.setattr(afford, "judge", lambda *_: pytest.fail("computed again"))
+    assert sum(map(len, affordability._known.values())) == len(
+        set(answer.scale.tolist())
+    )  # one ε for each, none skipped
+    monkeypatch.setattr(affordability, "history_epsilon", lambda *_: pytest.fail("computed again"))
     for budget, scale in zip(budgets, answer.scale, strict=True):
-        assert afford.fits({price(float(scale)): 199}, budget, "zero-out", "pld")
+        assert affordability.fits({price(float(scale)): 199}, budget, "zero-out", "pld")
 
 
 def test_no_kept_number_is_believed(tmp_path: Path) -> None:
@@ -174,13 +177,13 @@ def test_no_kept_number_is_believed(tmp_path: Path) -> None:
         json.dumps(dict(content, scales=content["scales"][::-1][:1] + [[s, 0.3] for s, _ in content["scales"][1:]])),
     ):
         file.write_text(bad)
-        afford._known.clear()
+        affordability._known.clear()
         again = calibrate(budgets, price, 300, directory=tmp_path)
         assert (again.scale == right.scale).all()
         for budget, scale in zip(budgets, again.scale, strict=True):
             history = {price(float(scale)): 300}
-            known = afford.known_epsilon(history, budget.delta, "zero-out", "pld")
-            assert known == judge(history, budget.delta, "zero-out", "pld") <= budget.epsilon
+            known = affordability.known_epsilon(history, budget.delta, "zero-out", "pld")
+            assert known == history_epsilon(history, budget.delta, "zero-out", "pld") <= budget.epsilon
         assert json.loads(file.read_text()) == content
 
 
@@ -203,7 +206,7 @@ def test_kept_files_are_private_and_links_are_not_followed(tmp_path: Path) -> No
 def test_adaptive_plans_fit_into_adaptive_ledgers(epsilon: float) -> None:
     budget = Budget(epsilon, 1e-5)
     answer = calibrate_each([budget], lambda sigma, _: price(sigma), 8000, schedule="adaptive")
-    account = Account(Terms(budget, schedule="adaptive"))
+    account = ClientAccount(BudgetTerms(budget, schedule="adaptive"))
     planned = account.with_charge(price(float(answer.scale[0])), 8000, "record")
     assert account.affords(planned)
     assert account.spent(planned) == answer.certified[0] >= 0.99 * epsilon

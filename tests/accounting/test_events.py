@@ -9,13 +9,11 @@ from polyeps.accounting.events import (
     PureDpEvent,
     SkellamDpEvent,
     Truncated,
-    canonical,
-    describe,
-    fold,
-    history_of,
-    split_clip_bit,
-    understand,
+    canonical_json,
+    event_from_dict,
+    event_to_dict,
 )
+from polyeps.accounting.histories import fold_gaussians, history_of, split_clip_bit
 from polyeps.errors import InputError, UnknownEvent
 
 
@@ -86,7 +84,7 @@ def test_randomized_response_becomes_a_pure_step_with_its_count() -> None:
 def test_fold_and_split_are_inverse() -> None:
     assert split_clip_bit(1.0, 5.0) == pytest.approx(1.0050378, abs=1e-7)
     assert split_clip_bit(1.0, 1.0) == pytest.approx(1.154701, abs=1e-6)
-    assert fold(split_clip_bit(1.7, 3.0), 6.0) == pytest.approx(1.7)
+    assert fold_gaussians(split_clip_bit(1.7, 3.0), 6.0) == pytest.approx(1.7)
     with pytest.raises(InputError, match=r"larger than 0\.5"):
         split_clip_bit(1.0, 0.5)
 
@@ -104,14 +102,14 @@ def test_fold_and_split_are_inverse() -> None:
     ],
 )
 def test_descriptions_can_be_understood(event: dp.DpEvent) -> None:
-    assert history_of(understand(describe(event))) == history_of(event)
-    assert canonical(understand(describe(event))) == canonical(event)
+    assert history_of(event_from_dict(event_to_dict(event))) == history_of(event)
+    assert canonical_json(event_from_dict(event_to_dict(event))) == canonical_json(event)
 
 
 def test_unknown_descriptions_are_refused() -> None:
     with pytest.raises(UnknownEvent):
-        understand({"kind": "magic"})
+        event_from_dict({"kind": "magic"})
     with pytest.raises(InputError):
-        understand({"kind": "gaussian", "sigma": 1.0})
+        event_from_dict({"kind": "gaussian", "sigma": 1.0})
     with pytest.raises(UnknownEvent):
-        describe(dp.ZCDpEvent(0.1))
+        event_to_dict(dp.ZCDpEvent(0.1))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reference.cmp_fed import cmp_fed_round, embeddings_of, factors_of, lefts_of, power_sgd_step, tensors_of, vector_of
 from torch import Tensor, nn
 
-from polyeps.aggregation.low_rank import Compression, WarmStart, Whole, low_rank
+from polyeps.aggregation.low_rank import Compression, WarmStart, WholeTensors, low_rank
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
 from polyeps.models import MODELS, Slice, binary_logistic, cnn, cross_entropy, from_module, mcmahan_cnn
@@ -154,7 +154,7 @@ def test_they_hold_all_of_a_gradient_where_nothing_bends_it() -> None:
     clips=st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)),
 )
 def test_two_rounds_equal_the_papers_loop(
-    shapes: list[tuple[int, ...]], rank: int, agents: int, seed: int, whole: Whole, clips: tuple[float, float]
+    shapes: list[tuple[int, ...]], rank: int, agents: int, seed: int, whole: WholeTensors, clips: tuple[float, float]
 ) -> None:
     """With noise in the sums, without which a mean has too few directions; clips aim a little below C."""
     compression = low_rank(slices_of(shapes), rank, whole=whole, warm_start="raw")

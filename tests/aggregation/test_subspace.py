@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyeps.aggregation.subspace import (
     Basis,
-    Kind,
+    BasisKind,
     basis_from_tensors,
     inverse_variance_weights,
     random_basis,
@@ -101,7 +101,7 @@ def test_a_row_without_weight_is_not_looked_at() -> None:
 @settings(max_examples=150, deadline=None)
 @given(rows=wild_rows(), kind=KINDS, rank=RANKS, whole=st.booleans())
 def test_a_basis_is_orthonormal_and_projects_once(
-    rows: Tensor, kind: Kind, rank: int | Literal["auto"], whole: bool
+    rows: Tensor, kind: BasisKind, rank: int | Literal["auto"], whole: bool
 ) -> None:
     basis = subspace(rows, None if whole else SLICES, rank=rank, kind=kind)
     for part in basis.parts:
@@ -120,7 +120,7 @@ def test_a_basis_is_orthonormal_and_projects_once(
 
 @settings(max_examples=100, deadline=None)
 @given(rows=wild_rows(), kind=st.sampled_from(["set", "centred"]), whole=st.booleans())
-def test_at_full_rank_the_public_updates_are_kept(rows: Tensor, kind: Kind, whole: bool) -> None:
+def test_at_full_rank_the_public_updates_are_kept(rows: Tensor, kind: BasisKind, whole: bool) -> None:
     basis = subspace(rows, None if whole else SLICES, rank=100, kind=kind)
     assert_near(basis.project(rows), rows, rows)
     assert all(
@@ -130,7 +130,7 @@ def test_at_full_rank_the_public_updates_are_kept(rows: Tensor, kind: Kind, whol
 
 @pytest.mark.parametrize("kind", ["set", "centred"])
 @pytest.mark.parametrize("clients", [1, 2, 5, 40])
-def test_the_directions_are_numpys_singular_vectors(kind: Kind, clients: int) -> None:
+def test_the_directions_are_numpys_singular_vectors(kind: BasisKind, clients: int) -> None:
     rows = draw(clients, seed=clients) * torch.linspace(1, 3, SIZE)
     centred = kind == "centred" and clients > 1
     matrix = rows.double().numpy() - (rows.double().numpy().mean(0) if centred else 0)

@@ -13,7 +13,8 @@ from reference.fedhdp import Plan, one_round
 from support.grouped import SERVER_SEED, cohort, federation, run
 from support.summed import MODEL, drawn
 
-from polyeps.accounting.events import RareFailureDpEvent, fold, history_of, split_clip_bit
+from polyeps.accounting.events import RareFailureDpEvent
+from polyeps.accounting.histories import fold_gaussians, history_of, split_clip_bit
 from polyeps.algorithms._group_sums import Noise, summed_by_server
 from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.client import answer
@@ -213,7 +214,7 @@ def test_sums_and_bits_have_the_noise_their_price_says(
         if not z:
             assert not rows.any()
             continue
-        together = fold(split_clip_bit(z, deviation), 2 * deviation)
+        together = fold_gaussians(split_clip_bit(z, deviation), 2 * deviation)
         assert together == pytest.approx(z)
         wanted = split_clip_bit(z, deviation) * clip * surplus[name]
         for part in (rows, *(rows[[len(who) < 4 for who in found.cohorts]],) * (rate < 1)):

@@ -10,11 +10,11 @@ import torch
 from support.hostile import ROWS, Population, contributions, scattered, worst_contribution
 from torch import Tensor, nn
 
-from polyeps.engine.layers import Mapped
+from polyeps.engine.fallback_layers import VmapLayer
 from polyeps.engine.layout import lay_out
 from polyeps.engine.network import Network, add_gradients, lower, record_gradients
 from polyeps.engine.recurrent import LastState
-from polyeps.engine.steady import multiply
+from polyeps.engine.stable_products import multiply
 from polyeps.models import MODELS, cross_entropy
 
 # Whether rows round alike in any company was measured for one version of torch. Elsewhere a simulated record may move a
@@ -97,7 +97,7 @@ def test_the_fallback_holds_the_clip_too(name: str) -> None:
     module = build()
     sizes = [p.numel() for p in module.parameters()]
     start = population(module, shape, 100, 5)
-    assert worst_contribution(Network((Mapped(module),)), cross_entropy, start, sizes, 5, generations=4) <= MOST
+    assert worst_contribution(Network((VmapLayer(module),)), cross_entropy, start, sizes, 5, generations=4) <= MOST
 
 
 def cancelling(clients: int, apart: float, scale: float) -> tuple[nn.Module, Population]:

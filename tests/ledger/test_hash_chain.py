@@ -8,8 +8,8 @@ from support.forged import forge
 
 from polyeps.errors import LedgerError, LedgerTampered
 from polyeps.ledger import hash_chain as chain
-from polyeps.ledger.hash_chain import Chain, Row
-from polyeps.ledger.head_file import Kept, head_path, read_head
+from polyeps.ledger.hash_chain import Chain, LedgerRow
+from polyeps.ledger.head_file import StoredHead, head_path, read_head
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def tamper(path: Path, *statements: str) -> None:
 
 
 def test_rows_are_replayed_once_and_in_order(path: Path) -> None:
-    seen: list[Row] = []
+    seen: list[LedgerRow] = []
     chain = Chain(path, seen.append)
     chain.append(lambda: [("note", {"n": 6}), ("note", {"n": 7})])
     assert [row.content["n"] for row in seen] == list(range(8))
@@ -193,7 +193,7 @@ def test_a_row_appended_while_another_process_opens_is_no_tampering(
     busy = open_chain(path)
     waiting = [6, 7, 8]
 
-    def read_beside_an_append(place: Path) -> Kept | None:
+    def read_beside_an_append(place: Path) -> StoredHead | None:
         kept = read_head(place)
         if waiting and not busy._open().in_transaction and not late_holds_the_lock():
             number = waiting.pop()

@@ -14,17 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyeps.accounting import epsilon
-from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, SkellamDpEvent, history_of
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, SkellamDpEvent
+from polyeps.accounting.histories import history_of
 from polyeps.accounting.rdp import filter_epsilon
 from polyeps.core import Budget
 from polyeps.errors import BudgetExceeded, InputError, LedgerError, LedgerTampered, UnknownEvent
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Charge, Terms
+from polyeps.ledger.account import BudgetTerms, Charge
 
 STEP = Poisson(0.01, Gaussian(1.0))
 BUDGET = Budget(1.0, 1e-5)
-TERMS = Terms(BUDGET, schedule="fixed", plan=STEP)
-ADAPTIVE = Terms(BUDGET)
+TERMS = BudgetTerms(BUDGET, schedule="fixed", plan=STEP)
+ADAPTIVE = BudgetTerms(BUDGET)
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_charges_add_up_across_runs(path: Path) -> None:
 
 
 def test_mixed_methods_compose(path: Path) -> None:
-    ledger = Ledger.create(path, {"a": Terms(BUDGET, schedule="fixed")})
+    ledger = Ledger.create(path, {"a": BudgetTerms(BUDGET, schedule="fixed")})
     ledger.reserve("both", [Charge(("a",), STEP, 100), Charge(("a",), PureDpEvent(0.2), unit="client")])
     ledger.charge(STEP, uses=100)
     ledger.charge(PureDpEvent(0.2), unit="client", purpose="a FedSel report")
@@ -108,7 +109,7 @@ def test_spent_never_passes_the_budget_and_replays_the_same(
 def test_budgets_are_set_once_and_changed_only_on_record(path: Path) -> None:
     ledger = Ledger.create(path, {"a": TERMS})
     with pytest.raises(LedgerError, match="client 'a' has a budget of ε = 1"):
-        ledger.enroll({"b": TERMS, "a": Terms(Budget(5.0, 1e-5))})
+        ledger.enroll({"b": TERMS, "a": BudgetTerms(Budget(5.0, 1e-5))})
     assert ledger.clients == ["a"]
     with pytest.raises(InputError, match="reason"):
         ledger.change_budget("a", Budget(2.0, 1e-5), " ")
@@ -134,21 +135,21 @@ def test_units_and_adjacencies_are_not_mixed_up(path: Path) -> None:
         ledger.charge(dp.NonPrivateDpEvent())
     assert len(ledger.rows()) == 2
     drawn = FixedSize(100, 10, Gaussian(5.0))
-    terms = Terms(Budget(3.0, 1e-5), adjacency="replace-one", schedule="fixed", plan=drawn)
+    terms = BudgetTerms(Budget(3.0, 1e-5), adjacency="replace-one", schedule="fixed", plan=drawn)
     replace = Ledger.create(path.with_name("other.db"), {"a": terms})
     replace.charge(drawn)
     assert replace.spent("a") > 0
 
 
 def test_integer_noise_can_be_charged(path: Path) -> None:
-    ledger = Ledger.create(path, {"a": Terms(Budget(2.0, 1e-5), unit="client")})
+    ledger = Ledger.create(path, {"a": BudgetTerms(Budget(2.0, 1e-5), unit="client")})
     ledger.charge(Poisson(0.02, SkellamDpEvent(100.0, 10.0, 400.0)), uses=5, unit="client")
     assert 0 < ledger.spent("a") < 2.0
 
 
 def test_adaptive_schedules_are_filtered_by_one_order(path: Path) -> None:
     step = Poisson(0.01, Gaussian(3.0))
-    terms = {"fixed": Terms(BUDGET, schedule="fixed", plan=step), "adaptive": ADAPTIVE}
+    terms = {"fixed": BudgetTerms(BUDGET, schedule="fixed", plan=step), "adaptive": ADAPTIVE}
     ledger = Ledger.create(path, terms)
     ledger.charge(step, uses=100, clients=["fixed", "adaptive"])
     assert ledger.spent("adaptive") > ledger.spent("fixed")
@@ -159,7 +160,7 @@ def test_adaptive_schedules_are_filtered_by_one_order(path: Path) -> None:
 
 
 def test_a_budget_without_delta_adds_pure_costs(path: Path) -> None:
-    ledger = Ledger.create(path, {"a": Terms(Budget(1.0, 0.0), unit="client")})
+    ledger = Ledger.create(path, {"a": BudgetTerms(Budget(1.0, 0.0), unit="client")})
     ledger.charge(PureDpEvent(0.4), uses=2, unit="client")
     assert ledger.spent("a") == pytest.approx(0.8)
     for event in (PureDpEvent(0.3), Gaussian(100.0)):
@@ -170,7 +171,9 @@ def test_a_budget_without_delta_adds_pure_costs(path: Path) -> None:
 def test_cohorts_are_charged_together_or_not_at_all(path: Path) -> None:
     names = [f"c{number}" for number in range(40)]
     budgets = {name: Budget(0.3 if name == "c7" else 1.0, 1e-5) for name in names}
-    ledger = Ledger.create(path, {name: Terms(budget, schedule="fixed", plan=STEP) for name, budget in budgets.items()})
+    ledger = Ledger.create(
+        path, {name: BudgetTerms(budget, schedule="fixed", plan=STEP) for name, budget in budgets.items()}
+    )
     charge = Charge(tuple(names), STEP, 100)
     afford = ledger.can_afford(charge)
     assert [name for name, able in zip(names, afford, strict=True) if not able] == ["c7"]
@@ -188,7 +191,7 @@ def test_cohorts_are_charged_together_or_not_at_all(path: Path) -> None:
 
 
 def test_one_call_can_charge_a_client_twice(path: Path) -> None:
-    ledger = Ledger.create(path, {"a": Terms(BUDGET, schedule="fixed", plan=Gaussian(6.0))})
+    ledger = Ledger.create(path, {"a": BudgetTerms(BUDGET, schedule="fixed", plan=Gaussian(6.0))})
     with pytest.raises(BudgetExceeded):
         ledger.charge_all([Charge(("a",), Gaussian(6.0), 1), Charge(("a",), Gaussian(6.0), 2)])
     ledger.charge_all([Charge(("a",), Gaussian(6.0)), Charge(("a",), Gaussian(6.0))])
@@ -198,7 +201,7 @@ def test_one_call_can_charge_a_client_twice(path: Path) -> None:
 def test_charging_a_thousand_clients_is_quick(path: Path) -> None:
     names = tuple(f"client-{number}" for number in range(1000))
     step = Poisson(8 / 1200, Gaussian(2.36))
-    ledger = Ledger.create(path, dict.fromkeys(names, Terms(BUDGET, schedule="fixed", plan=step)))
+    ledger = Ledger.create(path, dict.fromkeys(names, BudgetTerms(BUDGET, schedule="fixed", plan=step)))
     charge = Charge(names, step, 10)
     ledger.charge_all([charge])  # works out the cost once
     times = []

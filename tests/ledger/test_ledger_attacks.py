@@ -17,10 +17,10 @@ from polyeps.accounting.events import Gaussian
 from polyeps.core import Budget
 from polyeps.errors import InputError, LedgerError, LedgerTampered
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Charge, Terms
+from polyeps.ledger.account import BudgetTerms, Charge
 from polyeps.ledger.head_file import head_path
 
-TERMS = {"a": Terms(Budget(1.0, 1e-5))}
+TERMS = {"a": BudgetTerms(Budget(1.0, 1e-5))}
 EVENT = Gaussian(30.0)
 COLUMNS = "time TEXT NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL, previous TEXT NOT NULL, hash TEXT NOT NULL"
 

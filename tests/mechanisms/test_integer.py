@@ -20,7 +20,7 @@ from polyeps.mechanisms.integer import (
     rounded_sensitivity,
     skellam_event,
 )
-from polyeps.mechanisms.lattice_noise import NoiseName
+from polyeps.mechanisms.integer_noise import NoiseName
 
 KINDS: list[NoiseName] = ["skellam", "discrete-gaussian"]
 GOOD: dict[str, Any] = {
@@ -99,12 +99,12 @@ def test_honest_agents_never_give_less_noise_than_is_priced(
 @pytest.mark.parametrize(("deviation", "expected"), [(0.5, 9.70), (1.0, 5.5e-4), (2.0, 7.2e-17)])
 def test_what_a_sum_of_discrete_gaussians_lacks_to_be_one(deviation: float, expected: float) -> None:
     """τ of 100 agents in one coordinate: the price of a sum to which nobody contributes, at a huge order."""
-    (gap,) = rdp.discrete_gaussian_sum(DiscreteGaussianSumDpEvent(0.0, deviation, 100, 1), np.array([1e20]))
+    (gap,) = rdp.discrete_gaussian_sum_curve(DiscreteGaussianSumDpEvent(0.0, deviation, 100, 1), np.array([1e20]))
     assert gap == pytest.approx(expected, rel=0.01)
 
 
 def test_the_skellam_price_is_above_the_exact_divergence() -> None:
-    (bound,) = rdp.skellam(SkellamDpEvent(2.0, 2.0, 16.0), np.array([4.0]))
+    (bound,) = rdp.skellam_curve(SkellamDpEvent(2.0, 2.0, 16.0), np.array([4.0]))
     law = noise_law(Grid(2.0, 1.0, 1, 1, 1, 4.0, 30))
     p, q = np.append(law, [0, 0]), np.append([0, 0], law)
     both = (p > 0) & (q > 0)
@@ -152,7 +152,7 @@ def test_every_output_in_one_dimension_costs_at_most_what_is_certified(
     longest = math.sqrt(grid.largest_square) * granularity
     worst = 0.0
     for delta in (1e-2, 1e-5):
-        epsilon = rdp.epsilon({grid.event: 1}, delta, "add-remove")
+        epsilon = rdp.rdp_epsilon({grid.event: 1}, delta, "add-remove")
         assert math.isfinite(epsilon)
         for moved in (release_law(value, grid) for value in (1.0, -1.0, 0.37, longest)):
             pairs = ((moved, without), (without, moved))

@@ -156,4 +156,4 @@ def test_calibrated_encoding_is_sampling_that_sometimes_abstains() -> None:
 )
 def test_meaningless_selections_are_refused(dimension: int, top: int, epsilon: float) -> None:
     with pytest.raises(InputError):
-        selection.check(dimension, top, epsilon)
+        selection.check_selection(dimension, top, epsilon)

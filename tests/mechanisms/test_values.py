@@ -80,4 +80,4 @@ def test_grid_piecewise_loses_next_to_nothing() -> None:
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, 40.0, math.nan])
 def test_undefined_budgets_are_refused(epsilon: float) -> None:
     with pytest.raises(InputError):
-        values.check(epsilon)
+        values.check_epsilon_value(epsilon)

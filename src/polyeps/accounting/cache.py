@@ -21,7 +21,7 @@ def default_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyeps"
 
 
-def load(directory: Path, subject: Mapping[str, Any]) -> dict[int, float]:
+def load_hints(directory: Path, subject: Mapping[str, Any]) -> dict[int, float]:
     """The scales kept for a subject, by step of its ladder; none if there is no such file, or it is malformed.
 
     Anybody who can write to the folder can put any number here, so the caller computes what each of them costs.
@@ -37,7 +37,7 @@ def load(directory: Path, subject: Mapping[str, Any]) -> dict[int, float]:
     return {step: scale for step, scale in kept.items() if math.isfinite(scale) and scale > 0}
 
 
-def save(directory: Path, subject: Mapping[str, Any], scales: Mapping[int, float]) -> None:
+def save_hints(directory: Path, subject: Mapping[str, Any], scales: Mapping[int, float]) -> None:
     """Keep scales in a file that only its owner can read; a cache that cannot be written is no reason to fail."""
     content = {"subject": _plain(subject), "scales": sorted(scales.items())}
     try:

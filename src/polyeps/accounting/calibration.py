@@ -17,14 +17,15 @@ import numpy as np
 from dp_accounting.dp_event import DpEvent
 from numpy.typing import NDArray
 
-from polyeps.accounting import Accountant, cache, rdp
-from polyeps.accounting.afford import best_accountant, known_epsilon
-from polyeps.accounting.events import canonical, check_uses, history_of
+from polyeps.accounting import Accountant, best_accountant, cache, rdp
+from polyeps.accounting.affordability import known_epsilon
+from polyeps.accounting.events import canonical_json, check_uses
+from polyeps.accounting.histories import history_of
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import InputError
 
-Price = Callable[[float], DpEvent]  # scale ↦ what one use costs
-Progress = Callable[[int, int], None]  # budgets served, budgets in all
+PriceFunction = Callable[[float], DpEvent]  # scale ↦ what one use costs
+ProgressCallback = Callable[[int, int], None]  # budgets served, budgets in all
 # fixed: composed exactly. adaptive: by the Rényi filter that a ledger of this budget keeps.
 _Schedule = Literal["fixed", "adaptive"]
 
@@ -44,7 +45,7 @@ class Calibration:
 
 def calibrate(
     budgets: Sequence[Budget],
-    price: Price,
+    price: PriceFunction,
     uses: int,
     *,
     adjacency: Adjacency = "zero-out",
@@ -52,7 +53,7 @@ def calibrate(
     schedule: _Schedule = "fixed",
     tolerance: float = 0.01,
     directory: Path | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Calibration:
     """The smallest scales found whose `uses`-fold price stays within each budget and spends all but `tolerance` of it.
 
@@ -82,14 +83,14 @@ def calibrate(
 
         ladder = _Ladder(judge, tolerance, "raise the budget" if delta else "give a delta above 0")
         subject = {
-            "price": [canonical(price(probe)) for probe in _PROBES],
+            "price": [canonical_json(price(probe)) for probe in _PROBES],
             "uses": uses,
             "delta": delta,
             "adjacency": adjacency,
             "accountant": accountant or "best" if order is None else f"filter of order {order}",
             "tolerance": tolerance,
         }
-        hints = cache.load(directory, subject) if directory else {}
+        hints = cache.load_hints(directory, subject) if directory else {}
         sharing: dict[int, list[int]] = {}
         for row in rows:
             sharing.setdefault(ladder.step(budgets[row].epsilon), []).append(row)
@@ -104,7 +105,7 @@ def calibrate(
             if progress:
                 progress(served, len(budgets))
         if directory and any(hints.get(step) != at for step, at in found.items()):
-            cache.save(directory, subject, hints | found)
+            cache.save_hints(directory, subject, hints | found)
     return Calibration(scale, certified)
 
 
@@ -116,7 +117,7 @@ def calibrate_each(
     adjacency: Adjacency = "zero-out",
     schedule: _Schedule = "fixed",
     directory: Path | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Calibration:
     """Calibrate clients whose prices (scale, row) may differ, each as if it were alone."""
     alike: dict[tuple[DpEvent | str, ...], list[int]] = {}
@@ -149,11 +150,11 @@ def _key(event: DpEvent) -> DpEvent | str:
     try:
         hash(event)
     except TypeError:
-        return canonical(event)
+        return canonical_json(event)
     return event
 
 
-def _report(progress: Progress, earlier: int, total: int, served: int, _: int) -> None:
+def _report(progress: ProgressCallback, earlier: int, total: int, served: int, _: int) -> None:
     progress(earlier + served, total)
 
 

@@ -16,12 +16,20 @@ from dp_accounting.dp_event import DpEvent
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import gammaln
 
-from polyeps.accounting.events import Gaussian, History, PureDpEvent, fold, pure_sum
-from polyeps.accounting.gaussians import gaussian_epsilon
-from polyeps.accounting.lattice import as_gaussians
-from polyeps.accounting.losses import Losses, cumulant, gridded, least_ratio, spaced, tilt_towards
-from polyeps.accounting.open_cohorts import with_draws_known
-from polyeps.accounting.profiles import Array, Delta, Profile, is_private, profile, second_moment
+from polyeps.accounting.discrete_gaussians import as_gaussians
+from polyeps.accounting.events import Gaussian, PureDpEvent
+from polyeps.accounting.histories import History, fold_gaussians, pure_sum
+from polyeps.accounting.known_cohorts import with_draws_known
+from polyeps.accounting.privacy_losses import Losses, cumulant, gridded, least_ratio, spaced, tilt_towards
+from polyeps.accounting.privacy_profiles import (
+    DeltaFunction,
+    FloatArray,
+    PrivacyProfile,
+    gaussian_epsilon,
+    is_private,
+    second_moment,
+    step_profile,
+)
 from polyeps.core import Adjacency, clip_norms_moved
 
 TOLERANCE = 5e-4  # of ε, roughly: what the grid may add to it
@@ -36,7 +44,7 @@ _ONE_BY_ONE = 1 << 20  # pure steps whose numbers of flips are enumerated
 _SMALL = 0.02  # of the spread: an ε smaller than this need not be found more precisely than this
 
 
-def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
+def pld_epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
     """The smallest ε certified for this history at δ."""
     if adjacency != "replace-one":
         history = as_gaussians(history)
@@ -64,7 +72,7 @@ def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
 
 def _on_a_grid(steps: History, delta: float, adjacency: Adjacency) -> float:
     total = sum(steps.values())
-    pairs = [(profile(step, adjacency, _CUT * delta / total), uses) for step, uses in steps.items()]
+    pairs = [(step_profile(step, adjacency, _CUT * delta / total), uses) for step, uses in steps.items()]
     if total == 1:
         return min(max(_inverse(pairs[0][0].remove, delta), _inverse(pairs[0][0].add, delta)), pure_sum(steps))
     spread = math.sqrt(sum(uses * second_moment(step, adjacency) for step, uses in steps.items()))
@@ -98,11 +106,11 @@ def _merge_gaussians(history: History) -> dict[DpEvent, int]:
     steps = {step: uses for step, uses in history.items() if not isinstance(step, Gaussian)}
     alone = [step.noise_multiplier / math.sqrt(uses) for step, uses in history.items() if isinstance(step, Gaussian)]
     if alone:
-        steps[Gaussian(min(fold(*alone), 1e300))] = 1  # no noise is so large that nothing is released
+        steps[Gaussian(min(fold_gaussians(*alone), 1e300))] = 1  # no noise is so large that nothing is released
     return {step: uses for step, uses in steps.items() if not (isinstance(step, PureDpEvent) and step.epsilon == 0)}
 
 
-def _inverse(delta_at: Delta, delta: float) -> float:
+def _inverse(delta_at: DeltaFunction, delta: float) -> float:
     """The ε at which one step's δ is small enough, from above."""
     low, high = 0.0, 1.0
     if delta_at(np.zeros(1))[0] <= delta:
@@ -116,7 +124,7 @@ def _inverse(delta_at: Delta, delta: float) -> float:
     return high
 
 
-def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, spread: float) -> float:
+def _composed_epsilon(pairs: Sequence[tuple[PrivacyProfile, int]], delta: float, spread: float) -> float:
     """ε of all steps in one direction."""
     uses = sum(uses for _, uses in pairs)
     rough = [spaced(pair, n, 1e-4 * spread / math.sqrt(uses)) for pair, n in pairs]
@@ -206,7 +214,7 @@ def _tilted_epsilon(
     return _Found(answer, density / left if left > 0 else 0.0, size, blurred)
 
 
-def _convolve(losses: Sequence[Losses], tilt: float, size: int) -> Array:
+def _convolve(losses: Sequence[Losses], tilt: float, size: int) -> FloatArray:
     """Masses of the sum of all tilted losses, counted from the sum of the first indices and modulo `size`."""
     log_magnitude, phase = np.zeros(size // 2 + 1), np.zeros(size // 2 + 1)
     for each in losses:
@@ -219,7 +227,7 @@ def _convolve(losses: Sequence[Losses], tilt: float, size: int) -> Array:
     return np.maximum(irfft(product, size), 0.0)
 
 
-def _invert(loss: Array, mass: Array, scaled: Array, errors: Array, delta: float) -> float:
+def _invert(loss: FloatArray, mass: FloatArray, scaled: FloatArray, errors: FloatArray, delta: float) -> float:
     """The smallest ε ≥ 0 with errors(ε) + Σ_{loss > ε} (mass − e^ε·scaled) ≤ δ, where scaled = mass·e^(−loss).
 
     Errors are those at each loss, and fall with it.

@@ -10,21 +10,18 @@ from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
+from polyeps.accounting.discrete_gaussians import gap_of_sum
 from polyeps.accounting.events import (
     DiscreteGaussianSumDpEvent,
     FixedSize,
     Gaussian,
-    History,
     Poisson,
     PureDpEvent,
     SkellamDpEvent,
     TogetherDpEvent,
     check_adjacency,
-    history_of,
-    pure_sum,
-    without_failures,
 )
-from polyeps.accounting.lattice import gap_of_sum
+from polyeps.accounting.histories import History, history_of, pure_sum, without_failures
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import UnknownEvent
 
@@ -41,41 +38,45 @@ _MARGIN = 1 + 1e-9  # far above what rounding can take from a sum of positive te
 _TOO_SMALL = 1e-3  # of a noise multiplier, to integrate by steps of 1e-4 or less
 
 
-def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
+def rdp_epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
     """The smallest ε certified over all orders."""
-    total = curve(history, adjacency, ORDERS)
+    total = renyi_curve(history, adjacency, ORDERS)
     finite = np.isfinite(total)
     if delta == 0 or not finite.any():
         return pure_sum(history)
     return min(float(compute_epsilon(np.array(ORDERS)[finite], total[finite], delta)[0]), pure_sum(history))
 
 
-def curve(history: History, adjacency: Adjacency, orders: Sequence[float]) -> Array:
+def renyi_curve(history: History, adjacency: Adjacency, orders: Sequence[float]) -> Array:
     """The Rényi divergence of the whole history at each order."""
-    return sum((uses * step_curve(step, adjacency, orders) for step, uses in history.items()), np.zeros(len(orders)))
+    return sum(
+        (uses * step_renyi_curve(step, adjacency, orders) for step, uses in history.items()), np.zeros(len(orders))
+    )
 
 
-def step_curve(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> Array:
+def step_renyi_curve(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> Array:
     """The Rényi divergence of one step at each order; what has no rule is refused."""
     alpha = np.asarray(orders, dtype=float)
     match step:
         case dp.NonPrivateDpEvent():
             return np.full(len(alpha), np.inf)
         case PureDpEvent():
-            return pure(step.epsilon, alpha)
+            return pure_curve(step.epsilon, alpha)
         # Sensitivities are one vector's against zeros: one vector in another's place moves a sum by up to twice that.
         case SkellamDpEvent() if adjacency != "replace-one":
-            return skellam(step, alpha)
+            return skellam_curve(step, alpha)
         case DiscreteGaussianSumDpEvent() if adjacency != "replace-one":
-            return discrete_gaussian_sum(step, alpha)
+            return discrete_gaussian_sum_curve(step, alpha)
         case Poisson(event=SkellamDpEvent() | DiscreteGaussianSumDpEvent() | TogetherDpEvent()) if (
             adjacency != "replace-one"
         ):
             inside = history_of(step.event)
             if all(isinstance(part, Gaussian | SkellamDpEvent | DiscreteGaussianSumDpEvent) for part in inside):
-                return sampled_sum(step.sampling_probability, lambda at: curve(inside, adjacency, at.tolist()), alpha)
+                return sampled_sum_curve(
+                    step.sampling_probability, lambda at: renyi_curve(inside, adjacency, at.tolist()), alpha
+                )
         case Poisson(event=Gaussian()) if adjacency != "replace-one":
-            return sampled_gaussian(step, alpha)
+            return sampled_gaussian_curve(step, alpha)
         case Gaussian() | FixedSize(event=Gaussian()) | RepeatAndSelectDpEvent():
             return _library(step, adjacency, orders)
         case Poisson(event=dp.NonPrivateDpEvent()) | FixedSize(event=dp.NonPrivateDpEvent()):
@@ -102,7 +103,7 @@ def _library(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> Ar
     return found if isinstance(step, Gaussian) else np.maximum(found, 0.0) + 1e-11
 
 
-def sampled_gaussian(step: Poisson, alpha: Array) -> Array:
+def sampled_gaussian_curve(step: Poisson, alpha: Array) -> Array:
     """Rényi divergence of (1−q)·N(0,σ²) + q·N(1,σ²) from N(0,σ²), the worse of the two orders.
 
     Whole orders are a binomial sum. The others are integrated: for this integrand the trapezoid rule is exact to
@@ -167,7 +168,7 @@ def _translated(event: DpEvent, adjacency: Adjacency) -> DpEvent:
             raise UnknownEvent(f"the RDP accountant does not know {type(event).__name__} under {adjacency} adjacency")
 
 
-def pure(epsilon: float, alpha: Array) -> Array:
+def pure_curve(epsilon: float, alpha: Array) -> Array:
     """Rényi divergence of randomised response, the worst of all ε-pure releases.
 
     e^((α−1)R) − 1 = (e^(αε) − 1)·(1 − e^(−(α−1)ε))/(1 + e^ε): no digits are lost where it is small.
@@ -178,7 +179,7 @@ def pure(epsilon: float, alpha: Array) -> Array:
     return np.logaddexp(0, excess) / (alpha - 1)
 
 
-def skellam(step: SkellamDpEvent, alpha: Array) -> Array:
+def skellam_curve(step: SkellamDpEvent, alpha: Array) -> Array:
     """Bound for Skellam noise; proved for whole orders, so others take the next one up."""
     order, l1, l2 = np.ceil(alpha), step.l1_sensitivity, step.l2_sensitivity
     if step.variance == 0:
@@ -188,7 +189,7 @@ def skellam(step: SkellamDpEvent, alpha: Array) -> Array:
     return gaussian + excess
 
 
-def discrete_gaussian_sum(step: DiscreteGaussianSumDpEvent, alpha: Array) -> Array:
+def discrete_gaussian_sum_curve(step: DiscreteGaussianSumDpEvent, alpha: Array) -> Array:
     """Bound for a sum of discrete Gaussians: a Gaussian's, plus what the sum lacks to be one, per coordinate."""
     if step.deviation < 0.5:  # the bound's own condition
         return np.full(len(alpha), np.inf)
@@ -197,7 +198,7 @@ def discrete_gaussian_sum(step: DiscreteGaussianSumDpEvent, alpha: Array) -> Arr
     return np.minimum(alpha * u * u / 2 + gap * step.dimension, alpha / 2 * (u + math.sqrt(step.dimension) * gap) ** 2)
 
 
-def sampled_sum(rate: float, inner: Callable[[Array], Array], alpha: Array) -> Array:
+def sampled_sum_curve(rate: float, inner: Callable[[Array], Array], alpha: Array) -> Array:
     """Amplification by Poisson sampling of sums with noise that is as likely as its opposite; other orders round up.
 
     (α−1)·ε(α) ≤ log Σ_l C(α,l)·(1−q)^(α−l)·q^l·e^((l−1)ε(l)), for the mixture against the noise alone, and turned round
@@ -239,7 +240,7 @@ def filter_epsilon(history: History, order: float, delta: float, adjacency: Adja
     history, failure = without_failures(history)
     if failure > FAILURE_SHARE * delta:
         return math.inf
-    (spent,) = curve(history, adjacency, [order])
+    (spent,) = renyi_curve(history, adjacency, [order])
     if not math.isfinite(spent):
         return math.inf
     return float(max(0.0, compute_epsilon(np.array([order]), np.array([spent]), (1 - FAILURE_SHARE) * delta)[0]))

@@ -35,7 +35,7 @@ SMALLEST_SPREAD = 0.1
 
 
 @dataclass(frozen=True)
-class Groups:
+class NoiseGroups:
     """Clients by loudness: label 0 is the quietest group, -1 a client without a finite norm."""
 
     labels: Labels  # (n,)
@@ -52,7 +52,7 @@ class Groups:
         return self.count > 1
 
 
-def liberal_by_mixture(epsilons: ArrayLike, generator_seed: int = 0) -> Bools:
+def high_epsilon_by_mixture(epsilons: ArrayLike, generator_seed: int = 0) -> Bools:
     """Two Gaussians fitted to log ε; public is the higher one. Of clients that are all alike, all are public.
 
     Paper 000's rule. It always finds two groups, even among clients drawn from one.
@@ -66,7 +66,7 @@ def liberal_by_mixture(epsilons: ArrayLike, generator_seed: int = 0) -> Bools:
     return logs >= (lowest if math.isfinite(lowest) else logs.max())
 
 
-def liberal_by_kmeans(epsilons: ArrayLike) -> Bools:
+def high_epsilon_by_kmeans(epsilons: ArrayLike) -> Bools:
     """The two groups of log ε with the least squared distance to their means, found exactly; public is the higher."""
     logs = np.log(_positive(epsilons))
     line = np.sort(logs)
@@ -79,7 +79,7 @@ def liberal_by_kmeans(epsilons: ArrayLike) -> Bools:
     return logs >= lowest
 
 
-def liberal_by_top(epsilons: ArrayLike, share: float = 0.1) -> Bools:
+def high_epsilon_by_share(epsilons: ArrayLike, share: float = 0.1) -> Bools:
     """The ⌊share · n⌋ clients of largest ε, at least one; the rule of paper 000's code. Ties go to the first."""
     values = _positive(epsilons)
     if not 0 < share <= 1:
@@ -90,7 +90,7 @@ def liberal_by_top(epsilons: ArrayLike, share: float = 0.1) -> Bools:
     return public
 
 
-def liberal_by_threshold(epsilons: ArrayLike, threshold: float) -> Bools:
+def high_epsilon_by_threshold(epsilons: ArrayLike, threshold: float) -> Bools:
     """Every client whose ε is at least the threshold; that may be nobody."""
     values = _positive(epsilons)
     if not threshold > 0:
@@ -99,10 +99,10 @@ def liberal_by_threshold(epsilons: ArrayLike, threshold: float) -> Bools:
 
 
 SPLITS: dict[str, Callable[..., Bools]] = {
-    "mixture": liberal_by_mixture,
-    "k-means": liberal_by_kmeans,
-    "top": liberal_by_top,
-    "threshold": liberal_by_threshold,
+    "mixture": high_epsilon_by_mixture,
+    "k-means": high_epsilon_by_kmeans,
+    "top": high_epsilon_by_share,
+    "threshold": high_epsilon_by_threshold,
 }
 
 
@@ -123,7 +123,7 @@ def split_by_epsilon(epsilons: ArrayLike, rule: str = "mixture", **parameter: fl
     return SPLITS[rule](epsilons, **parameter)
 
 
-def quiet_by_mixture(norms: ArrayLike, groups: int = 2) -> Labels:
+def group_by_norms(norms: ArrayLike, groups: int = 2) -> Labels:
     """Labels by Gaussians fitted to the norms of one round, as paper 002 publishes it.
 
     It finds `groups` groups wherever there are as many different norms, also where all clients are alike.
@@ -141,7 +141,7 @@ def quiet_by_mixture(norms: ArrayLike, groups: int = 2) -> Labels:
     return labels
 
 
-def quiet_by_log_norms(log_norms: ArrayLike, parameters: int, spreads: Literal["own", "tied"] = "own") -> Groups:
+def group_by_log_norms(log_norms: ArrayLike, parameters: int, spreads: Literal["own", "tied"] = "own") -> NoiseGroups:
     """One to three groups of log norms, as many as the Bayesian information criterion finds worth having.
 
     Every way to cut the sorted line at gaps of at least ln 1.3 between neighbours is tried, so the best is found
@@ -164,7 +164,7 @@ def quiet_by_log_norms(log_norms: ArrayLike, parameters: int, spreads: Literal["
     line = np.sort(values[finite])
     cuts = _best_cuts(line, max(1 / (2 * parameters), SMALLEST_SPREAD**2), spreads) if len(line) >= 4 else []
     labels[finite] = np.searchsorted(line[cuts], values[finite], side="right")
-    return Groups(labels, len(cuts) + 1)
+    return NoiseGroups(labels, len(cuts) + 1)
 
 
 def _best_cuts(line: Floats, floor: float, spreads: str) -> list[int]:

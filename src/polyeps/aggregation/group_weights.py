@@ -28,7 +28,7 @@ LEAST = 1e-6  # of a client's own variance, what always counts: groups without n
 
 
 @dataclass(frozen=True)
-class Groups:
+class PrivacyGroups:
     """What is public about the groups, in one order; lengths are in units of the clip norm, which bounds clients'."""
 
     sizes: Tensor  # (l,) N_j, float64
@@ -48,7 +48,7 @@ def weights_by_ratio(sizes: Tensor, noisy: Tensor, ratio: float) -> Tensor:
     return weights / weights.sum() if weights.sum() else sizes / sizes.sum()
 
 
-def best_weights(groups: Groups, kept: Payload, present: Sequence[int]) -> Tensor:
+def best_group_weights(groups: PrivacyGroups, kept: Payload, present: Sequence[int]) -> Tensor:
     """The weights of the groups that have a sum, by what is known of their differences so far."""
     left = list(present)
     differences = kept.get("differences", _by_chance(groups))
@@ -65,7 +65,7 @@ def best_weights(groups: Groups, kept: Payload, present: Sequence[int]) -> Tenso
     return weights[list(present)]
 
 
-def learn_differences(groups: Groups, kept: Payload, means: Tensor) -> dict[str, Tensor]:
+def learn_differences(groups: PrivacyGroups, kept: Payload, means: Tensor) -> dict[str, Tensor]:
     """What to keep after a round that released the means (l, d) of all groups, in units of the clip norm."""
     shares = groups.sizes / groups.sizes.sum()
     apart = means - (shares.to(means) @ means)
@@ -82,6 +82,6 @@ def learn_differences(groups: Groups, kept: Payload, means: Tensor) -> dict[str,
     }
 
 
-def _by_chance(groups: Groups) -> Tensor:
+def _by_chance(groups: PrivacyGroups) -> Tensor:
     """Differences between groups of clients that choose whatever they hold; no client is further out than the clip."""
     return torch.diag(1 / groups.sizes)

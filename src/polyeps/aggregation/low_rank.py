@@ -20,15 +20,15 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from polyeps.aggregation.subspace import ROUNDING
+from polyeps.aggregation.subspace import FLOAT32_ROUNDING
 from polyeps.errors import InputError
 from polyeps.models import Slice
 
-Whole = Literal["when-cheaper", "biases"]
-Directions = Literal["paid", "model"]
+WholeTensors = Literal["when-cheaper", "biases"]
+DirectionSource = Literal["paid", "model"]
 WarmStart = Literal["orthonormal", "raw"]
 # A column that the columns before it explain but for this part of itself is float32's rounding: no direction.
-_FLOOR = 8 * ROUNDING
+_FLOOR = 8 * FLOAT32_ROUNDING
 
 
 class Reader(NamedTuple):
@@ -68,7 +68,7 @@ class Compression:
     matrices: tuple[Matrix, ...]
     whole: tuple[tuple[int, int], ...]  # where the tensors lie that are sent as they are
     warm_start: WarmStart = "orthonormal"
-    directions: Directions = "paid"  # whether the left factors come from a release, or from the model
+    directions: DirectionSource = "paid"  # whether the left factors come from a release, or from the model
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -194,9 +194,9 @@ def low_rank(
     slices: Mapping[str, Slice],
     rank: int,
     *,
-    whole: Whole = "when-cheaper",
+    whole: WholeTensors = "when-cheaper",
     warm_start: WarmStart = "orthonormal",
-    directions: Directions = "paid",
+    directions: DirectionSource = "paid",
 ) -> Compression:
     """How to send updates of a model with these slices at a rank; no tensor has more than its smaller side.
 
@@ -207,9 +207,9 @@ def low_rank(
     """
     if rank < 1:
         raise InputError(f"rank must be at least 1, not {rank}")
-    _check_choice("whole", whole, Whole)
+    _check_choice("whole", whole, WholeTensors)
     _check_choice("warm_start", warm_start, WarmStart)
-    _check_choice("directions", directions, Directions)
+    _check_choice("directions", directions, DirectionSource)
     matrices, spans, end = [], [], 0
     for name, part in slices.items():
         if part.start != end:

@@ -13,7 +13,7 @@ from torch import Tensor
 _MEDIAN = 0.4549364231195724  # of the square of a standard normal
 
 
-def noise_apart(rows: Tensor) -> Tensor:
+def estimate_noise_variances(rows: Tensor) -> Tensor:
     """Each client's noise variance per coordinate (n,), from updates (n, rounds, d); NaN for one never heard.
 
     A row that is not finite was not heard in that round.

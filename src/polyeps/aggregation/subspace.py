@@ -17,7 +17,7 @@ from torch import Tensor
 from polyeps.errors import InputError
 
 # Updates are float32: what is smaller than this part of a matrix is its rounding, whatever arithmetic we use.
-ROUNDING = torch.finfo(torch.float32).eps
+FLOAT32_ROUNDING = torch.finfo(torch.float32).eps
 
 
 class Span(Protocol):
@@ -30,7 +30,7 @@ class Span(Protocol):
 
 
 Slices = Mapping[str, Span]
-Kind = Literal["set", "mean", "centred"]
+BasisKind = Literal["set", "mean", "centred"]
 RandomKind = Literal["gaussian", "sparse"]
 
 
@@ -170,7 +170,7 @@ def subspace(
     slices: Slices | None = None,
     *,
     rank: int | Literal["auto"] = 1,
-    kind: Kind = "set",
+    kind: BasisKind = "set",
     weights: Tensor | None = None,
     dominance: float = 1.0,
 ) -> Basis:
@@ -185,7 +185,7 @@ def subspace(
     others; the paper calls that constant domain-dependent and gives no value.
     """
     _check_rank(rank if rank != "auto" else 1)
-    _check_kind(kind, get_args(Kind))
+    _check_kind(kind, get_args(BasisKind))
     if not 0 <= dominance < math.inf:
         raise InputError(f"dominance must be a finite number of at least 0, not {dominance}")
     if rows.ndim != 2 or not len(rows):
@@ -199,7 +199,7 @@ def subspace(
         block = rows[:, a:b].double()
         matrix = block * shares.sqrt()[:, None]
         # Relative to the rows themselves: a mean, or a rest after centring, may be nothing but their rounding.
-        smallest = ROUNDING * float(torch.linalg.vector_norm(matrix))
+        smallest = FLOAT32_ROUNDING * float(torch.linalg.vector_norm(matrix))
         if not math.isfinite(smallest):
             raise InputError("an update holds a number that is not finite; leave that client out")
         if kind == "mean":

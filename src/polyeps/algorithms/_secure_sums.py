@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from polyeps.accounting.certificate import SECRET_COHORT
-from polyeps.accounting.events import Gaussian, Poisson, RareFailureDpEvent, on_one_sample
+from polyeps.accounting.events import Gaussian, Poisson, RareFailureDpEvent
+from polyeps.accounting.histories import on_one_sample
 from polyeps.algorithms._averaging import LEARNING, RATE, Federation
 from polyeps.algorithms._sum_counts import Counts
 from polyeps.core import AGREED, PROGRESS, Ask, Payload, Spec, Specs, State, Streams, SumTerms, Task, Work
@@ -36,9 +37,9 @@ from polyeps.engine.noise import normals_for
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
 from polyeps.mechanisms.integer import UNIT, Grid, event_of_parts, padded
-from polyeps.mechanisms.lattice_noise import LARGEST, SMALLEST, NoiseName
+from polyeps.mechanisms.integer_encoding import decode_sum, encode_rows, top_up_noise
+from polyeps.mechanisms.integer_noise import LARGEST_DEVIATION, SMALLEST_DEVIATION, NoiseName
 from polyeps.mechanisms.random_words import words_of
-from polyeps.mechanisms.rounding import decode, encode, topped_up
 from polyeps.messages import vector, whole_number
 
 DRAWN = "drawn"  # in a task: how many clients were asked
@@ -210,7 +211,7 @@ class SecureSums:
             return {release.action: clipped + deviation * normals_for(work.streams, clipped, release.action)}
         rotation = int(work.memory[PROGRESS][0, 0]) - 1  # the round's number
         grid = release.grid(self.scale, parts, bits, rotation)
-        return {release.action: torch.from_numpy(encode(grid, values, words_of(work.streams, release.action)))}
+        return {release.action: torch.from_numpy(encode_rows(grid, values, words_of(work.streams, release.action)))}
 
     # What the server does
 
@@ -258,8 +259,8 @@ class SecureSums:
         grid = release.grid(self.scale, 1, bits, state.round)
         steps: Any = total.cpu().numpy().astype(np.int64)
         if variance > 0:
-            steps = topped_up(grid, steps, float(variance), words_of(own, release.action))
-        return decode(grid, steps).to(state.model)
+            steps = top_up_noise(grid, steps, float(variance), words_of(own, release.action))
+        return decode_sum(grid, steps).to(state.model)
 
 
 # What is the same in every round and for every client of a run is computed once.
@@ -299,10 +300,11 @@ def _released(release: Release, scale: float, enrolled: int, surplus: Fraction) 
 
 
 def _check_drawable(release: Release, steps: float, who: str) -> None:
-    if not SMALLEST <= steps <= LARGEST:
+    if not SMALLEST_DEVIATION <= steps <= LARGEST_DEVIATION:
         raise InputError(
-            f'noise = "{release.noise}" can be drawn for deviations of {SMALLEST:g} to {LARGEST:g} steps of the grid, '
-            f"and {who} would need {steps:g}; {_REMEDY[steps > LARGEST]}"
+            f'noise = "{release.noise}" can be drawn for deviations of {SMALLEST_DEVIATION:g} to '
+            f"{LARGEST_DEVIATION:g} steps of the grid, and {who} would need {steps:g}; "
+            + _REMEDY[steps > LARGEST_DEVIATION]
             + (", move split nearer to 0.5" if release.share < 1 else "")
             + ', or take noise = "gaussian"'
         )

@@ -24,10 +24,8 @@ from polyeps.algorithms._averaging import Course
 from polyeps.algorithms._ldp_reports import gradients_of, reporting, sparse, sparse_mean
 from polyeps.core import Algorithm, Payload, Replies, State, Streams, Work
 from polyeps.errors import InputError
-from polyeps.mechanisms.perturb import perturb
-from polyeps.mechanisms.pick import pick, whole_numbers
-from polyeps.mechanisms.selection import SelectName
-from polyeps.mechanisms.values import ValueMechanism, check
+from polyeps.mechanisms.selection import SelectName, pick, whole_numbers
+from polyeps.mechanisms.values import ValueMechanism, check_epsilon_value, perturb
 from polyeps.messages import update
 from polyeps.training import Training
 
@@ -130,7 +128,7 @@ def _price(count: int) -> Callable[[float, int], PureDpEvent]:
     """Coordinates chosen without looking cost nothing, and the ε of `count` values add up to ε′."""
 
     def price(scale: float, _: int) -> PureDpEvent:
-        check(1 / scale / count)
+        check_epsilon_value(1 / scale / count)
         return PureDpEvent(1 / scale)
 
     return price

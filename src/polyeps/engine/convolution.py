@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from polyeps.engine.contributions import Contribution, PositionProducts
 from polyeps.engine.layers import times
 from polyeps.engine.layout import Layout
 from polyeps.engine.patches import Pair, added_up, patches_of
-from polyeps.engine.sums import Contribution, Positions
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Convolution:
     ) -> tuple[Tensor | None, Contribution]:
         patches, size = saved
         flat = gradients.permute(0, 2, 3, 1).reshape(len(gradients), -1, self.channels_out)  # (T, positions, out)
-        contribution = _Reordered(self, Positions(layout, patches, flat, self.bias))
+        contribution = _Reordered(self, PositionProducts(layout, patches, flat, self.bias))
         if not inputs:
             return None, contribution
         back = times(layout, self._kernels(weights)[0].transpose(1, 2), None, flat)
@@ -76,7 +76,7 @@ class Convolution:
 class _Reordered:
     """A contribution in the order of the patches, added in the order of the parameters."""
 
-    def __init__(self, layer: Convolution, patches: Positions) -> None:
+    def __init__(self, layer: Convolution, patches: PositionProducts) -> None:
         self.layer, self.patches = layer, patches
 
     def squared_norms(self) -> Tensor:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from polyeps.engine.contributions import Contribution, OuterProducts, add_products
 from polyeps.engine.layers import Linear, split_linear, times
-from polyeps.engine.layout import Group, Layout
+from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.network import Network
-from polyeps.engine.sums import Contribution, Outer, add_products
 
 # Weights of all clients together: fewer stay in the cache, where writing them costs less than more calls.
 FEWEST = 1 << 21
@@ -182,12 +182,12 @@ class Deferred:
     def add_to(self, columns: Tensor, worth: Tensor) -> None:
         """Add to parameters (n, p) what was learned, given the worth (n, S) of every step's rows."""
         clients, rows = len(columns), self.inputs.shape[1] * self.width
-        layout = Layout(clients, (Group(0, clients, rows, 0),), columns.new_empty(0))
+        layout = Layout(clients, (RowGroup(0, clients, rows, 0),), columns.new_empty(0))
         scaled = self.gradients * worth[:, :, None, None]
         add_products(layout, columns, scaled.flatten(0, 2), self.inputs.flatten(0, 2), self.layer.bias)
 
 
-class _Kept(Outer):
+class _Kept(OuterProducts):
     """Rows that are kept instead of added up."""
 
     def __init__(self, deferred: Deferred, layout: Layout, inputs: Tensor, gradients: Tensor) -> None:

@@ -13,11 +13,11 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from polyeps.engine.contributions import Contribution, LookupGradients, OuterProducts, PositionProducts, RowGradients
+from polyeps.engine.fallback_layers import VmapLayer as VmapLayer
+from polyeps.engine.fallback_layers import call_module as call_module
 from polyeps.engine.layout import Layout
-from polyeps.engine.mapped import Mapped as Mapped
-from polyeps.engine.mapped import call as call
-from polyeps.engine.steady import multiply
-from polyeps.engine.sums import Contribution, Each, Looked, Outer, Positions
+from polyeps.engine.stable_products import multiply
 from polyeps.errors import InputError
 
 
@@ -85,7 +85,7 @@ class Embedding:
     ) -> tuple[None, Contribution]:
         if self.padding is not None:
             gradients = gradients * (saved != self.padding).unsqueeze(-1)
-        return None, Looked(layout, saved.flatten(1), gradients.flatten(1, -2), self.width)
+        return None, LookupGradients(layout, saved.flatten(1), gradients.flatten(1, -2), self.width)
 
     def _within(self, rows: Tensor) -> Tensor:
         """Rows of tokens, refused where one is not in the table: a negative one would be counted from its end."""
@@ -138,7 +138,7 @@ class Norm:
         if self.bias:
             each.append(self._gather(gradients))
         onwards = torch.autograd.grad(normal, leaf, gradients * scale)[0] if inputs else None
-        return onwards, Each(layout, torch.cat(each, dim=1))
+        return onwards, RowGradients(layout, torch.cat(each, dim=1))
 
     def _normalise(self, rows: Tensor) -> Tensor:
         if isinstance(self.module, nn.GroupNorm):
@@ -160,7 +160,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Free:
+class Parameterless:
     """A module without trainable parameters, run as it is on all rows at once."""
 
     module: nn.Module
@@ -208,8 +208,8 @@ def times(layout: Layout, weights: Tensor, bias: Tensor | None, rows: Tensor) ->
 def products(layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool) -> Contribution:
     """What a linear map contributes, at one position or at several."""
     if inputs.dim() == 2:
-        return Outer(layout, inputs, gradients, bias)
-    return Positions(layout, inputs.flatten(1, -2), gradients.flatten(1, -2), bias)
+        return OuterProducts(layout, inputs, gradients, bias)
+    return PositionProducts(layout, inputs.flatten(1, -2), gradients.flatten(1, -2), bias)
 
 
 def split_linear(weights: Tensor, fan_out: int, bias: bool) -> tuple[Tensor, Tensor | None]:

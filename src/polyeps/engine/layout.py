@@ -26,7 +26,7 @@ from torch import Tensor
 from polyeps.engine.sampling import Batches
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """Clients first up to last (in frame order), each with `width` rows, from row `start` on."""
 
     first: int
@@ -52,7 +52,7 @@ class Layout:
     """One step's rows: who owns each of them, and in which groups they lie."""
 
     clients: int
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
     owner: Tensor  # (T,) int64: the frame position of the client that owns the row
 
     @property
@@ -60,7 +60,7 @@ class Layout:
         return len(self.owner)
 
 
-class Step(NamedTuple):
+class TrainingStep(NamedTuple):
     """What one step reads: its layout, the order of the frame, and the records in the rows."""
 
     layout: Layout
@@ -71,11 +71,11 @@ class Step(NamedTuple):
 
 def lay_out(clients: int, cuts: list[int], widths: NDArray[np.int64], device: torch.device) -> Layout:
     """The layout with groups cut at the frame positions `cuts`, given each group's width."""
-    groups: list[Group] = []
+    groups: list[RowGroup] = []
     start = 0
     for first, last, width in zip(cuts, cuts[1:], widths.tolist(), strict=False):
         if width:
-            groups.append(Group(first, last, width, start))
+            groups.append(RowGroup(first, last, width, start))
             start = groups[-1].stop
     per_client = np.repeat(widths, np.diff(cuts))
     owner = torch.from_numpy(np.repeat(np.arange(clients), per_client)).to(device)
@@ -150,7 +150,7 @@ def _plan(batches: Batches, cuts: list[int], order: NDArray[np.int64] | None) ->
     return Plan(cuts, widths, order, step, slots, batches.records)
 
 
-def steps_of(plan: Plan, spare: NDArray[np.int64]) -> Iterator[Step]:
+def steps_of(plan: Plan, spare: NDArray[np.int64]) -> Iterator[TrainingStep]:
     """The steps of a plan, each as narrow as its own batches allow; spare (n,) is a record of every client.
 
     It is what padding holds: another client's record, were it no number, would break the client whose padding it is.
@@ -167,9 +167,9 @@ def steps_of(plan: Plan, spare: NDArray[np.int64]) -> Iterator[Step]:
         if len(found) == total:  # no padding
             records = np.empty(total, np.int64)
             records[slots] = found
-            yield Step(layout, order, torch.from_numpy(records), None)
+            yield TrainingStep(layout, order, torch.from_numpy(records), None)
             continue
         own = spare if plan.order is None else spare[plan.order[step]]
         records, valid = own[layout.owner.numpy()], np.zeros(total, np.float32)
         records[slots], valid[slots] = found, 1
-        yield Step(layout, order, torch.from_numpy(records), torch.from_numpy(valid))
+        yield TrainingStep(layout, order, torch.from_numpy(records), torch.from_numpy(valid))

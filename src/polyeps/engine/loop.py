@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from polyeps.core import Records
+from polyeps.engine.allocator import keep_freed_memory
+from polyeps.engine.contributions import Contribution
 from polyeps.engine.deferred import Deferral, defer
-from polyeps.engine.layout import Plan, Step, padding_is_cheaper, plan_exact, plan_padded, plan_sorted, steps_of
-from polyeps.engine.memory import keep_freed_memory
-from polyeps.engine.network import Loss, Network, add_gradients, add_rows, row_gradients
+from polyeps.engine.layout import Plan, TrainingStep, padding_is_cheaper, plan_exact, plan_padded, plan_sorted, steps_of
+from polyeps.engine.losses import Loss
+from polyeps.engine.network import Network, add_gradients, add_rows, row_gradients
 from polyeps.engine.noise import Streams
 from polyeps.engine.per_client import Floats, Whole
 from polyeps.engine.sampling import Batches, fixed_batches, poisson_batches
-from polyeps.engine.sums import Contribution
 from polyeps.models import Model
 
 # From this many parameters on, one client's matrix products are work enough for a call of their own, and
@@ -166,7 +167,13 @@ def choose_plan(model: Model, batches: Batches) -> Plan:
 
 
 def advance(
-    learning: Learning, records: Records, step: Step, fixed: Pace, rate: Tensor, divisor: Tensor, gradient: Tensor
+    learning: Learning,
+    records: Records,
+    step: TrainingStep,
+    fixed: Pace,
+    rate: Tensor,
+    divisor: Tensor,
+    gradient: Tensor,
 ) -> None:
     """One step of all clients, in place; gradient (n, d) brings the noise and is used up."""
     network, loss, models, velocity, anchor = learning
@@ -196,7 +203,9 @@ def advance(
     models.addcmul_(gradient, rate, value=-1)
 
 
-def step_directly(learning: Learning, records: Records, step: Step, fixed: Pace, rate: Tensor, divisor: Tensor) -> None:
+def step_directly(
+    learning: Learning, records: Records, step: TrainingStep, fixed: Pace, rate: Tensor, divisor: Tensor
+) -> None:
     """One step of all clients, in place, without a gradient in between: its products are added where they end up.
 
     That is to the velocities, or where there are none to the models themselves. A model too large for the cache is

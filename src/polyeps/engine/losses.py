@@ -58,12 +58,12 @@ def hinge(outputs: Tensor, labels: Tensor) -> Tensor:
     return margins.clamp(min=0).amax(1)
 
 
-def treats_rows_apart(loss: Loss) -> bool:
+def is_row_wise_loss(loss: Loss) -> bool:
     """Whether a loss is one of this module's, which treat rows apart: then it runs on all rows at once."""
-    return type(loss) in (CrossEntropy, BinaryLogistic, BinaryHinge, Apart) or loss is hinge
+    return type(loss) in (CrossEntropy, BinaryLogistic, BinaryHinge, RowWiseLoss) or loss is hinge
 
 
-def per_row(losses: object, count: int) -> str:
+def per_row_error(losses: object, count: int) -> str:
     """What is wrong with a loss that does not return one number per row."""
     what = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
     return (
@@ -73,7 +73,7 @@ def per_row(losses: object, count: int) -> str:
 
 
 @dataclass(frozen=True)
-class Apart:
+class RowWiseLoss:
     """A user's loss, run one row at a time, so that no row's loss or gradient can depend on another row.
 
     By `vmap`, or looped where that cannot follow the loss, for instance through a branch that depends on the data.

@@ -8,26 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyeps.engine.contributions import SMALLEST, Contribution
 from polyeps.engine.convolution import Convolution
-from polyeps.engine.known import (
+from polyeps.engine.fallback_layers import VmapLayer
+from polyeps.engine.known_modules import (
+    frozen_copy,
     has_parameters,
-    kept_as_is,
-    repeated,
-    treats_rows_apart,
-    untouched,
-    untouched_itself,
+    is_row_wise,
+    is_unmodified,
+    is_unmodified_itself,
+    shares_parameters,
 )
-from polyeps.engine.layers import Embedding, Free, Layer, Linear, Mapped, Norm
-from polyeps.engine.layout import Group, Layout
+from polyeps.engine.layers import Embedding, Layer, Linear, Norm, Parameterless
+from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.losses import Loss as Loss
-from polyeps.engine.losses import per_row
+from polyeps.engine.losses import per_row_error
 from polyeps.engine.pooling import relu_pool
 from polyeps.engine.recurrent import LastState, Lstm
-from polyeps.engine.sums import SMALLEST, Contribution
 from polyeps.errors import InputError
 
 AIM = 1 - 2**-16  # of the clip: norms and sums rounded in float32 then still stay below it
-SHORTEST = 2.0**-100  # clips below it leave float32 too few digits; rows then contribute nothing
+SHORTEST_ROW_CLIP = 2.0**-100  # clips below it leave float32 too few digits; rows then contribute nothing
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ class Network:
     ) -> list[Contribution | None]:
         """What each layer contributes, given the gradients of the outputs."""
         # Nothing below the first layer with parameters is worth a gradient.
-        first = next((i for i, layer in enumerate(self.layers) if not isinstance(layer, Free)), len(self.layers))
+        first = next(
+            (i for i, layer in enumerate(self.layers) if not isinstance(layer, Parameterless)), len(self.layers)
+        )
         found: list[Contribution | None] = [None] * len(self.layers)
         columns = self.columns(models)
         onwards: Tensor | None = gradients
@@ -90,7 +93,7 @@ def record_gradients(network: Network, loss: Loss, model: Tensor, rows: Tensor, 
     """Return the gradient of every record on its own, (T, d), under one model (d,): each record is its own client."""
     count = len(rows)
     owner = torch.arange(count, device=rows.device)
-    layout = Layout(count, (Group(0, count, 1, 0),) if count else (), owner)
+    layout = Layout(count, (RowGroup(0, count, 1, 0),) if count else (), owner)
     into = model.new_zeros(count, len(model))
     with torch.no_grad():
         add_gradients(network, loss, model.expand(count, -1), rows, labels, layout, None, None, into)
@@ -123,7 +126,7 @@ def output_gradients(loss: Loss, outputs: Tensor, labels: Tensor, weights: Tenso
         leaf = outputs.detach().requires_grad_()
         losses = loss(leaf, labels)
         if losses.shape != labels.shape[:1]:
-            raise InputError(per_row(losses, len(labels)))
+            raise InputError(per_row_error(losses, len(labels)))
         total = losses.sum() if weights is None else (losses * weights).sum()
     (differentiated,) = torch.autograd.grad(total, leaf)
     return differentiated
@@ -140,7 +143,7 @@ def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
     assert isinstance(squares, Tensor)
     # NaN stays NaN, infinity becomes 0
     if not clip.is_cuda:  # there every operation counts, and `dp_sgd` refuses such clips
-        clip = clip.double().masked_fill_(clip < SHORTEST, 0.0)
+        clip = clip.double().masked_fill_(clip < SHORTEST_ROW_CLIP, 0.0)
     factors = (clip * AIM / squares.sqrt_()).clamp_(max=1.0)
     broken = ~(factors >= SMALLEST)
     if squares.is_cuda:
@@ -167,7 +170,7 @@ def one_vector_a_row(network: Network, row: Tensor) -> frozenset[int]:
 
 def _saved(network: Network, row: Tensor) -> list[Any]:
     """What each layer saves of a row (1, ...)."""
-    layout = Layout(1, (Group(0, 1, 1, 0),), torch.zeros(1, dtype=torch.int64))
+    layout = Layout(1, (RowGroup(0, 1, 1, 0),), torch.zeros(1, dtype=torch.int64))
     return network.forward(torch.zeros(1, network.size), row, layout)[1]
 
 
@@ -185,20 +188,20 @@ def lower(module: nn.Module) -> Network:
     network = Network(tuple(_layers(module)))
     trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
     # Layers that share a parameter count it twice; only the module as a whole gets its gradient right.
-    shared = repeated(module.named_parameters(remove_duplicate=False))
-    return network if network.size == trainable and not shared else Network((Mapped(module),))
+    shared = shares_parameters(module.named_parameters(remove_duplicate=False))
+    return network if network.size == trainable and not shared else Network((VmapLayer(module),))
 
 
 def _layers(module: nn.Module) -> list[Layer]:
-    if type(module) is nn.Sequential and untouched_itself(module):
+    if type(module) is nn.Sequential and is_unmodified_itself(module):
         return _merged([layer for child in module for layer in _layers(child)])
     if not any(p.requires_grad for p in module.parameters()):
-        return [Free(kept_as_is(module)) if treats_rows_apart(module) else Mapped(module)]
-    if all(p.requires_grad for p in module.parameters()) and untouched(module):
+        return [Parameterless(frozen_copy(module)) if is_row_wise(module) else VmapLayer(module)]
+    if all(p.requires_grad for p in module.parameters()) and is_unmodified(module):
         rule = _rule(module)
         if rule is not None:
             return [rule]
-    return [Mapped(module)]
+    return [VmapLayer(module)]
 
 
 def _merged(layers: list[Layer]) -> list[Layer]:
@@ -207,7 +210,7 @@ def _merged(layers: list[Layer]) -> list[Layer]:
     for layer in layers:
         before = merged[-1] if merged else None
         pair = None
-        if isinstance(before, Free) and isinstance(layer, Free):
+        if isinstance(before, Parameterless) and isinstance(layer, Parameterless):
             pair = relu_pool(before.module, layer.module)
         merged[-1:] = [pair] if pair is not None else [*merged[-1:], layer]
     return merged

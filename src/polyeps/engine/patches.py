@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyeps.engine.kernels import BLOCK, by_kernel, programs, tl, triton
+from polyeps.engine.triton_kernels import KERNEL_BLOCK, has_kernel, programs, tl, triton
 
 Pair = tuple[int, int]
 
@@ -21,13 +21,13 @@ def patches_of(images: Tensor, kernel: Pair, stride: Pair) -> Tensor:
     (kh, kw), (sh, sw) = kernel, stride
     out = ((height - kh) // sh + 1, (width - kw) // sw + 1)
     s0, s1, s2, _ = images.stride()
-    if not by_kernel(images):
+    if not has_kernel(images):
         windows = images.as_strided((count, *out, kh, kw * channels), (s0, s1 * sh, s2 * sw, s1, 1))
         return windows.reshape(count, *out, kh * kw * channels)
     patches = images.new_empty(count, *out, kh * kw * channels)
     # A run of a patch within one row of the image is as long here as there.
     _copy[programs(patches)](
-        images, patches, patches.numel(), *out, kh, kw * channels, sh * s1, sw * s2, s1, s0, BLOCK=BLOCK
+        images, patches, patches.numel(), *out, kh, kw * channels, sh * s1, sw * s2, s1, s0, BLOCK=KERNEL_BLOCK
     )
     return patches
 
@@ -37,10 +37,10 @@ def added_up(patches: Tensor, size: Pair, kernel: Pair, stride: Pair) -> Tensor:
     count, high, wide, depth = patches.shape
     (kh, kw), (sh, sw) = kernel, stride
     channels = depth // (kh * kw)
-    if by_kernel(patches):
+    if has_kernel(patches):
         images = patches.new_empty(count, *size, channels)
         _add[programs(images)](
-            patches, images, images.numel(), *size, channels, high, wide, kh, kw, sh, sw, BLOCK=BLOCK
+            patches, images, images.numel(), *size, channels, high, wide, kh, kw, sh, sw, BLOCK=KERNEL_BLOCK
         )
         return images
     images = patches.new_zeros(count, *size, channels)

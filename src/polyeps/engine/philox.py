@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from polyeps.engine.kernels import by_kernel, tl, triton
+from polyeps.engine.triton_kernels import has_kernel, tl, triton
 
 _WORD = 0xFFFFFFFF
 _BLOCK = 256
@@ -20,7 +20,7 @@ _BLOCK = 256
 
 def fill_normals(out: Tensor, keys: Tensor, step: Tensor) -> None:
     """Fill out (n, d) with step's normals of the streams with the given keys (n,); step is an int64 (1,)."""
-    if by_kernel(out):
+    if has_kernel(out):
         quads = -(-out.shape[1] // 4)
         grid = (out.shape[0], -(-quads // _BLOCK))
         _fill[grid](out, keys, step, out.shape[1], quads, BLOCK=_BLOCK)

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.kernels import BLOCK, by_kernel, programs, tl, triton
-from polyeps.engine.layers import Free
+from polyeps.engine.layers import Parameterless
 from polyeps.engine.layout import Layout
+from polyeps.engine.triton_kernels import KERNEL_BLOCK, has_kernel, programs, tl, triton
 
 NOBODY = 4  # where none of the four is above zero
 
 
 @dataclass(frozen=True)
-class ReluPool(Free):
+class ReluPool(Parameterless):
     """Both modules run one after the other, on images (T, channels, height, width)."""
 
     def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Any]:
@@ -54,7 +54,7 @@ def relu_pool(first: nn.Module, second: nn.Module) -> ReluPool | None:
 
 def _by_kernel(rows: Tensor) -> bool:
     """Whether a kernel pools rows: not those of one channel (T, height, width), which torch takes too."""
-    return by_kernel(rows) and rows.dim() == 4
+    return has_kernel(rows) and rows.dim() == 4
 
 
 def largest_of_four(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,14 +62,14 @@ def largest_of_four(images: Tensor) -> tuple[Tensor, Tensor]:
     count, height, width, channels = images.shape
     pooled = images.new_empty(count, height // 2, width // 2, channels)
     winners = torch.empty_like(pooled, dtype=torch.int8)
-    _largest[programs(pooled)](images, pooled, winners, pooled.numel(), height, width, channels, NOBODY, BLOCK)
+    _largest[programs(pooled)](images, pooled, winners, pooled.numel(), height, width, channels, NOBODY, KERNEL_BLOCK)
     return pooled, winners
 
 
 def to_the_winner(gradients: Tensor, winners: Tensor, shape: torch.Size) -> Tensor:
     """Every pooled gradient at the pixel that won; images of a shape (T, height, width, channels)."""
     images = gradients.new_empty(shape)
-    _spread[programs(images)](gradients, winners, images, images.numel(), *shape[1:], BLOCK)
+    _spread[programs(images)](gradients, winners, images, images.numel(), *shape[1:], KERNEL_BLOCK)
     return images
 
 

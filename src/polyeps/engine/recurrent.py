@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from polyeps.engine.contributions import Contribution, ContributionParts, PositionProducts, RowGradients
 from polyeps.engine.layers import times
 from polyeps.engine.layout import Layout
-from polyeps.engine.sums import Contribution, Each, Parts, Positions
 
 
 class LastState(nn.Module):
@@ -68,16 +68,16 @@ class Lstm:
             before = trace.states[:-1].transpose(0, 1).contiguous()
             sizes = self._sizes()[depth]
             of_layer: list[Contribution] = [
-                Positions(layout, trace.inputs, gates, bias=False),
-                Positions(layout, before, gates, bias=False),
+                PositionProducts(layout, trace.inputs, gates, bias=False),
+                PositionProducts(layout, before, gates, bias=False),
             ]
             if self.bias:  # both biases see the same gradient
-                of_layer += [Each(layout, gates.sum(1))] * 2
+                of_layer += [RowGradients(layout, gates.sum(1))] * 2
             parts = [*zip(sizes, of_layer, strict=True), *parts]
             if depth or inputs:
                 onwards = times(layout, self._matrix(mine[0]).transpose(1, 2), None, gates)  # (T, L, in)
                 states = onwards.transpose(0, 1)
-        return onwards if inputs else None, Parts(parts)
+        return onwards if inputs else None, ContributionParts(parts)
 
     def _forward(self, mine: list[Tensor], rows: Tensor, layout: Layout) -> _Trace:
         count, length, _ = rows.shape

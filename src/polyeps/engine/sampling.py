@@ -27,7 +27,7 @@ class Batches:
     records: NDArray[np.int64]  # the records in them, by step, then client, then record
 
 
-def check_rates(rates: NDArray[np.float64]) -> None:
+def check_sampling_rates(rates: NDArray[np.float64]) -> None:
     """Refuse a rate that is no probability, or never takes anything."""
     if not np.all((rates > 0) & (rates <= 1)):
         raise InputError(f"a sampling rate must be above 0 and at most 1, not {rates.min()} to {rates.max()}")
@@ -43,7 +43,7 @@ def poisson_batches(
     streams: Streams, spans: NDArray[np.int64], rates: NDArray[np.float64], steps: NDArray[np.int64]
 ) -> Batches:
     """Draw steps[i] batches of client i's records; later batches, up to the longest client's, are empty."""
-    check_rates(rates)
+    check_sampling_rates(rates)
     counts = np.diff(spans)[:, 0]
     tosses = counts * steps
     draws = draws_needed(tosses, rates)

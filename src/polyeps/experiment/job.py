@@ -14,7 +14,7 @@ import pydantic
 import torch
 from numpy.typing import NDArray
 
-from polyeps.accounting.calibration import Progress
+from polyeps.accounting.calibration import ProgressCallback
 from polyeps.accounting.certificate import Form
 from polyeps.algorithms import ALGORITHMS, Entry
 from polyeps.algorithms._averaging import Course, Federation
@@ -27,7 +27,7 @@ from polyeps.experiment.effective_budgets import all_promised, in_force
 from polyeps.experiment.noise_calibration import claimed_scales, expected_rounds, priced, real_costs, sound_scales
 from polyeps.experiment.population import Population, seed_for
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 from polyeps.server import Participation, Transport, check_secret_cohorts, cohort_size, serve
 from polyeps.training import Training, dp_sgd, proximal, sgd
 
@@ -87,11 +87,13 @@ class Job:
         )
 
     @cached_property
-    def terms(self) -> dict[str, Terms]:
+    def terms(self) -> dict[str, BudgetTerms]:
         """What each client's ledger is opened with: a budget and, since it serves this one run, the run's one price."""
         unit, adjacency = self.algorithm.unit, self.algorithm.adjacency
         return {
-            client: Terms(budget, unit, adjacency, "fixed", plan=priced(self.algorithm)(float(self.scale[row]), row))
+            client: BudgetTerms(
+                budget, unit, adjacency, "fixed", plan=priced(self.algorithm)(float(self.scale[row]), row)
+            )
             for row, (client, budget) in enumerate(zip(self.population.ids, self.budgets or (), strict=False))
             if budget is not None
         }
@@ -102,7 +104,10 @@ class Job:
 
 
 def prepare(
-    experiment: config.Experiment, method: config.Method, population: Population, progress: Progress | None = None
+    experiment: config.Experiment,
+    method: config.Method,
+    population: Population,
+    progress: ProgressCallback | None = None,
 ) -> Job:
     """One method for a population: algorithm built, noise calibrated; no record was looked at."""
     entry = entry_of(method)

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.accounting import cache
-from polyeps.accounting.afford import known_epsilon
-from polyeps.accounting.calibration import Progress, calibrate_each
-from polyeps.accounting.events import history_of
+from polyeps.accounting.affordability import known_epsilon
+from polyeps.accounting.calibration import ProgressCallback, calibrate_each
+from polyeps.accounting.histories import history_of
 from polyeps.core import Algorithm, Budget
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.population import Population
-from polyeps.ledger.account import Account, Schedule, Terms
+from polyeps.ledger.account import BudgetTerms, ClientAccount, Schedule
 from polyeps.server import Participation
 
 
@@ -86,7 +86,7 @@ def sound_scales(
     population: Population,
     algorithm: Algorithm,
     uses: int,
-    progress: Progress | None,
+    progress: ProgressCallback | None,
     schedule: Schedule = "fixed",
 ) -> NDArray[np.float64]:
     """Every client's noise: what spends its budget over the rounds it can expect, or one scale for all.
@@ -107,7 +107,7 @@ def _own_scales(
     algorithm: Algorithm,
     uses: int,
     rows: Sequence[int],
-    progress: Progress | None,
+    progress: ProgressCallback | None,
     schedule: Schedule,
 ) -> NDArray[np.float64]:
     """The noise of some clients of the population, who have these budgets."""
@@ -134,7 +134,7 @@ def _own_scales(
                 f"{problem}" + ("" if strictest.delta else "; Gaussian noise needs a delta above 0")
             ) from None
     for row, client, budget in zip(rows, ids, budgets, strict=True):
-        account = Account(Terms(budget, algorithm.unit, algorithm.adjacency, schedule))
+        account = ClientAccount(BudgetTerms(budget, algorithm.unit, algorithm.adjacency, schedule))
         once = account.with_charge(price(common, row), 1, algorithm.unit)
         if not account.affords(once):
             raise InputError(

@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from polyeps import __version__
-from polyeps.accounting.calibration import Progress
+from polyeps.accounting.calibration import ProgressCallback
 from polyeps.algorithms._personal_models import personal_models
 from polyeps.core import Profile, State
 from polyeps.errors import InputError
@@ -43,7 +43,7 @@ from polyeps.transport.memory import InMemory
 class Watch:
     """How a run reports on itself while it goes on; every part is optional."""
 
-    calibrating: Progress | None = None
+    calibrating: ProgressCallback | None = None
     round_done: Callable[[str, Round, int, Mapping[str, float]], None] = lambda *_: None
     job_done: Callable[[str], None] = lambda *_: None
 

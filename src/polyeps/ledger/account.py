@@ -7,9 +7,9 @@ from typing import Any, Literal, get_args
 
 from dp_accounting.dp_event import DpEvent
 
-from polyeps.accounting import afford, rdp
-from polyeps.accounting.events import History, history_of, is_pure
-from polyeps.accounting.kinds import check_uses
+from polyeps.accounting import affordability, best_accountant, rdp
+from polyeps.accounting.events import check_uses
+from polyeps.accounting.histories import History, history_of, is_pure
 from polyeps.core import Adjacency, Budget, Unit
 from polyeps.errors import InputError, UnknownEvent
 
@@ -22,7 +22,7 @@ Obstacle = Literal["", "budget", "plan", "run"]
 
 
 @dataclass(frozen=True)
-class Terms:
+class BudgetTerms:
     """What an owner agreed to: a budget, what it protects, and under which rule it is spent.
 
     With a fixed schedule, `plan` is the one event that will be charged, as often as the budget allows. Without it, the
@@ -74,15 +74,15 @@ class Charge:
 
 
 @dataclass(eq=False)
-class Account:
+class ClientAccount:
     """Terms and history that any number of clients may share; what each charge leads to is worked out once."""
 
-    terms: Terms
+    terms: BudgetTerms
     history: History = field(default_factory=dict)  # charged
     charges: int = 0
     reserved: Mapping[str, History] = field(default_factory=dict)  # not yet charged, by run that is still open
     planned: str = ""  # the run whose reservation became the plan of a fixed schedule
-    after: "dict[tuple[Any, ...], Account]" = field(default_factory=dict)
+    after: "dict[tuple[Any, ...], ClientAccount]" = field(default_factory=dict)
 
     @property
     def committed(self) -> History:
@@ -100,7 +100,7 @@ class Account:
             return 0.0
         if terms.order is not None:
             return rdp.filter_epsilon(history, terms.order, terms.budget.delta, terms.adjacency)
-        return afford.known_epsilon(history, terms.budget.delta, terms.adjacency, afford.best_accountant(history))
+        return affordability.known_epsilon(history, terms.budget.delta, terms.adjacency, best_accountant(history))
 
     def affords(self, history: History) -> bool:
         """Return whether a history stays within these terms."""
@@ -109,7 +109,7 @@ class Account:
             return True
         if terms.order is not None:
             return self.spent(history) <= terms.budget.epsilon
-        return afford.fits(history, terms.budget, terms.adjacency, afford.best_accountant(history))
+        return affordability.fits(history, terms.budget, terms.adjacency, best_accountant(history))
 
     def steps(self, event: DpEvent, uses: int, unit: Unit, adjacency: Adjacency | None = None) -> History:
         """Return what a charge consists of; refuse what protects another unit, or compares otherwise, than agreed."""
@@ -140,24 +140,24 @@ class Account:
             return "plan"
         return "" if self.affords(_joined(self.committed, added)) else "budget"
 
-    def charged(self, added: History, run: str = "") -> "Account":
+    def charged(self, added: History, run: str = "") -> "ClientAccount":
         """Return the account after a charge, drawn from the run's reservation if there is a run."""
         run, reserved = self._payer(run), self.reserved
         if run:
             left = {step: count - added.get(step, 0) for step, count in reserved[run].items()}
             reserved = {**reserved, run: {step: count for step, count in left.items() if count > 0}}
-        return Account(self.terms, _joined(self.history, added), self.charges + 1, reserved, self.planned)
+        return ClientAccount(self.terms, _joined(self.history, added), self.charges + 1, reserved, self.planned)
 
-    def reserving(self, added: History, run: str) -> "Account":
+    def reserving(self, added: History, run: str) -> "ClientAccount":
         """Return the account after a reservation for a run."""
         planned = run if self.terms.schedule == "fixed" and self.terms.plan is None else ""
         reserved = {**self.reserved, run: _joined(self.reserved.get(run, {}), added)}
-        return Account(self.terms, self.history, self.charges, reserved, planned)
+        return ClientAccount(self.terms, self.history, self.charges, reserved, planned)
 
-    def released(self, run: str) -> "Account":
+    def released(self, run: str) -> "ClientAccount":
         """Return the account after a run has ended: what it did not use is free again."""
         reserved = {name: left for name, left in self.reserved.items() if name != run}
-        return Account(self.terms, self.history, self.charges, reserved, self.planned)
+        return ClientAccount(self.terms, self.history, self.charges, reserved, self.planned)
 
     def _payer(self, run: str) -> str:
         """Return the run whose reservation pays: where a reservation is the plan, there is no other."""

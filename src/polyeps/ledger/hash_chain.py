@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from polyeps.errors import LedgerError, LedgerTampered, PolyepsError
 from polyeps.ledger.chain_file import INSERT, check_schema, check_table, create_file, explain, open_file, refuse_links
-from polyeps.ledger.head_file import START, Head, Kept, announced, head_path, read_head
+from polyeps.ledger.head_file import START, Head, StoredHead, announced, head_path, read_head
 
 _ALL = "SELECT seq, time, kind, body, previous, hash FROM rows ORDER BY seq"
 _LAST = "SELECT seq, time, kind, body, previous, hash FROM rows WHERE seq >= ? ORDER BY seq"
@@ -26,7 +26,7 @@ _LAST = "SELECT seq, time, kind, body, previous, hash FROM rows WHERE seq >= ? O
 _T = TypeVar("_T")
 
 
-class Row(NamedTuple):
+class LedgerRow(NamedTuple):
     """One line of the chain."""
 
     seq: int
@@ -57,7 +57,7 @@ def _hash(seq: int, time: str, kind: str, body: str, previous: str) -> str:
 class Chain:
     """The file at `path`; `replay` is called with every row exactly once, in order, after it is known to be genuine."""
 
-    def __init__(self, path: Path, replay: Callable[[Row], None], *, clock: Clock = now) -> None:
+    def __init__(self, path: Path, replay: Callable[[LedgerRow], None], *, clock: Clock = now) -> None:
         self.path = path
         self._replay, self._clock = replay, clock
         self._lock = threading.RLock()
@@ -87,7 +87,7 @@ class Chain:
                 return
             check_schema(self.path, connection)
             connection.executemany(INSERT, rows)
-            stored = [Row(*values) for values in connection.execute(_LAST, (self.head.seq,))]
+            stored = [LedgerRow(*values) for values in connection.execute(_LAST, (self.head.seq,))]
             if not stored or _end(stored[:1]) != self.head or stored[1:] != rows:
                 raise LedgerTampered(
                     f"{self.path}: row {rows[0].seq} cannot be read back as written; nothing was written"
@@ -104,7 +104,7 @@ class Chain:
                 done = "is written, but was not confirmed in its head" if written else "was not written"
                 raise LedgerError(f"{self.path}: row {rows[0].seq} {done}: {problem}; free some space") from None
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[LedgerRow]:
         """Return all rows, verified."""
         with self._lock, self._errors():
             return self._settled(self._genuine_rows)
@@ -114,7 +114,7 @@ class Chain:
         with self._lock, self._errors():
             self._look()
 
-    def verify(self, kept: Kept | None = None) -> Head:
+    def verify(self, kept: StoredHead | None = None) -> Head:
         """Check every row and the head file, and that the chain goes on from a head that was kept elsewhere."""
         rows = self.rows()
         if kept is not None and not any(_holds(rows, head) for head in kept.ends):
@@ -137,7 +137,7 @@ class Chain:
         if connection is not None and self._process == os.getpid():
             connection.close()
 
-    def _accept(self, row: Row) -> None:
+    def _accept(self, row: LedgerRow) -> None:
         try:
             self._replay(row)
         except LedgerError:
@@ -175,15 +175,15 @@ class Chain:
             self._accept(row)
         self._version = version
 
-    def _genuine_rows(self) -> list[Row]:
+    def _genuine_rows(self) -> list[LedgerRow]:
         """Return all rows; refuse when they, the head or the schema are not as written."""
         kept = self._read_head()
         connection = self._open()
         check_table(self.path, connection)
-        rows: list[Row] = []
+        rows: list[LedgerRow] = []
         previous = START
         for expected, values in enumerate(connection.execute(_ALL), start=1):
-            row = Row(*values)
+            row = LedgerRow(*values)
             if row.seq != expected:
                 raise LedgerTampered(f"{self.path}: row {expected} is missing")
             whole = isinstance(row.seq, int) and all(isinstance(value, str) for value in row[1:])
@@ -199,7 +199,7 @@ class Chain:
         check_schema(self.path, connection)
         return rows
 
-    def _read_head(self) -> Kept:
+    def _read_head(self) -> StoredHead:
         kept = read_head(self.path)
         if kept is None:
             raise LedgerTampered(
@@ -207,7 +207,7 @@ class Chain:
             )
         return kept
 
-    def _check_end(self, kept: Kept, end: Head) -> None:
+    def _check_end(self, kept: StoredHead, end: Head) -> None:
         """Refuse a chain that does not end where its head file says."""
         if end in kept.ends:
             return
@@ -268,24 +268,24 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
             connection.execute("ROLLBACK")
 
 
-def _holds(rows: Sequence[Row], head: Head) -> bool:
+def _holds(rows: Sequence[LedgerRow], head: Head) -> bool:
     """Return whether a chain with these rows contains the very row that a head names."""
     if head.seq == 0:
         return head.hash == START
     return head.seq <= len(rows) and rows[head.seq - 1].hash == head.hash
 
 
-def _end(rows: Sequence[Row]) -> Head:
+def _end(rows: Sequence[LedgerRow]) -> Head:
     return Head(rows[-1].seq, rows[-1].hash)
 
 
-def _chained(drafts: Sequence[Draft], head: Head, clock: Clock) -> list[Row]:
+def _chained(drafts: Sequence[Draft], head: Head, clock: Clock) -> list[LedgerRow]:
     time = clock().isoformat()
-    rows: list[Row] = []
+    rows: list[LedgerRow] = []
     seq, previous = head
     for kind, content in drafts:
         seq += 1
         body = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        rows.append(Row(seq, time, kind, body, previous, _hash(seq, time, kind, body, previous)))
+        rows.append(LedgerRow(seq, time, kind, body, previous, _hash(seq, time, kind, body, previous)))
         previous = rows[-1].hash
     return rows

@@ -25,7 +25,7 @@ class Head(NamedTuple):
     hash: str
 
 
-class Kept(NamedTuple):
+class StoredHead(NamedTuple):
     """What a head file says: where the chain ends or, while an append is pending, where it may still end."""
 
     head: Head
@@ -46,7 +46,7 @@ def head_path(path: Path) -> Path:
     return path.with_name(path.name + ".head")
 
 
-def read_head(path: Path) -> Kept | None:
+def read_head(path: Path) -> StoredHead | None:
     """Return what the head file of the chain at `path` says, or None if there is no such file."""
     place = head_path(path)
     try:
@@ -62,7 +62,7 @@ def read_head(path: Path) -> Kept | None:
         raise LedgerTampered(f"{place} is not as it was written") from None
 
 
-def read_kept(file: Path) -> Kept:
+def read_stored_head(file: Path) -> StoredHead:
     """Return a head that an owner kept elsewhere.
 
     The file is a copy of the head file, the output of `polyeps ledger verify --json`, or the number of a row and its
@@ -87,11 +87,11 @@ def read_kept(file: Path) -> Kept:
         ) from None
 
 
-def _understood(stored: Any) -> Kept:
+def _understood(stored: Any) -> StoredHead:
     head = _head(stored, least=1)
     if stored.get("pending", 0) not in (0, 1):
         raise ValueError
-    return Kept(head, _head(stored["before"], least=0) if stored.get("pending") else None)
+    return StoredHead(head, _head(stored["before"], least=0) if stored.get("pending") else None)
 
 
 def _head(stored: Any, least: int) -> Head:

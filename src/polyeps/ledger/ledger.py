@@ -10,14 +10,14 @@ from uuid import uuid4
 
 from dp_accounting.dp_event import DpEvent
 
-from polyeps.accounting import afford
-from polyeps.accounting.kinds import check_uses
+from polyeps.accounting import affordability
+from polyeps.accounting.events import check_uses
 from polyeps.core import Budget, Unit, check_name
 from polyeps.errors import InputError, LedgerError
-from polyeps.ledger.account import Account, Charge, Terms
-from polyeps.ledger.hash_chain import Chain, Clock, Draft, Row, now
-from polyeps.ledger.head_file import Head, Kept, read_kept
-from polyeps.ledger.state import LedgerState, Run, charge_key, enrolment, plain_text
+from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount
+from polyeps.ledger.hash_chain import Chain, Clock, Draft, LedgerRow, now
+from polyeps.ledger.head_file import Head, StoredHead, read_stored_head
+from polyeps.ledger.state import LedgerState, RunReservation, budget_row, charge_key, plain_text
 
 
 class Ledger:
@@ -37,15 +37,17 @@ class Ledger:
         self._chain = Chain(Path(path), self._state.replay, clock=clock)
 
     @classmethod
-    def create(cls, path: Path | str, terms: Mapping[str, Terms] | None = None, *, clock: Clock = now) -> "Ledger":
+    def create(
+        cls, path: Path | str, terms: Mapping[str, BudgetTerms] | None = None, *, clock: Clock = now
+    ) -> "Ledger":
         """Start a ledger, with its first budgets if given; refuse where there is one already."""
         drafts: list[Draft] = [("opened", {"ledger": uuid4().hex})]
-        drafts += [enrolment(client, agreed) for client, agreed in (terms or {}).items()]
+        drafts += [budget_row(client, agreed) for client, agreed in (terms or {}).items()]
         Chain.create(Path(path), drafts, clock=clock)
         return cls(path, clock=clock)
 
     @classmethod
-    def open_or_create(cls, path: Path | str, terms: Mapping[str, Terms], *, clock: Clock = now) -> "Ledger":
+    def open_or_create(cls, path: Path | str, terms: Mapping[str, BudgetTerms], *, clock: Clock = now) -> "Ledger":
         """Open the ledger at `path`, whatever its budgets, or start it with these where there is none."""
         if not Path(path).exists():
             try:
@@ -64,7 +66,7 @@ class Ledger:
         return list(self._state.accounts)
 
     @property
-    def runs(self) -> Mapping[str, Run]:
+    def runs(self) -> Mapping[str, RunReservation]:
         """The runs that reserved their price, by name."""
         return self._state.runs
 
@@ -73,7 +75,7 @@ class Ledger:
         """Sequence number and hash of the last row, for a journal to remember."""
         return self._chain.head
 
-    def account(self, client: str) -> Account:
+    def account(self, client: str) -> ClientAccount:
         """Return a client's terms and history."""
         return self._state.account(client)
 
@@ -81,7 +83,7 @@ class Ledger:
         """Return the ε a client has spent in all its runs."""
         return self.account(client).spent()
 
-    def enroll(self, terms: Mapping[str, Terms]) -> None:
+    def enroll(self, terms: Mapping[str, BudgetTerms]) -> None:
         """Set the budgets of new clients; a budget that is already set is not touched."""
 
         def make() -> list[Draft]:
@@ -92,7 +94,7 @@ class Ledger:
                         f"client {client!r} has a budget of ε = {held.epsilon:g}, δ = {held.delta:g} already; "
                         "changing it is a separate, logged act of its owner"
                     )
-            return [enrolment(client, agreed) for client, agreed in terms.items()]
+            return [budget_row(client, agreed) for client, agreed in terms.items()]
 
         self._chain.append(make)
 
@@ -158,7 +160,7 @@ class Ledger:
 
         def make() -> list[Draft]:
             if run in self.runs:
-                if self.runs[run] == Run(
+                if self.runs[run] == RunReservation(
                     tuple((charge.clients, charge_key("reserve", charge, run)) for charge in asked)
                 ):
                     return []
@@ -185,7 +187,7 @@ class Ledger:
     def can_afford(self, charge: Charge, *, run: str = "") -> list[bool]:
         """Return, for each of a charge's clients, whether it could pay now (with a run: from what that reserved)."""
         key = charge_key("charge", charge, run)
-        answers: dict[Account, bool] = {}
+        answers: dict[ClientAccount, bool] = {}
         for account in {self.account(client) for client in charge.clients}:
             answers[account] = key in account.after or not account.obstacle(
                 account.steps(charge.event, charge.uses, charge.unit, charge.adjacency), run
@@ -204,7 +206,7 @@ class Ledger:
     ) -> int:
         """Return how many such charges a client could still pay, up to `most`."""
         account, uses = self.account(client), check_uses(uses, least=1)
-        return afford.affordable(
+        return affordability.affordable(
             lambda times: times == 0 or not account.obstacle(account.steps(event, uses * times, unit), run), most
         )
 
@@ -212,17 +214,17 @@ class Ledger:
         """Take notice of what other processes wrote."""
         self._chain.refresh()
 
-    def verify(self, head: Head | Kept | Path | str | None = None) -> Head:
+    def verify(self, head: Head | StoredHead | Path | str | None = None) -> Head:
         """Check every row and the head; raise LedgerTampered naming the first that is not as written.
 
         With a head that was kept elsewhere (or the path of its file), check also that the ledger still holds the row
         that it names, and so everything before.
         """
         if isinstance(head, Path | str):
-            head = read_kept(Path(head))
-        return self._chain.verify(Kept(head) if isinstance(head, Head) else head)
+            head = read_stored_head(Path(head))
+        return self._chain.verify(StoredHead(head) if isinstance(head, Head) else head)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[LedgerRow]:
         """Return the whole record, verified."""
         return self._chain.rows()
 

@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from polyeps.accounting.events import History, canonical, describe, understand
+from polyeps.accounting.events import canonical_json, event_from_dict, event_to_dict
+from polyeps.accounting.histories import History
 from polyeps.core import Adjacency, Budget, Unit, check_name
 from polyeps.errors import BudgetExceeded, InputError, LedgerError
-from polyeps.ledger.account import Account, Charge, Terms
-from polyeps.ledger.hash_chain import Draft, Row
+from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount
+from polyeps.ledger.hash_chain import Draft, LedgerRow
 
 _FEW = 8  # clients written into a charge itself; larger groups are written once and referred to
 Kind = Literal["charge", "reserve"]
@@ -16,7 +17,7 @@ Kind = Literal["charge", "reserve"]
 Key = tuple[str, str, int, Unit, Adjacency | None, str]
 
 
-class Run(NamedTuple):
+class RunReservation(NamedTuple):
     """A run that reserved its price."""
 
     asked: tuple[tuple[tuple[str, ...], Key], ...]  # clients and charge, for each charge that was reserved
@@ -33,14 +34,14 @@ class LedgerState:
     def __init__(self, path: object) -> None:
         self.path = path
         self.id = ""
-        self.accounts: dict[str, Account] = {}
-        self.runs: dict[str, Run] = {}
+        self.accounts: dict[str, ClientAccount] = {}
+        self.runs: dict[str, RunReservation] = {}
         self._payers: dict[str, list[Sequence[str]]] = {}  # by purpose
-        self._shared: dict[Terms, Account] = {}
+        self._shared: dict[BudgetTerms, ClientAccount] = {}
         self._cohorts: dict[int, tuple[str, ...]] = {}
         self._cohort_rows: dict[tuple[str, ...], int] = {}
 
-    def account(self, client: str) -> Account:
+    def account(self, client: str) -> ClientAccount:
         if client not in self.accounts:
             raise InputError(f"client {client!r} has no budget in {self.path}; set one first")
         return self.accounts[client]
@@ -57,7 +58,7 @@ class LedgerState:
     def drafts(self, kind: Kind, charges: Sequence[Charge], run: str, said: Mapping[str, str], end: int) -> list[Draft]:
         """Return the rows for charges or reservations, after row `end`; refuse if one of them does not fit."""
         drafts: list[Draft] = []
-        leading: dict[str, Account] = {}
+        leading: dict[str, ClientAccount] = {}
         for charge in charges:
             if not charge.clients or len(set(charge.clients)) < len(charge.clients):
                 raise InputError("a charge needs at least one client, each named once")
@@ -71,7 +72,7 @@ class LedgerState:
             drafts += self._draft(kind, charge, said, end + len(drafts))
         return drafts
 
-    def _refuse_obstacles(self, client: str, account: Account, steps: History, kind: Kind, run: str) -> None:
+    def _refuse_obstacles(self, client: str, account: ClientAccount, steps: History, kind: Kind, run: str) -> None:
         obstacle = account.obstacle(steps, run, reserving=kind == "reserve")
         if not obstacle:
             return
@@ -117,13 +118,13 @@ class LedgerState:
             if charge.clients not in self._cohort_rows:
                 drafts.append(("cohort", {"clients": payers}))
             payers = self._cohort_rows.get(charge.clients, end + 1)
-        content = {"clients": payers, "event": describe(charge.event), "uses": charge.uses, "unit": charge.unit}
+        content = {"clients": payers, "event": event_to_dict(charge.event), "uses": charge.uses, "unit": charge.unit}
         if charge.adjacency is not None:
             content["adjacency"] = charge.adjacency
         drafts.append((kind, {**content, **said}))
         return drafts
 
-    def replay(self, row: Row) -> None:
+    def replay(self, row: LedgerRow) -> None:
         """Take in one row."""
         content = row.content
         match row.kind:
@@ -131,7 +132,7 @@ class LedgerState:
                 self.id = content["ledger"]
             case "budget":
                 terms = _terms(content)
-                self.accounts[content["client"]] = self._shared.setdefault(terms, Account(terms))
+                self.accounts[content["client"]] = self._shared.setdefault(terms, ClientAccount(terms))
             case "budget-changed":
                 old = self.accounts[content["client"]]
                 terms = replace(old.terms, budget=Budget(content["epsilon"], content["delta"]))
@@ -149,14 +150,14 @@ class LedgerState:
     def _replay_charge(self, kind: Kind, content: Mapping[str, Any]) -> None:
         payers = content["clients"]
         clients = self._cohorts[payers] if isinstance(payers, int) else tuple(payers)
-        event, compared = understand(content["event"]), content.get("adjacency")
+        event, compared = event_from_dict(content["event"]), content.get("adjacency")
         charge = Charge(clients, event, content["uses"], content["unit"], compared)
         key = charge_key(kind, charge, content.get("run", ""))
         if "purpose" in content:
             self._payers.setdefault(content["purpose"], []).append(clients)
         if kind == "reserve":
-            before = self.runs.get(content["run"], Run(()))
-            self.runs[content["run"]] = Run((*before.asked, (clients, key)))
+            before = self.runs.get(content["run"], RunReservation(()))
+            self.runs[content["run"]] = RunReservation((*before.asked, (clients, key)))
         for client in clients:
             self.accounts[client] = _after(self.accounts[client], key, charge)
 
@@ -173,14 +174,14 @@ class LedgerState:
 def charge_key(kind: Kind, charge: Charge, run: str) -> Key:
     """Return what tells charges apart that lead from one account to another."""
     try:
-        return kind, canonical(charge.event), charge.uses, charge.unit, charge.adjacency, run
+        return kind, canonical_json(charge.event), charge.uses, charge.unit, charge.adjacency, run
     except ValueError:
         raise InputError(
             f"the event {charge.event!r} holds a number that is not finite; it cannot be charged"
         ) from None
 
 
-def _after(account: Account, key: Key, charge: Charge) -> Account:
+def _after(account: ClientAccount, key: Key, charge: Charge) -> ClientAccount:
     if key not in account.after:
         kind, run = key[0], key[-1]
         steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency)
@@ -188,7 +189,7 @@ def _after(account: Account, key: Key, charge: Charge) -> Account:
     return account.after[key]
 
 
-def enrolment(client: str, terms: Terms) -> Draft:
+def budget_row(client: str, terms: BudgetTerms) -> Draft:
     """Return the row that sets a client's budget."""
     check_name("a client's id", client)
     content = {
@@ -201,23 +202,23 @@ def enrolment(client: str, terms: Terms) -> Draft:
         "order": terms.order,
     }
     if terms.schedule == "fixed":
-        content["plan"] = None if terms.plan is None else describe(terms.plan)
+        content["plan"] = None if terms.plan is None else event_to_dict(terms.plan)
     return "budget", content
 
 
-def _terms(content: Mapping[str, Any]) -> Terms:
+def _terms(content: Mapping[str, Any]) -> BudgetTerms:
     plan, schedule = content.get("plan"), content["schedule"]
     if (
         "plan" not in content
     ):  # ledgers of version 0.1 that were called fixed took any event, which only a filter allows
         schedule = "adaptive"
-    return Terms(
+    return BudgetTerms(
         Budget(content["epsilon"], content["delta"]),
         content["unit"],
         content["adjacency"],
         schedule,
         content["order"],
-        None if plan is None else understand(plan),
+        None if plan is None else event_from_dict(plan),
     )
 
 

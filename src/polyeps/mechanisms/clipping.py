@@ -11,7 +11,7 @@ from polyeps.errors import InputError
 
 # Scaling rounds four times, each by 2⁻²⁴: aiming here ends below C(1 − 2⁻²⁰).
 _AIM = 1 - 2**-19
-SHORTEST, LONGEST = 1e-30, 1e30  # clip norms: beyond, float32 has not the digits the guarantee rests on
+SHORTEST_CLIP, LONGEST_CLIP = 1e-30, 1e30  # clip norms: beyond, float32 has not the digits the guarantee rests on
 _AT_ONCE = 2**20  # numbers cast to float64 at a time
 
 
@@ -27,7 +27,7 @@ def clip_to_norm(rows: Tensor, clip: float) -> Tensor:
         raise InputError(f"rows must be float32 or float64, not {rows.dtype}: coarser rounding would pass the clip")
     if not rows.numel():
         return rows
-    norms = norms_of(rows)
+    norms = row_norms(rows)
     factors = torch.where(norms > clip * _AIM, clip * _AIM / norms, 1.0)
     # In two halves: of a row near float's largest number the factor itself may be below its smallest.
     halves = factors.sqrt().to(rows.dtype)[:, None]
@@ -36,11 +36,11 @@ def clip_to_norm(rows: Tensor, clip: float) -> Tensor:
 
 def check_clip(name: str, clip: float) -> None:
     """Refuse a norm that rows cannot be clipped to, by the name of the setting it comes from."""
-    if not SHORTEST <= clip <= LONGEST:  # NaN fails every comparison
-        raise InputError(f"{name} must be between {SHORTEST:g} and {LONGEST:g}, not {clip:g}")
+    if not SHORTEST_CLIP <= clip <= LONGEST_CLIP:  # NaN fails every comparison
+        raise InputError(f"{name} must be between {SHORTEST_CLIP:g} and {LONGEST_CLIP:g}, not {clip:g}")
 
 
-def steady_norms(rows: Sequence[Tensor]) -> Tensor:
+def stable_norms(rows: Sequence[Tensor]) -> Tensor:
     """Return the norms (n,) of rows in float64, each with the same bits in whatever company its row is.
 
     Norms of a matrix are added up in an order that depends on the number of rows and on where they lie in memory. So
@@ -49,7 +49,7 @@ def steady_norms(rows: Sequence[Tensor]) -> Tensor:
     return torch.stack([torch.dot(row, row) for row in rows]).sqrt_()
 
 
-def norms_of(rows: Tensor) -> Tensor:
+def row_norms(rows: Tensor) -> Tensor:
     """The rows' norms (n,) in float64, in blocks: cast as a whole, rows of a large model would take twice as much."""
     width = max(1, _AT_ONCE // len(rows))
     blocks = [torch.linalg.vector_norm(block.double(), dim=1) for block in torch.split(rows, width, dim=1)]

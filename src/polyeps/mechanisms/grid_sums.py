@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyeps.accounting.lattice import MARGIN, ROUNDING
+from polyeps.accounting.discrete_gaussians import MARGIN, ROUNDING_DEVIATION
 from polyeps.errors import InputError
-from polyeps.mechanisms.clipping import check_clip, steady_norms
-from polyeps.mechanisms.lattice_noise import Whole, Wide, wide_gaussian
-from polyeps.mechanisms.random_words import Words
+from polyeps.mechanisms.clipping import check_clip, stable_norms
+from polyeps.mechanisms.integer_noise import Integers, WideGaussian, wide_gaussian
+from polyeps.mechanisms.random_words import WordStreams
 
 _FINE = 9  # bits of a step beyond √size: rounding lengthens a row by a thousandth of the clip
 _MOST_BITS = 26  # so that a row's squared norm is exact in float64
@@ -74,10 +74,10 @@ class GridSum:
     @property
     def deviation(self) -> float:
         """Return the parameter of the discrete Gaussian noise, in steps."""
-        return math.hypot(self.scale * self.longest / MARGIN, ROUNDING) if self.scale else 0.0
+        return math.hypot(self.scale * self.longest / MARGIN, ROUNDING_DEVIATION) if self.scale else 0.0
 
     @cached_property
-    def noise(self) -> Wide:
+    def noise(self) -> WideGaussian:
         """Return the law of the noise on one coordinate."""
         return wide_gaussian(self.deviation**2)
 
@@ -87,7 +87,7 @@ class GridSum:
             return rows.double()
         # Copies, each in memory of its own: or else a row's norm, and its rounding, would depend on the other rows.
         apart = [row.to(torch.float64, copy=True) for row in rows.unbind()]
-        norms = steady_norms(apart)
+        norms = stable_norms(apart)
         aim = self.clip * _AIM
         factors = torch.where(norms > aim, aim / norms, 1.0) * (math.ldexp(1.0, self.bits) / self.clip)
         steps = torch.stack(apart).mul_(factors[:, None]).round_()
@@ -96,13 +96,13 @@ class GridSum:
         fits = torch.isfinite(norms) & (lengths <= self.longest**2)
         return steps if bool(fits.all()) else steps.masked_fill_(~fits[:, None], 0.0)
 
-    def add_noise(self, totals: Whole, words: Words, rows: Sequence[int]) -> None:
+    def add_noise(self, totals: Integers, words: WordStreams, rows: Sequence[int]) -> None:
         """Add to totals (m, size), row j client rows[j]'s, noise of their own."""
         if self.scale:
             self.noise.add_to(totals, words, rows)
 
-    def release(self, total: Tensor, words: Words, row: int = 0) -> Tensor:
+    def release(self, total: Tensor, words: WordStreams, row: int = 0) -> Tensor:
         """Return a sum of rounded rows (size,) with noise, in the units of the rows, float64, where the sum was."""
-        whole: Whole = total.to(torch.int64).cpu().numpy()[None].copy()
+        whole: Integers = total.to(torch.int64).cpu().numpy()[None].copy()
         self.add_noise(whole, words, [row])
         return (torch.from_numpy(whole[0].astype(np.float64)) * self.step).to(total.device)

@@ -16,7 +16,7 @@ from scipy.special import ndtr
 
 from polyeps.accounting.events import DiscreteGaussianSumDpEvent, SkellamDpEvent
 from polyeps.errors import InputError
-from polyeps.mechanisms.lattice_noise import NoiseName, Table, table_for
+from polyeps.mechanisms.integer_noise import NoiseName, NoiseTable, table_for
 
 # Steps of an agent's discrete Gaussian noise from which sums over cohorts of any two sizes are alike but for 10⁻⁶⁰.
 SMOOTH = 4.0
@@ -205,7 +205,7 @@ class Grid:
         return math.floor(Fraction(self.event.l2_sensitivity) ** 2)
 
     @property
-    def table(self) -> Table:
+    def table(self) -> NoiseTable:
         """What one agent's noise is drawn from."""
         return table_for(self.noise, self.agent_variance)
 

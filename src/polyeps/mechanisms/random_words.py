@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from polyeps.core import Streams
 from polyeps.engine.noise import SeededStreams
 
-Word = NDArray[np.uint64]
+WordArray = NDArray[np.uint64]
 
 
-class Words(Protocol):
+class WordStreams(Protocol):
     """n independent streams of words; row i is client i's."""
 
     @property
     def clients(self) -> int: ...
 
-    def fill(self, out: Word, rows: Sequence[int]) -> None:
+    def fill(self, out: WordArray, rows: Sequence[int]) -> None:
         """Fill out[j] with the next words of client rows[j]."""
 
 
@@ -44,7 +44,7 @@ class SeededWords:
     def clients(self) -> int:
         return len(self._generators)
 
-    def fill(self, out: Word, rows: Sequence[int]) -> None:
+    def fill(self, out: WordArray, rows: Sequence[int]) -> None:
         for mine, row in zip(out, rows, strict=True):
             mine[:] = self._generators[row].random_raw(len(mine))
 
@@ -62,12 +62,12 @@ class SystemWords:
     def clients(self) -> int:
         return len(self._encryptors)
 
-    def fill(self, out: Word, rows: Sequence[int]) -> None:
+    def fill(self, out: WordArray, rows: Sequence[int]) -> None:
         for mine, row in zip(out, rows, strict=True):
             mine[:] = np.frombuffer(self._encryptors[row].update(bytes(mine.nbytes)), np.uint64)
 
 
-def words_of(streams: Streams, release: str) -> Words:
+def words_of(streams: Streams, release: str) -> WordStreams:
     """Words as secret as the streams: seeded if those are, else from the operating system.
 
     >>> words_of(SeededStreams(7, ["a", "b"], round=3), "update").clients

@@ -5,23 +5,36 @@ code: z status of a coordinate, ε₁ `epsilon`, ⊥ "none". Guarantee: for any 
 holds may differ), with ranks a permutation and exactly k coordinates marked, ties broken by order.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import fftconvolve
 from scipy.stats import binom
 
+from polyeps.core import Streams
 from polyeps.errors import InputError
 
+if TYPE_CHECKING:  # torch takes seconds to import; laws and prices need none of it
+    from torch import Tensor
+
 SelectName = Literal["exp", "pe", "ps", "uniform"]
-Form = Literal["sound", "published"]
+SelectionForm = Literal["sound", "published"]
 WORD = 1 << 53  # samplers draw whole numbers below it, so their probabilities are multiples of 2⁻⁵³
 # Times this, a product of floats is below the true one: more than the rounding of e^ε and of the product.
 BELOW = 1 - 2.0**-48
+NONE = -1  # ⊥: nothing is reported
+_AT_ONCE = 1 << 18  # numbers sorted at a time: they stay in the cache
+# A bijection of 32-bit words (murmur3's last steps) and its inverse.
+_MIX = (0x85EBCA6B, 0xC2B2AE35)
+_UNMIX = tuple(pow(factor, -1, 1 << 32) for factor in _MIX)
+
+_Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -34,7 +47,7 @@ class Selection:
     epsilon: float
 
 
-def check(dimension: int, top: int, epsilon: float) -> None:
+def check_selection(dimension: int, top: int, epsilon: float) -> None:
     """Refuse a selection that has no meaning."""
     if dimension < 1:
         raise InputError(f"dimension must be at least 1, not {dimension}")
@@ -121,9 +134,11 @@ def sound_keep(dimension: int, top: int, epsilon: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def law(select: SelectName, dimension: int, top: int, epsilon: float, form: Form = "sound") -> Selection:
+def selection_law(
+    select: SelectName, dimension: int, top: int, epsilon: float, form: SelectionForm = "sound"
+) -> Selection:
     """The law of a selection by its name; `published` takes the probabilities the paper prints."""
-    check(dimension, top, epsilon)
+    check_selection(dimension, top, epsilon)
     match select:
         case "uniform":
             return uniform(dimension)
@@ -139,7 +154,7 @@ def law(select: SelectName, dimension: int, top: int, epsilon: float, form: Form
 
 
 @dataclass(frozen=True)
-class Counts:
+class SelectionCounts:
     """A law in whole numbers out of 2⁵³: of each top coordinate, of each other one, and of none.
 
     What rounding leaves over goes to coordinates by their index, whatever the data: added to both sides, it can
@@ -152,12 +167,14 @@ class Counts:
 
 
 @lru_cache(maxsize=4096)
-def counts(select: SelectName, dimension: int, top: int, epsilon: float, form: Form = "sound") -> Counts:
+def selection_counts(
+    select: SelectName, dimension: int, top: int, epsilon: float, form: SelectionForm = "sound"
+) -> SelectionCounts:
     """The law of PE, PS or uniform as a sampler has it.
 
     Guarantee: client (any two vectors); the larger count is at most e^ε of the smaller, for the ε of `law`.
     """
-    exact = law(select, dimension, top, epsilon, form)
+    exact = selection_law(select, dimension, top, epsilon, form)
     none = math.floor(exact.none * WORD)
     likely_top = exact.top >= exact.rest
     few, many = (top, dimension - top) if likely_top else (dimension - top, top)
@@ -165,7 +182,7 @@ def counts(select: SelectName, dimension: int, top: int, epsilon: float, form: F
     low = min(max(1, math.floor(smaller * WORD)), (WORD - none) // dimension)
     high = math.floor(low * math.exp(min(exact.epsilon, 40.0)) * BELOW)
     high = max(low, min(high, (WORD - none - many * low) // few))
-    return Counts(high, low, none) if likely_top else Counts(low, high, none)
+    return SelectionCounts(high, low, none) if likely_top else SelectionCounts(low, high, none)
 
 
 @lru_cache(maxsize=256)
@@ -183,3 +200,122 @@ def rank_counts(dimension: int, epsilon: float) -> NDArray[np.int64]:
     found[-1] -= max(0, int(found.sum()) - WORD)
     found.flags.writeable = False
     return found
+
+
+def pick(
+    select: SelectName,
+    values: Tensor,
+    top: int,
+    epsilon: NDArray[np.float64],
+    streams: Streams,
+    form: SelectionForm = "sound",
+) -> _Integers:
+    """For each row of values (n, d) a coordinate chosen privately by magnitude at the row's ε, or NONE; (n,).
+
+    Guarantee: client; any two rows of values; ratio at most e^ε for the ε of `selection.law`, in whole numbers.
+    """
+    clients, dimension = values.shape
+    if len(epsilon) != clients or streams.clients != clients:
+        raise InputError(f"{clients} rows need as many epsilons and streams, not {len(epsilon)} and {streams.clients}")
+    draws = whole_numbers(streams, 2)
+    if select == "uniform" or (select == "ps" and top == dimension):
+        return draws[:, 0] // (WORD // dimension) % dimension  # by index: the data have no say
+    position = _ranks(select, dimension, top, epsilon, draws[:, 0], form)
+    found = np.where(position < 0, NONE - 1 - position, position)
+    ranked = np.flatnonzero(position >= 0)
+    found[ranked] = _with_rank(values, ranked, position[ranked], draws[ranked, 1], None if select == "exp" else top)
+    return found
+
+
+def whole_numbers(streams: Streams, count: int) -> _Integers:
+    """The next `count` whole numbers in [0, 2⁵³) of every client, (n, count)."""
+    return (streams.uniforms(count) * WORD).astype(np.int64) - 1  # a uniform is a multiple of 2⁻⁵³ in (0, 1]
+
+
+def _ranks(
+    select: SelectName, dimension: int, top: int, epsilon: NDArray[np.float64], draws: _Integers, form: SelectionForm
+) -> _Integers:
+    """The rank to report, 0 the smallest; below 0 what the data have no say in: −1 none, −2 − j coordinate j."""
+    ranks = np.empty(len(draws), np.int64)
+    amounts, group = np.unique(epsilon, return_inverse=True)
+    if select == "exp":
+        order = np.argsort(group, kind="stable")
+        for amount, rows in zip(amounts, np.split(order, np.cumsum(np.bincount(group))[:-1]), strict=True):
+            edges = np.cumsum(rank_counts(dimension, float(amount)))
+            ranks[rows] = np.searchsorted(edges, draws[rows], side="right")
+            left = ranks[rows] == dimension
+            ranks[rows] = np.where(left, -2 - (draws[rows] - edges[-1]) % dimension, ranks[rows])
+        return ranks
+    laws = [selection_counts(select, dimension, top, float(amount), form) for amount in amounts]
+    high, low, none = (np.array([getattr(law, name) for law in laws])[group] for name in ("top", "rest", "none"))
+    of_top = draws
+    of_rest = draws - top * high
+    of_none = of_rest - (dimension - top) * low
+    left = of_none - none
+    return np.select(
+        [of_rest < 0, of_none < 0, left < 0],
+        [dimension - 1 - of_top // high, of_rest // low, np.int64(-1)],
+        -2 - left % dimension,
+    )
+
+
+def _with_rank(values: Tensor, rows: _Integers, rank: _Integers, seed: _Integers, top: int | None) -> _Integers:
+    """The coordinate of each row that has a rank; with `top`, any bijection within the top and within the rest."""
+    import torch
+
+    dimension = values.shape[1]
+    together = max(1, _AT_ONCE // dimension)
+    index = torch.arange(dimension, dtype=torch.int32)
+    found = np.empty(len(rows), np.int64)
+    whole = len(rows) == len(values)
+    for first in range(0, len(rows), together):
+        some = slice(first, first + together)
+        mine = values[some] if whole else values[torch.from_numpy(rows[some])]
+        keys = (seed[some] >> 21).astype(np.uint32).view(np.int32)  # 32 of the 53 bits
+        chance = _mixed(index ^ torch.from_numpy(keys)[:, None])
+        # A magnitude's bits are in the order of magnitudes; below them the coordinate itself, scrambled by chance.
+        bits = torch.nan_to_num(mine.detach().cpu().float().abs(), nan=0.0, posinf=torch.inf).view(torch.int32)
+        words = (bits.to(torch.int64) << 32 | (chance.to(torch.int64) & 0xFFFFFFFF)).numpy()
+        if top is not None:
+            found[some] = _in_halves(words, rank[some], dimension - top)
+            continue
+        chosen = np.take_along_axis(np.sort(words, axis=1), rank[some, None], axis=1)[:, 0]
+        found[some] = _unmixed((chosen & 0xFFFFFFFF).astype(np.uint32)) ^ keys.view(np.uint32)
+    return found
+
+
+def _in_halves(words: _Integers, rank: _Integers, rest: int) -> _Integers:
+    """The coordinate of each row that has a rank when the smallest `rest` come first, each half in its own order.
+
+    A partition leaves the halves in an order that depends on the machine; only which words are in them does not.
+    """
+    if not rest:
+        return rank
+    largest = np.partition(words, rest - 1, axis=1)[:, rest - 1 : rest]
+    in_top = (rank >= rest)[:, None]
+    mine = (words > largest) == in_top
+    wanted = np.where(rank >= rest, rank - rest, rank)[:, None] + 1
+    place: _Integers = np.argmax(np.cumsum(mine, axis=1, dtype=np.int32) == wanted, axis=1)
+    return place
+
+
+def _mixed(words: Tensor) -> Tensor:
+    """The bijection, in place on int32 words, whose products wrap and whose shifts must not bring in the sign."""
+    words ^= (words >> 16) & 0xFFFF
+    words *= _signed(_MIX[0])
+    words ^= (words >> 13) & 0x7FFFF
+    words *= _signed(_MIX[1])
+    words ^= (words >> 16) & 0xFFFF
+    return words
+
+
+def _unmixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    words = words ^ (words >> np.uint32(16))
+    words = words * np.uint32(_UNMIX[1])
+    words = words ^ (words >> np.uint32(13)) ^ (words >> np.uint32(26))
+    words = words * np.uint32(_UNMIX[0])
+    return words ^ (words >> np.uint32(16))
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word

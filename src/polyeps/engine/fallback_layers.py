@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.overrides import TorchFunctionMode
 
+from polyeps.engine.contributions import Contribution, RowGradients
 from polyeps.engine.layout import Layout
-from polyeps.engine.sums import Contribution, Each
 from polyeps.errors import InputError
 
 
 @dataclass(frozen=True)
-class Mapped:
+class VmapLayer:
     """Any other module: one row at a time through `vmap`, every row's gradient formed."""
 
     module: nn.Module
@@ -48,14 +48,50 @@ class Mapped:
         onwards = torch.cat([of[1].flatten(0, 1) for of in found]) if wanted else None
         if not self.size:
             return onwards, None
-        return onwards, Each(layout, torch.cat([of[0].flatten(0, 1) for of in found]))
+        return onwards, RowGradients(layout, torch.cat([of[0].flatten(0, 1) for of in found]))
 
     def _one(self, weights: Tensor, row: Tensor) -> Tensor:
         named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         parts = torch.split(weights, [p.numel() for p in named.values()])
         values = {name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=True)}
         # A copy of the row: a module may work in place on what it is given.
-        return one_tensor(self.module, call(self.module, values, row[None].clone()), 1)[0]
+        return check_one_tensor(self.module, call_module(self.module, values, row[None].clone()), 1)[0]
+
+
+@dataclass(frozen=True)
+class LoopedLayer(VmapLayer):
+    """A module that `vmap` does not take, for instance one whose branches depend on the data."""
+
+    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        owners = layout.owner.tolist()
+        with torch.no_grad():
+            outputs = [self._one(weights[owner], row) for owner, row in zip(owners, rows, strict=True)]
+        return torch.stack(outputs), rows
+
+    def backward(
+        self, weights: Tensor, saved: Tensor, gradients: Tensor, layout: Layout, inputs: bool
+    ) -> tuple[Tensor | None, Contribution | None]:
+        wanted = inputs and saved.is_floating_point()
+        found = [
+            self._gradients(weights[owner], row, gradient, wanted)
+            for owner, row, gradient in zip(layout.owner.tolist(), saved, gradients, strict=True)
+        ]
+        onwards = torch.stack([of_row for _, of_row in found]) if wanted else None
+        return onwards, RowGradients(layout, torch.stack([of for of, _ in found])) if self.size else None
+
+    def _gradients(self, weights: Tensor, row: Tensor, gradient: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
+        """The gradients of the weights and, where wanted, of the row."""
+        with torch.enable_grad():
+            leaf, start = weights.detach().clone().requires_grad_(), row.detach()
+            if wanted:
+                start = start.clone().requires_grad_()
+            output = self._one(leaf, start)
+        leaves = (leaf, start) if wanted else (leaf,)
+        if not output.requires_grad:
+            return torch.zeros_like(leaf), torch.zeros_like(start)
+        found = torch.autograd.grad(output, leaves, gradient, allow_unused=True)
+        filled = [torch.zeros_like(of) if by is None else by for of, by in zip(leaves, found, strict=True)]
+        return filled[0], filled[-1]
 
 
 class SafeUnderVmap(TorchFunctionMode):
@@ -78,7 +114,7 @@ def _prelu(input: Tensor, weight: Tensor) -> Tensor:
     return torch.where(input > 0, input, slope * input)
 
 
-def one_tensor(module: nn.Module, outputs: object, count: int) -> Tensor:
+def check_one_tensor(module: nn.Module, outputs: object, count: int) -> Tensor:
     """The outputs of a module for a number of rows, refused unless they are one tensor with a row for each."""
     name = type(module).__name__
     if not isinstance(outputs, Tensor):
@@ -94,7 +130,7 @@ def one_tensor(module: nn.Module, outputs: object, count: int) -> Tensor:
     return outputs
 
 
-def call(module: nn.Module, values: dict[str, Tensor], rows: Tensor) -> Tensor:
+def call_module(module: nn.Module, values: dict[str, Tensor], rows: Tensor) -> Tensor:
     """The outputs of a module whose parameters, by their names in `named_parameters`, have these values.
 
     Every place of a shared parameter is named once. Left to find them itself, torch names those of a module that

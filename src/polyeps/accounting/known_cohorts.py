@@ -16,8 +16,9 @@ from functools import lru_cache
 import numpy as np
 from scipy.stats import binom
 
-from polyeps.accounting.events import FixedSize, Gaussian, History, Poisson
-from polyeps.accounting.gaussians import Array, gaussian_delta, gaussian_epsilon
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson
+from polyeps.accounting.histories import History
+from polyeps.accounting.privacy_profiles import FloatArray, gaussian_delta, gaussian_epsilon
 from polyeps.core import Adjacency, check_delta, clip_norms_moved
 
 _UNLIKELY = 1e-20  # a chance far below any δ of use
@@ -46,8 +47,8 @@ def known_draws_epsilon(
 class KnownDraws:
     """Gaussian releases of which it is public how many there are: with these chances, these signals to noise."""
 
-    chances: Array
-    shifts: Array  # above 0: who was never drawn loses nothing
+    chances: FloatArray
+    shifts: FloatArray  # above 0: who was never drawn loses nothing
 
     def delta(self, epsilon: float) -> float:
         return float(np.sum(self.chances * gaussian_delta(self.shifts, epsilon)))
@@ -89,7 +90,7 @@ def _drawn_at(rate: float, shift: float, rounds: int) -> KnownDraws:
 
 
 @lru_cache(maxsize=64)  # a calibration asks for one over and over
-def _draws(rate: float, rounds: int) -> tuple[Array, Array]:
+def _draws(rate: float, rounds: int) -> tuple[FloatArray, FloatArray]:
     """How often a client is drawn, and how likely; what hardly ever happens counts as being drawn every time."""
     if rate == 1 or rounds > _MOST_ROUNDS:
         return np.array([float(rounds)]), np.ones(1)

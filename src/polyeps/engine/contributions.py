@@ -15,10 +15,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from polyeps.engine.kernels import by_kernel
-from polyeps.engine.layout import Group, Layout
-from polyeps.engine.squares import row_squares
-from polyeps.engine.steady import aligned
+from polyeps.engine.layout import Layout, RowGroup
+from polyeps.engine.stable_products import align_matrices
+from polyeps.engine.triton_kernels import has_kernel, row_squares
 
 # Rows of a client from which on clipped sums are float64: float32 would round by more than the margin of the clip.
 WIDE = 32
@@ -43,7 +42,7 @@ class Contribution(Protocol):
         """Add Σ factor · row gradient over each client's rows to gradient (n, p)."""
 
 
-class Outer:
+class OuterProducts:
     """Rows whose gradient is an outer product g aᵀ (a linear layer): ‖g aᵀ‖ = ‖g‖ ‖a‖, never formed."""
 
     def __init__(self, layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool) -> None:
@@ -51,8 +50,8 @@ class Outer:
         self._lengths: Tensor | None = None  # (T,) squared, of the output gradients
 
     def squared_norms(self) -> Tensor:
-        self._lengths = squares_of(self.gradients)
-        return (squares_of(self.inputs) + float(self.bias)) * self._lengths
+        self._lengths = squared_row_norms(self.gradients)
+        return (squared_row_norms(self.inputs) + float(self.bias)) * self._lengths
 
     def drop(self, rows: Tensor) -> None:
         self.inputs, self.gradients = _without(self.inputs, rows), _without(self.gradients, rows)
@@ -69,19 +68,21 @@ class Outer:
         return self.gradients * factors.to(self.gradients.dtype)[:, None]
 
 
-class Positions:
+class PositionProducts:
     """Rows whose gradient is Σ over positions of g aᵀ (convolutions, sequences): formed once for the norm."""
 
     def __init__(self, layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool) -> None:
         self.layout, self.bias = layout, bias
         self.inputs, self.gradients = inputs, gradients  # (T, L, in), (T, L, out)
-        self._each: list[Each] = []  # of the weights and, if any, the biases
+        self._each: list[RowGradients] = []  # of the weights and, if any, the biases
 
     def squared_norms(self) -> Tensor:
-        weights = torch.bmm(aligned(self.gradients).transpose(1, 2), aligned(self.inputs)).flatten(1)  # (T, out * in)
-        self._each = [Each(self.layout, weights)]
+        weights = torch.bmm(align_matrices(self.gradients).transpose(1, 2), align_matrices(self.inputs)).flatten(
+            1
+        )  # (T, out * in)
+        self._each = [RowGradients(self.layout, weights)]
         if self.bias:
-            self._each.append(Each(self.layout, self.gradients.sum(1)))
+            self._each.append(RowGradients(self.layout, self.gradients.sum(1)))
         norms = self._each[0].squared_norms()
         return norms + self._each[1].squared_norms() if self.bias else norms
 
@@ -99,14 +100,14 @@ class Positions:
             each.add_to(columns, factors)
 
 
-class Each:
+class RowGradients:
     """Rows whose gradients are all there, (T, p)."""
 
     def __init__(self, layout: Layout, gradients: Tensor) -> None:
         self.layout, self.gradients = layout, gradients
 
     def squared_norms(self) -> Tensor:
-        return squares_of(self.gradients)
+        return squared_row_norms(self.gradients)
 
     def drop(self, rows: Tensor) -> None:
         self.gradients = _without(self.gradients, rows)
@@ -122,7 +123,7 @@ class Each:
                 gradient[group.first : group.last] += weighted[:, 0]
 
 
-class Looked:
+class LookupGradients:
     """Rows that look vectors up in a table (an embedding): a token that recurs in a row adds up.
 
     Its gradients are added before the norm is taken: two that nearly cancel have inner products which do not.
@@ -134,7 +135,7 @@ class Looked:
 
     def squared_norms(self) -> Tensor:
         self.tokens, self.gradients = _once_a_row(self.tokens, self.gradients)
-        return squares_of(self.gradients.flatten(1))
+        return squared_row_norms(self.gradients.flatten(1))
 
     def drop(self, rows: Tensor) -> None:
         self.gradients = _without(self.gradients, rows)
@@ -151,7 +152,7 @@ class Looked:
             gradient += into
 
 
-class Parts:
+class ContributionParts:
     """Several contributions to neighbouring slices of one layer's parameters."""
 
     def __init__(self, parts: list[tuple[int, Contribution]]) -> None:
@@ -202,13 +203,13 @@ def times_factors(gradients: Tensor, factors: Tensor) -> Tensor:
     return gradients * factors.to(gradients.dtype).reshape(-1, *(1,) * (gradients.dim() - 1))
 
 
-def squares_of(rows: Tensor) -> Tensor:
+def squared_row_norms(rows: Tensor) -> Tensor:
     """The squared norm of each row (T, p) in float64, right to about a millionth whatever the rows hold.
 
     As fast as in float32: that adds up to 1024 squares at a time. Squares too small for it are replaced by a bound, or
     in short rows, like those too large, found again by scaling with a power of two. A device adds in float64.
     """
-    if by_kernel(rows):
+    if has_kernel(rows):
         return row_squares(rows)
     size = rows.shape[1]
     short = size <= 4 * _BLOCK
@@ -256,7 +257,7 @@ def _once_a_row(tokens: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
     return named.view_as(tokens), summed.view_as(gradients)
 
 
-def _exact(group: Group, rows: Tensor) -> Tensor:
+def _exact(group: RowGroup, rows: Tensor) -> Tensor:
     """Rows of a group, in float64 where a client has many."""
     return rows.double() if group.width > WIDE else rows
 

@@ -56,9 +56,9 @@ _FROZEN = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.GroupNorm, nn.Layer
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def untouched(module: nn.Module) -> bool:
+def is_unmodified(module: nn.Module) -> bool:
     """Whether a module and its parts do what their types do: no hooks, no method replaced on the instance."""
-    return all(untouched_itself(part) for part in module.modules())
+    return all(is_unmodified_itself(part) for part in module.modules())
 
 
 def has_parameters(module: nn.Module, **shapes: tuple[int, ...] | None) -> bool:
@@ -67,10 +67,10 @@ def has_parameters(module: nn.Module, **shapes: tuple[int, ...] | None) -> bool:
     return [(name, tuple(p.shape)) for name, p in module.named_parameters(remove_duplicate=False)] == expected
 
 
-def treats_rows_apart(module: nn.Module) -> bool:
+def is_row_wise(module: nn.Module) -> bool:
     """Whether a module without trainable parameters is known to treat rows apart: then it runs on all at once."""
     kind = type(module)
-    if not untouched(module):
+    if not is_unmodified(module):
         return False
     if kind in _ELEMENTWISE or kind in _FROZEN:
         return True
@@ -85,7 +85,7 @@ def treats_rows_apart(module: nn.Module) -> bool:
     return False
 
 
-def kept_as_is(module: nn.Module) -> nn.Module:
+def frozen_copy(module: nn.Module) -> nn.Module:
     """A copy of a module without parameters that no later hook or mode of the original reaches."""
     if next(module.parameters(), None) is not None:
         return module
@@ -95,13 +95,13 @@ def kept_as_is(module: nn.Module) -> nn.Module:
     return kept
 
 
-def repeated(names: Iterable[tuple[str, nn.Parameter]]) -> bool:
+def shares_parameters(names: Iterable[tuple[str, nn.Parameter]]) -> bool:
     """Whether a parameter occurs under two names."""
     parameters = [id(parameter) for _, parameter in names]
     return len(set(parameters)) < len(parameters)
 
 
-def untouched_itself(part: nn.Module) -> bool:
+def is_unmodified_itself(part: nn.Module) -> bool:
     """Whether a module, leaving its parts aside, does what its type does."""
     if any(getattr(part, hooks) for hooks in _HOOKS):
         return False

@@ -1,11 +1,29 @@
-"""Squared norms of rows on a device, added in float64 by a kernel that reads every number once."""
+"""Triton, where there is a device and the build of torch brings it; everything it does here also goes without."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from polyeps.engine.kernels import BLOCK, tl, triton
+try:
+    import triton  # type: ignore[import-not-found,unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
+except ImportError:  # CPU builds of torch come without it
+    triton = tl = None
+
+__all__ = ["KERNEL_BLOCK", "has_kernel", "programs", "row_squares", "tl", "triton"]
+
+KERNEL_BLOCK = 1024  # numbers that one program of a kernel works on
+
+
+def has_kernel(values: Tensor) -> bool:
+    """Whether a kernel can work on values."""
+    return values.is_cuda and triton is not None
+
+
+def programs(values: Tensor) -> tuple[int]:
+    """How many programs of a kernel it takes to write values."""
+    return (-(-values.numel() // KERNEL_BLOCK),)
 
 
 def row_squares(rows: Tensor) -> Tensor:
@@ -14,7 +32,9 @@ def row_squares(rows: Tensor) -> Tensor:
     count, size = rows.shape
     squares = torch.empty(count, dtype=torch.float64, device=rows.device)
     if count:
-        _squares[(count,)](rows, squares, size, rows.stride(0), min(BLOCK, triton.next_power_of_2(max(size, 16))))
+        _squares[(count,)](
+            rows, squares, size, rows.stride(0), min(KERNEL_BLOCK, triton.next_power_of_2(max(size, 16)))
+        )
     return squares
 
 

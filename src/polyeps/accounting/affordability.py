@@ -6,33 +6,22 @@ steps, and a cohort whose scales were calibrated for a plan is charged round aft
 
 from collections.abc import Callable
 
-from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
+from dp_accounting.dp_event import DpEvent
 
-from polyeps.accounting import Accountant, judge
-from polyeps.accounting.events import DiscreteGaussianSumDpEvent, History, Poisson, SkellamDpEvent, TogetherDpEvent
-from polyeps.accounting.lattice import as_gaussians
+from polyeps.accounting import Accountant, history_epsilon
+from polyeps.accounting.histories import History
 from polyeps.core import Adjacency, Budget
 
-_BY_RDP = SkellamDpEvent | DiscreteGaussianSumDpEvent | TogetherDpEvent | RepeatAndSelectDpEvent
 _Situation = tuple[frozenset[DpEvent], float, Adjacency, Accountant]
 # For each set of steps: how often each was used (in the order of its fields' text), and what that cost.
 _known: dict[_Situation, dict[tuple[int, ...], float]] = {}
-
-
-def best_accountant(history: History) -> Accountant:
-    """PLD, unless a step has no privacy loss distribution in closed form."""
-    for step in as_gaussians(history):
-        inner = step.event if isinstance(step, Poisson) else step
-        if isinstance(inner, _BY_RDP):
-            return "rdp"
-    return "pld"
 
 
 def known_epsilon(history: History, delta: float, adjacency: Adjacency, accountant: Accountant) -> float:
     """The ε of a history, computed once and remembered."""
     known, counts = _look_up(history, delta, adjacency, accountant)
     if counts not in known:
-        known[counts] = judge(history, delta, adjacency, accountant)
+        known[counts] = history_epsilon(history, delta, adjacency, accountant)
     return known[counts]
 
 

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from polyeps.errors import InputError
 from polyeps.mechanisms.integer import Grid
-from polyeps.mechanisms.lattice_noise import Whole, add_noise, table_for
-from polyeps.mechanisms.random_words import Words
+from polyeps.mechanisms.integer_noise import Integers, add_noise, table_for
+from polyeps.mechanisms.random_words import WordStreams
 
 Floats = NDArray[np.float64]
 
@@ -34,7 +34,7 @@ _STAGE = 5  # the transform is made of products with 32 x 32 matrices: least tim
 _BELOW = 1 - 2.0**-20  # clipped to a little less than the clip, more than all rounding of floats thereafter
 
 
-def encode(grid: Grid, values: Tensor, words: Words) -> Whole:
+def encode_rows(grid: Grid, values: Tensor, words: WordStreams) -> Integers:
     """What each agent sends, before masks: integers in [0, 2^bits), (n, grid.dimension), for values (n, grid.size).
 
     Guarantee: client; see `Grid`. Rows with NaN or infinity count as zeros.
@@ -46,7 +46,7 @@ def encode(grid: Grid, values: Tensor, words: Words) -> Whole:
     return sent
 
 
-def encoded_sum(grid: Grid, values: Tensor, words: Words) -> Whole:
+def encode_sum(grid: Grid, values: Tensor, words: WordStreams) -> Integers:
     """The sum of what `encode` gives, modulo 2^bits, without holding more than a few agents' integers.
 
     Refused for fewer agents than are promised to be honest: their noise would be too small for the price.
@@ -62,15 +62,15 @@ def encoded_sum(grid: Grid, values: Tensor, words: Words) -> Whole:
     return total & _mask(grid)
 
 
-def topped_up(grid: Grid, total: Whole, variance: float, words: Words) -> Whole:
+def top_up_noise(grid: Grid, total: Integers, variance: float, words: WordStreams) -> Integers:
     """Add noise of a variance, in squared steps, to a sum of what was sent, (grid.dimension,), modulo 2^bits."""
     noisy = total[None].astype(np.int64)
     add_noise(table_for(grid.noise, variance), noisy, words, range(1))
-    sum_: Whole = noisy[0] & _mask(grid)
+    sum_: Integers = noisy[0] & _mask(grid)
     return sum_
 
 
-def decode(grid: Grid, total: Whole) -> Tensor:
+def decode_sum(grid: Grid, total: Integers) -> Tensor:
     """The sum of the vectors, (grid.size,) float64, from the sum of what was sent, modulo 2^bits or not."""
     if total.shape != (grid.dimension,):
         raise InputError(f"a sum on this grid has shape {(grid.dimension,)}, not {total.shape}")
@@ -104,7 +104,7 @@ def rotated(grid: Grid, values: Tensor) -> Floats:
     return turned
 
 
-def rounded(steps: Floats, largest_square: int, words: Words, rows: range) -> Whole:
+def rounded(steps: Floats, largest_square: int, words: WordStreams, rows: range) -> Integers:
     """Each row to whole numbers at random, without bias, again until its squared norm is at most `largest_square`."""
     whole = _by_chance(steps, words, rows)
     long = np.flatnonzero(_squares(whole) > largest_square)
@@ -118,7 +118,7 @@ def rounded(steps: Floats, largest_square: int, words: Words, rows: range) -> Wh
     return whole
 
 
-def _by_chance(steps: Floats, words: Words, rows: Sequence[int]) -> Whole:
+def _by_chance(steps: Floats, words: WordStreams, rows: Sequence[int]) -> Integers:
     dimension = steps.shape[1]
     drawn = np.empty((len(steps), (dimension + 1) // 2), np.uint64)
     words.fill(drawn, rows)
@@ -128,9 +128,9 @@ def _by_chance(steps: Floats, words: Words, rows: Sequence[int]) -> Whole:
     return floor.astype(np.int64)
 
 
-def _squares(whole: Whole) -> Whole:
+def _squares(whole: Integers) -> Integers:
     """Squared norms; exact, since rows are at most 2³⁰ long or refused."""
-    squares: Whole = np.einsum("ij,ij->i", whole, whole)
+    squares: Integers = np.einsum("ij,ij->i", whole, whole)
     return squares
 
 
@@ -156,7 +156,7 @@ def _signs(seed: int, dimension: int) -> Tensor:
     return torch.from_numpy(1.0 - 2.0 * coins)
 
 
-def _encoded(grid: Grid, values: Tensor, words: Words) -> Iterator[tuple[range, Whole]]:
+def _encoded(grid: Grid, values: Tensor, words: WordStreams) -> Iterator[tuple[range, Integers]]:
     """What some of the agents send, and which they are."""
     table, largest_square, mask = grid.table, grid.largest_square, _mask(grid)
     together = max(1, _AT_ONCE // grid.dimension)
@@ -172,7 +172,7 @@ def _mask(grid: Grid) -> int:
     return (1 << grid.bits) - 1
 
 
-def _check(grid: Grid, values: Tensor, words: Words) -> None:
+def _check(grid: Grid, values: Tensor, words: WordStreams) -> None:
     if values.ndim != 2 or values.shape[1] != grid.size:
         raise InputError(f"values must be rows of {grid.size} coordinates, not of shape {tuple(values.shape)}")
     if words.clients != len(values):

@@ -18,12 +18,12 @@ from torch import Tensor
 from polyeps.engine.layout import cuts_of, padding_is_cheaper
 from polyeps.engine.loop import Settings, draw_batches
 from polyeps.engine.noise import SeededStreams, Streams
-from polyeps.engine.sampling import Batches, check_rates, draws_needed
+from polyeps.engine.sampling import Batches, check_sampling_rates, draws_needed
 
 GROUPS = 8
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     """What all steps of a run have in common: where the frame is cut, and how wide each group is."""
 
     ordered: bool  # by batch size; else the clients' own order
@@ -45,17 +45,17 @@ class Shape(NamedTuple):
         return starts
 
 
-class Placed(NamedTuple):
+class PlacedBatches(NamedTuple):
     """All steps of a run."""
 
-    shape: Shape
+    shape: BatchShape
     sizes: Tensor  # (S, n)
     order: Tensor | None  # (S, n) frame position -> client
     records: Tensor  # (S, T): which record is in the row; in padding, any of the same client
     valid: Tensor  # (S, T) float32: 0 where the row is padding
 
 
-class Drawn(NamedTuple):
+class DrawnRecords(NamedTuple):
     """The records drawn, in any order."""
 
     client: Tensor
@@ -65,15 +65,15 @@ class Drawn(NamedTuple):
     sizes: Tensor  # (S, n)
 
 
-def place(
+def place_batches(
     streams: Streams,
     spans: Tensor,
     settings: Settings,
     size: int,
     floats_per_row: int,
-    last: Shape | None,
+    last: BatchShape | None,
     device: torch.device,
-) -> Placed:
+) -> PlacedBatches:
     """Draw all batches of a run (of at least one step), in the last run's shape where that suffices."""
     if settings.batch is None:
         drawn = _draw(streams, spans.to(device), settings, device)
@@ -96,7 +96,7 @@ def place(
     widest = torch.stack([framed[:, a:b].amax() for a, b in pairwise(cuts)]).tolist()
     # A group that has outgrown the last shape gets room to spare: every new shape costs a captured graph.
     widths = tuple(b if a <= b else a + 1 for a, b in zip(widest, last.widths if last else widest, strict=True))
-    shape = Shape(ordered, cuts, widths)
+    shape = BatchShape(ordered, cuts, widths)
     slot = torch.from_numpy(shape.starts()).to(device)[position] + drawn.within
     first = spans[:, 0].to(device)
     own = first.expand(steps, -1) if order is None else first[order]
@@ -104,12 +104,12 @@ def place(
     valid = torch.zeros(steps, shape.rows, device=device)
     records[drawn.step, slot] = drawn.record
     valid[drawn.step, slot] = 1
-    return Placed(shape, drawn.sizes, order, records, valid)
+    return PlacedBatches(shape, drawn.sizes, order, records, valid)
 
 
-def _draw(streams: Streams, spans: Tensor, settings: Settings, device: torch.device) -> Drawn:
+def _draw(streams: Streams, spans: Tensor, settings: Settings, device: torch.device) -> DrawnRecords:
     """The successes of each client's tosses, as in `sampling.poisson_batches`."""
-    check_rates(settings.rate)
+    check_sampling_rates(settings.rate)
     counts = spans.diff(dim=1)[:, 0]
     clients, longest = len(counts), int(settings.steps.max(initial=0))
     tosses = counts * torch.from_numpy(settings.steps).to(device)
@@ -135,10 +135,10 @@ def _draw(streams: Streams, spans: Tensor, settings: Settings, device: torch.dev
     by_client = sizes.T.reshape(-1)
     starts = torch.cumsum(by_client, 0) - by_client
     within = torch.arange(len(client), device=device) - starts[client * longest + step]
-    return Drawn(client, step, record, within, sizes)
+    return DrawnRecords(client, step, record, within, sizes)
 
 
-def _upload(batches: Batches, device: torch.device) -> Drawn:
+def _upload(batches: Batches, device: torch.device) -> DrawnRecords:
     """The batches that the host drew."""
     sizes = torch.from_numpy(batches.sizes).to(device)
     steps, clients = sizes.shape
@@ -147,4 +147,4 @@ def _upload(batches: Batches, device: torch.device) -> Drawn:
     batch = torch.repeat_interleave(torch.arange(steps * clients, device=device), flat, output_size=total)
     within = torch.arange(total, device=device) - (torch.cumsum(flat, 0) - flat)[batch]
     record = torch.from_numpy(batches.records).to(device)
-    return Drawn(batch % clients, batch // clients, record, within, sizes)
+    return DrawnRecords(batch % clients, batch // clients, record, within, sizes)

@@ -19,21 +19,21 @@ import torch
 from torch import Tensor, nn
 
 from polyeps.core import Records
+from polyeps.engine.fallback_layers import check_one_tensor
 from polyeps.engine.layers import Linear
 from polyeps.engine.loop import Settings, draw_batches
-from polyeps.engine.mapped import one_tensor
 from polyeps.engine.network import output_gradients
 from polyeps.engine.noise import Streams
 from polyeps.errors import InputError
 from polyeps.mechanisms.grid_sums import GridSum
-from polyeps.mechanisms.random_words import Words, words_of
+from polyeps.mechanisms.random_words import WordStreams, words_of
 from polyeps.models import Model
 
 _AT_ONCE = 1 << 23  # numbers of records' gradients held at a time
 _NOISE_BLOCK = 1 << 20  # numbers of noise drawn at once: enough to hide the calls
 
 
-def train_exactly(model: Model, starts: Tensor, records: Records, streams: Streams, settings: Settings) -> Tensor:
+def train_deployed(model: Model, starts: Tensor, records: Records, streams: Streams, settings: Settings) -> Tensor:
     """Return the models (n, d) after local DP-SGD from starts (n, d); deployed, n is 1."""
     if settings.batch is not None:
         raise InputError("a deployed client draws Poisson batches; fixed sizes are for published forms, in simulation")
@@ -47,7 +47,7 @@ def train_exactly(model: Model, starts: Tensor, records: Records, streams: Strea
     for client in range(len(starts)):
         scale = float(settings.deviation[client] / settings.clip[client])
         grid = GridSum(float(settings.clip[client]), model.size, scale)
-        alone = Alone(model, starts[client])
+        alone = RecordGradients(model, starts[client])
         alone.check(records)
         current = alone.weights
         velocity = torch.zeros_like(current)
@@ -66,7 +66,7 @@ def train_exactly(model: Model, starts: Tensor, records: Records, streams: Strea
     return torch.stack(trained)
 
 
-def _noise(grid: GridSum, words: Words, client: int, steps: int) -> Iterator[Tensor]:
+def _noise(grid: GridSum, words: WordStreams, client: int, steps: int) -> Iterator[Tensor]:
     """Yield the noise of each of a client's steps, (d,) int64, drawn several steps at once."""
     block = max(1, _NOISE_BLOCK // grid.size)
     for first in range(0, steps, block):
@@ -75,7 +75,7 @@ def _noise(grid: GridSum, words: Words, client: int, steps: int) -> Iterator[Ten
         yield from torch.from_numpy(drawn)
 
 
-class Alone:
+class RecordGradients:
     """A copy of a model's module whose parameters are parts of one vector, for one record at a time."""
 
     def __init__(self, model: Model, start: Tensor) -> None:
@@ -103,7 +103,7 @@ class Alone:
     def gradient(self, row: Tensor, label: Tensor) -> Tensor:
         """Return the gradient (d,) of one record (1, ...)."""
         with torch.enable_grad():
-            outputs = one_tensor(self._module, self._module(row), 1)
+            outputs = check_one_tensor(self._module, self._module(row), 1)
         by_outputs = output_gradients(self.model.loss, outputs.detach(), label, None)
         if not outputs.requires_grad:
             return torch.zeros_like(self.weights)

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.layout import Group, Layout
-from polyeps.engine.looped import Looped
-from polyeps.engine.losses import Apart, Loss, per_row, treats_rows_apart
-from polyeps.engine.mapped import Mapped, call, one_tensor
+from polyeps.engine.fallback_layers import LoopedLayer, VmapLayer, call_module, check_one_tensor
+from polyeps.engine.layout import Layout, RowGroup
+from polyeps.engine.losses import Loss, RowWiseLoss, is_row_wise_loss, per_row_error
 from polyeps.engine.network import Network, add_gradients, record_gradients
 from polyeps.errors import InputError
 
@@ -27,7 +26,7 @@ MAGNITUDES = (0.3, 1.0, 30.0, 3.0, 0.03)
 
 
 @dataclass(frozen=True)
-class Subject:
+class CheckedModel:
     """What is checked: a module, the shapes of its trainable parameters by name, and its loss."""
 
     module: nn.Module
@@ -38,10 +37,12 @@ class Subject:
         """The module's outputs under weights (d,), refused unless there is one row for each."""
         parts = torch.split(vector, [torch.Size(shape).numel() for shape in self.shapes.values()])
         values = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
-        return one_tensor(self.module, call(self.module, values, rows.clone()), len(rows))
+        return check_one_tensor(self.module, call_module(self.module, values, rows.clone()), len(rows))
 
 
-def checked(subject: Subject, network: Network, start: Tensor, candidates: list[Tensor]) -> tuple[Network, Loss]:
+def check_model(
+    subject: CheckedModel, network: Network, start: Tensor, candidates: list[Tensor]
+) -> tuple[Network, Loss]:
     """The network and loss to train with; refused where they are not those of autograd.
 
     Weights are drawn around start (d,). Candidates are rows (ROWS, ...) to try: the first that the module takes.
@@ -65,17 +66,17 @@ def checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tup
     magnitudes = torch.tensor(MAGNITUDES).to(outputs).reshape(-1, *(1,) * (outputs.dim() - 1))
     outputs = outputs.nan_to_num(0.0, 0.0, 0.0).clamp(-100, 100) + spread * magnitudes
     labels = _labels(loss, outputs, generator)
-    if treats_rows_apart(loss):
+    if is_row_wise_loss(loss):
         return loss, labels
     leaf = outputs.clone().requires_grad_()
     with torch.enable_grad():
         together = loss(leaf, labels)
     if not isinstance(together, Tensor) or together.shape != labels.shape[:1]:
-        raise InputError(per_row(together, len(labels)))
+        raise InputError(per_row_error(together, len(labels)))
     if not together.requires_grad:
         raise InputError("autograd cannot follow the loss to the outputs; compute it from them by operations of torch")
     (gradients,) = torch.autograd.grad(together.sum(), leaf)
-    looped = Apart(loss, looped=True)
+    looped = RowWiseLoss(loss, looped=True)
     alone = [looped._autograd(output, label) for output, label in zip(outputs, labels, strict=True)]
     if not _close(together.detach(), looped(outputs, labels)) or not _close(gradients, torch.stack(alone)):
         raise InputError(
@@ -84,7 +85,7 @@ def checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tup
         )
     apart: Loss = looped
     try:
-        apart = Apart(loss)
+        apart = RowWiseLoss(loss)
         found = apart.gradients(outputs, labels)
     except InputError:
         raise
@@ -116,7 +117,7 @@ def _labels(loss: Loss, outputs: Tensor, generator: torch.Generator) -> Tensor:
     )
 
 
-def _run(subject: Subject, vector: Tensor, candidates: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _run(subject: CheckedModel, vector: Tensor, candidates: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The first candidate that the module takes, and its outputs."""
     failed: Exception | None = None
     for rows in candidates:
@@ -137,7 +138,7 @@ def _run(subject: Subject, vector: Tensor, candidates: list[Tensor]) -> tuple[Te
     )
 
 
-def _check_rows_apart(subject: Subject, vector: Tensor, rows: Tensor, together: Tensor) -> None:
+def _check_rows_apart(subject: CheckedModel, vector: Tensor, rows: Tensor, together: Tensor) -> None:
     with torch.no_grad():
         apart = torch.cat([subject.outputs(vector, row[None]) for row in rows])
     if together.shape != apart.shape or not _close(together, apart):
@@ -157,17 +158,17 @@ def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
             outputs, saved = found.forward(weights, rows, layout)
             found.backward(weights, saved, torch.ones_like(outputs), layout, True)
         except Exception as error:
-            if not isinstance(layer, Mapped) or isinstance(error, InputError):
+            if not isinstance(layer, VmapLayer) or isinstance(error, InputError):
                 raise
             _warn_slow(_name(layer.module), error)
-            found = Looped(layer.module)
+            found = LoopedLayer(layer.module)
             outputs, _ = found.forward(weights, rows, layout)
         layers.append(found)
         rows = outputs
     return Network(tuple(layers))
 
 
-def _compare(subject: Subject, network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor) -> None:
+def _compare(subject: CheckedModel, network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor) -> None:
     """Refuse a network whose gradients, of records alone or in clipped sums, are not those of autograd."""
     owner = torch.tensor([0, 0, 1, 1, 1], device=rows.device)
     expected = torch.stack([_autograd(subject, models[i], rows[k], labels[k]) for k, i in enumerate(owner.tolist())])
@@ -190,7 +191,7 @@ def _compare(subject: Subject, network: Network, loss: Loss, models: Tensor, row
         _same(subject, sums, of_clients.float(), "the clipped sum")
 
 
-def _autograd(subject: Subject, vector: Tensor, row: Tensor, label: Tensor) -> Tensor:
+def _autograd(subject: CheckedModel, vector: Tensor, row: Tensor, label: Tensor) -> Tensor:
     with torch.enable_grad():
         leaf = vector.clone().requires_grad_()
         loss = subject.loss(subject.outputs(leaf, row[None]), label[None]).sum()
@@ -198,7 +199,7 @@ def _autograd(subject: Subject, vector: Tensor, row: Tensor, label: Tensor) -> T
     return torch.zeros_like(leaf) if found is None else found
 
 
-def _same(subject: Subject, found: Tensor, expected: Tensor, what: str) -> None:
+def _same(subject: CheckedModel, found: Tensor, expected: Tensor, what: str) -> None:
     """Refuse gradients that differ by more than rounding, naming the parameters."""
     sizes = [torch.Size(shape).numel() for shape in subject.shapes.values()]
     length = torch.linalg.vector_norm(expected.nan_to_num(0.0, 0.0, 0.0).double(), dim=1, keepdim=True)
@@ -241,10 +242,10 @@ def _differ(first: Tensor, second: Tensor) -> bool:
 
 def _layout(groups: tuple[tuple[int, int, int], ...], device: torch.device) -> Layout:
     """A layout of groups (first, last, width)."""
-    made: list[Group] = []
+    made: list[RowGroup] = []
     owner: list[int] = []
     for first, last, width in groups:
-        made.append(Group(first, last, width, len(owner)))
+        made.append(RowGroup(first, last, width, len(owner)))
         owner += [client for client in range(first, last) for _ in range(width)]
     return Layout(2, tuple(made), torch.tensor(owner, device=device))
 
@@ -260,3 +261,50 @@ def _warn_slow(what: str, error: Exception) -> None:
 
 def _name(thing: nn.Module | Callable[..., object]) -> str:
     return getattr(thing, "__name__", type(thing).__name__)
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse what mixes the rows of a batch, draws from a global generator or has no float32 weights, with a remedy."""
+    for name, part in module.named_modules():
+        kind = type(part).__name__
+        where = f"{kind} at '{name}'" if name else kind
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise InputError(
+                f"{where} mixes the examples of a batch, so no example's gradient can be clipped on its own;"
+                " use GroupNorm or LayerNorm instead"
+            )
+        if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
+            raise InputError(f"{where} keeps statistics across examples; build it with track_running_stats=False")
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and part.training:
+            raise InputError(
+                f"{where} draws from torch's global generator, so runs could not be repeated;"
+                " remove it (clipping and noise regularise already), set p=0 or call eval() on the module"
+            )
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and (part.max_norm is not None or part.sparse):
+            raise InputError(f"{where} has max_norm or sparse gradients, which change weights as a whole; use neither")
+    for name, parameter in module.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise InputError(f"parameter '{name}' has no shape yet; run the module once before making a model of it")
+        if parameter.requires_grad and parameter.dtype != torch.float32:
+            raise InputError(f"parameter '{name}' is {parameter.dtype}; models are float32: call float() on the module")
+        if parameter._backward_hooks:
+            raise InputError(f"parameter '{name}' has hooks on its gradient, which are not run here; remove them")
+
+
+def candidate_rows(
+    module: nn.Module, shape: tuple[int, ...], kind: torch.dtype, example: Tensor | None
+) -> list[Tensor]:
+    """Rows to check a model on: random ones of several magnitudes, and milder ones should it take no such numbers."""
+    generator = torch.Generator().manual_seed(1)
+    size = (ROWS, *shape)
+    if not kind.is_floating_point:
+        if example is not None:
+            picked = torch.randint(0, example.numel(), size, generator=generator)
+            return [example.flatten().cpu()[picked], example[torch.arange(ROWS) % len(example)].cpu()]
+        tables = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
+        return [torch.randint(0, min(tables, default=2), size, generator=generator).to(kind)]
+    magnitudes = torch.tensor(MAGNITUDES).reshape(-1, *(1,) * len(shape))
+    rows = [torch.randn(size, generator=generator) * magnitudes, torch.rand(size, generator=generator)]
+    if example is not None:
+        rows.append(example[torch.arange(ROWS) % len(example)].cpu())
+    return rows

@@ -41,7 +41,7 @@ def multiply(rows: Tensor, weights: Tensor, bias: Tensor | None, into: Tensor) -
     into.copy_(room[:, :width])
 
 
-def aligned(items: Tensor) -> Tensor:
+def align_matrices(items: Tensor) -> Tensor:
     """Matrices (T, rows, columns), copied if need be so that all begin at addresses alike."""
     columns = items.shape[2]
     if items.is_cuda or items.stride(0) % _LINE == 0:

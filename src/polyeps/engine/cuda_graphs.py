@@ -18,11 +18,11 @@ from torch import Tensor
 
 from polyeps.core import Records
 from polyeps.engine.deferred import Deferral
-from polyeps.engine.layout import Layout, Step, lay_out
+from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
+from polyeps.engine.layout import Layout, TrainingStep, lay_out
 from polyeps.engine.loop import Learning, Pace, Settings, advance, deferral_of, pace, step_directly
 from polyeps.engine.noise import SeededStreams, Streams
 from polyeps.engine.philox import fill_normals
-from polyeps.engine.placing import Placed, Shape, place
 from polyeps.errors import InputError
 from polyeps.models import Model
 
@@ -44,21 +44,21 @@ class Buffers(NamedTuple):
     pace: Pace
 
 
-class Captured(NamedTuple):
+class CapturedStep(NamedTuple):
     """A graph, and all it works on: a replay reads the very memory that was there at capture."""
 
     graph: torch.cuda.CUDAGraph
     buffers: Buffers
     layout: Layout
-    shape: Shape
+    shape: BatchShape
     deferral: Deferral
 
 
 @dataclass(frozen=True)
-class Graphs:
+class CudaGraphs:
     """Captured steps by shape: the one thing that outlives a call, held by whoever trains."""
 
-    held: dict[tuple[object, ...], Captured] = field(default_factory=dict)
+    held: dict[tuple[object, ...], CapturedStep] = field(default_factory=dict)
 
 
 def train_on_device(
@@ -68,7 +68,7 @@ def train_on_device(
     records: Records,
     streams: Streams,
     settings: Settings,
-    graphs: Graphs,
+    graphs: CudaGraphs,
 ) -> Tensor:
     """What `train_on_cpu` does, on the device that holds `records`, with noise drawn there."""
     if settings.deviation is not None and not isinstance(streams, SeededStreams):
@@ -84,7 +84,7 @@ def train_on_device(
     held = graphs.held.get(key)
     # At least as wide as last time, so that rounds soon agree on one shape.
     last = None if held is None else held.shape
-    placed = place(streams, records.spans, settings, model.size, model.floats_per_row, last, device)
+    placed = place_batches(streams, records.spans, settings, model.size, model.floats_per_row, last, device)
     sizes = placed.sizes.cpu().numpy() if settings.divisor is None else None
     fixed = pace(settings, sizes, device)
     if held is not None and held.shape != placed.shape:
@@ -112,7 +112,7 @@ def train_on_device(
             graphs.held.pop(next(iter(graphs.held)))
         graph = _capture(step, buffers, models)
         deferral.begin(starts, fixed.rate, fixed.momentum)
-        held = graphs.held[key] = Captured(graph, buffers, layout, placed.shape, deferral)
+        held = graphs.held[key] = CapturedStep(graph, buffers, layout, placed.shape, deferral)
     for _ in range(steps):
         held.graph.replay()
     learned = deferral.joined(held.buffers.models)
@@ -137,7 +137,7 @@ def _step(model: Model, deferral: Deferral, records: Records, layout: Layout, bu
     now = buffers.counter
     fixed = buffers.pace
     learning = Learning(deferral.network, model.loss, buffers.models, buffers.velocity, buffers.anchor)
-    step = Step(
+    step = TrainingStep(
         layout,
         None if buffers.order is None else buffers.order.index_select(0, now)[0],
         buffers.records.index_select(0, now)[0],
@@ -158,7 +158,9 @@ def _step(model: Model, deferral: Deferral, records: Records, layout: Layout, bu
     now.add_(1)
 
 
-def _prepare(starts: Tensor, anchor: Tensor, placed: Placed, fixed: Pace, streams: Streams) -> tuple[Layout, Buffers]:
+def _prepare(
+    starts: Tensor, anchor: Tensor, placed: PlacedBatches, fixed: Pace, streams: Streams
+) -> tuple[Layout, Buffers]:
     """Everything the steps work on, where they work."""
     device, clients = starts.device, len(starts)
     layout = lay_out(clients, list(placed.shape.cuts), np.array(placed.shape.widths), device)

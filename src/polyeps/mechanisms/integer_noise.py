@@ -31,12 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.errors import InputError
-from polyeps.mechanisms.random_words import Word, Words
+from polyeps.mechanisms.random_words import WordArray, WordStreams
 
 NoiseName = Literal["skellam", "discrete-gaussian"]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
-SMALLEST, LARGEST = 2.0**-10, 1e5  # deviations a table is made for
+SMALLEST_DEVIATION, LARGEST_DEVIATION = 2.0**-10, 1e5  # deviations a table is made for
 _BITS = 128  # of a threshold: two words
 _TAIL = 170 * math.log(2)  # where tables end, P < 2⁻¹⁷⁰
 _WEIGHT_BITS = 320
@@ -47,7 +47,7 @@ _SMOOTHING = 4  # deviations of the finer part, in steps of the coarser one
 
 
 @dataclass(frozen=True)
-class Table:
+class NoiseTable:
     """A law on the integers: X = first + the number of thresholds ≤ U, for U uniform below 2¹²⁸.
 
     `high` and `low` are the words of the thresholds, ascending, and of 2¹²⁸ − 1, which is none but ends every search.
@@ -56,8 +56,8 @@ class Table:
     """
 
     first: int
-    high: Word
-    low: Word
+    high: WordArray
+    low: WordArray
     guide: NDArray[np.int32]
     shift: np.uint64
 
@@ -73,7 +73,7 @@ class Table:
         return [after - before for before, after in pairwise(edges)]
 
 
-def added_delta(table: Table, draws: int, epsilon: float) -> float:
+def added_delta(table: NoiseTable, draws: int, epsilon: float) -> float:
     """What `draws` draws add to the δ of a release whose ideal law is (ε, δ)-private.
 
     Both neighbours' laws move by at most draws · distance: P' ≤ P + t ≤ e^ε·Q + δ + t ≤ e^ε·(Q' + t) + δ + t.
@@ -81,7 +81,7 @@ def added_delta(table: Table, draws: int, epsilon: float) -> float:
     return (1 + math.exp(epsilon)) * draws * table.distance
 
 
-def add_noise(table: Table, values: Whole, words: Words, rows: Sequence[int]) -> None:
+def add_noise(table: NoiseTable, values: Integers, words: WordStreams, rows: Sequence[int]) -> None:
     """Add to every element of values (m, d), row j client rows[j]'s, its own draw."""
     drawn = np.empty(values.shape, np.uint64)
     words.fill(drawn, rows)
@@ -99,7 +99,7 @@ def add_noise(table: Table, values: Whole, words: Words, rows: Sequence[int]) ->
 
 
 @dataclass(frozen=True)
-class Wide:
+class WideGaussian:
     """A discrete Gaussian too wide for one table: the sum of independent draws, each times a whole number.
 
     Of x = a + k·b, where a and b are discrete Gaussians of variances s² and t², every probability is that of the
@@ -108,9 +108,9 @@ class Wide:
     (docs/soundness.md). Here s ≥ 4k, so r ≥ 3.9, and the difference is below 10⁻¹²⁹.
     """
 
-    parts: tuple[tuple[int, Table], ...]  # (factor, law), the coarsest first
+    parts: tuple[tuple[int, NoiseTable], ...]  # (factor, law), the coarsest first
 
-    def add_to(self, values: Whole, words: Words, rows: Sequence[int]) -> None:
+    def add_to(self, values: Integers, words: WordStreams, rows: Sequence[int]) -> None:
         """Add to every element of values (m, d), row j client rows[j]'s, its own draw."""
         noise = np.zeros(values.shape, np.int64)
         before = 0
@@ -122,14 +122,14 @@ class Wide:
         values += noise
 
 
-def wide_gaussian(variance: float) -> Wide:
+def wide_gaussian(variance: float) -> WideGaussian:
     """Return the discrete Gaussian of a variance of any size, never of a smaller one."""
-    parts: list[tuple[int, Table]] = []
+    parts: list[tuple[int, NoiseTable]] = []
     _split(variance, 1, parts)
-    return Wide(tuple(parts))
+    return WideGaussian(tuple(parts))
 
 
-def _split(variance: float, factor: int, parts: list[tuple[int, Table]]) -> None:
+def _split(variance: float, factor: int, parts: list[tuple[int, NoiseTable]]) -> None:
     """Append the parts of `factor` times a discrete Gaussian: one table, or a coarse one and what is finer."""
     if variance <= _WIDEST**2:
         parts.append((factor, table_for("discrete-gaussian", variance)))
@@ -143,7 +143,7 @@ def _split(variance: float, factor: int, parts: list[tuple[int, Table]]) -> None
     parts.append((factor, table_for("discrete-gaussian", float(fine))))
 
 
-def _lookup(table: Table, uniforms: Word) -> tuple[Whole, Whole]:
+def _lookup(table: NoiseTable, uniforms: WordArray) -> tuple[Integers, Integers]:
     """The number of thresholds at or below each uniform, and the places where 64 bits do not tell."""
     index = table.guide.take((uniforms >> table.shift).view(np.int64)).astype(np.int64)
     crowded = np.flatnonzero(index < 0)
@@ -154,7 +154,7 @@ def _lookup(table: Table, uniforms: Word) -> tuple[Whole, Whole]:
     return index, undecided
 
 
-def _settle(table: Table, high: int, words: Words, client: int) -> int:
+def _settle(table: NoiseTable, high: int, words: WordStreams, client: int) -> int:
     """The number of thresholds at or below a uniform that begins with `high`, by its second word."""
     second = np.empty((1, 1), np.uint64)
     words.fill(second, [client])
@@ -163,7 +163,7 @@ def _settle(table: Table, high: int, words: Words, client: int) -> int:
 
 
 @lru_cache(maxsize=32)
-def table_for(noise: NoiseName, variance: float) -> Table:
+def table_for(noise: NoiseName, variance: float) -> NoiseTable:
     """The table of Skellam noise of a variance, or of the discrete Gaussian with that parameter σ².
 
     >>> table = table_for("skellam", 16.0)
@@ -171,10 +171,10 @@ def table_for(noise: NoiseName, variance: float) -> Table:
     0.100544127361
     """
     deviation = math.sqrt(variance) if variance > 0 else math.nan
-    if not SMALLEST <= deviation <= LARGEST:
+    if not SMALLEST_DEVIATION <= deviation <= LARGEST_DEVIATION:
         raise InputError(
-            f"noise can be drawn for a deviation of {SMALLEST:g} to {LARGEST:g} steps of the grid, not {deviation:g}; "
-            "change the granularity"
+            f"noise can be drawn for deviations of {SMALLEST_DEVIATION:g} to {LARGEST_DEVIATION:g} steps of the grid, "
+            f"not {deviation:g}; change the granularity"
         )
     weights = _skellam_weights(variance) if noise == "skellam" else _gaussian_weights(variance)
     return _tabulated(weights, deviation)
@@ -220,7 +220,7 @@ def _gaussian_weights(variance: float) -> list[int]:
     return weights
 
 
-def _tabulated(weights: list[int], deviation: float) -> Table:
+def _tabulated(weights: list[int], deviation: float) -> NoiseTable:
     """The table of the symmetric law in which 0 has weights[0], and k and −k have weights[k] each.
 
     P[X ≤ x] = 1 − P[X ≤ −x − 1]: thresholds above the middle are those below it with every bit flipped, which is what
@@ -242,4 +242,4 @@ def _tabulated(weights: list[int], deviation: float) -> Table:
     guide = np.where(crowded, -1, before).astype(np.int32)
     for array in (high, low, guide):
         array.flags.writeable = False
-    return Table(begin - len(weights) + 1, high, low, guide, shift)
+    return NoiseTable(begin - len(weights) + 1, high, low, guide, shift)

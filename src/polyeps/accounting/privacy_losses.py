@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polyeps.accounting.profiles import Array, Delta, Profile
+from polyeps.accounting.privacy_profiles import DeltaFunction, FloatArray, PrivacyProfile
 
 
 @dataclass(frozen=True)
 class Losses:
     """The losses of one step: masses at some losses; the rest is infinite."""
 
-    at: Array
-    mass: Array
+    at: FloatArray
+    mass: FloatArray
     infinite: float
     uses: int
 
@@ -27,7 +27,7 @@ class Losses:
         # not a dot product: BLAS would start threads for it, and wait for them on a busy machine
         return self.uses * (top + math.log(float(np.sum(self.mass * np.exp(exponent - top)))))
 
-    def tilted(self, tilt: float) -> Array:
+    def tilted(self, tilt: float) -> FloatArray:
         return self.mass * np.exp(tilt * self.at - self.cumulant(tilt) / self.uses)
 
 
@@ -35,36 +35,36 @@ def cumulant(losses: Sequence[Losses], tilt: float) -> float:
     return sum(each.cumulant(tilt) for each in losses)
 
 
-def gridded(pair: Profile, uses: int, interval: float, lowest: float) -> tuple[Losses, Losses]:
+def gridded(pair: PrivacyProfile, uses: int, interval: float, lowest: float) -> tuple[Losses, Losses]:
     """One step's losses rounded up to multiples of `interval`, and of twice that; the lowest, up to −`lowest`."""
 
-    def grid(highest: float) -> Array:
+    def grid(highest: float) -> FloatArray:
         return interval * np.arange(1 + 2 * max(1, math.ceil(highest / interval / 2)))
 
     up, down = _tabulated(pair, grid(pair.highest_remove), grid(min(pair.highest_add, lowest)))
     return _connected(up, down, uses), _connected(up[:, ::2], down[:, ::2], uses)
 
 
-def spaced(pair: Profile, uses: int, least: float) -> Losses:
+def spaced(pair: PrivacyProfile, uses: int, least: float) -> Losses:
     """One step's losses at steps of 2 %: a rough picture of them all with few points."""
 
-    def grid(highest: float) -> Array:
+    def grid(highest: float) -> FloatArray:
         return np.append(0.0, least * np.exp(0.02 * np.arange(2 + math.ceil(50 * math.log(max(highest / least, 1.0))))))
 
     return _connected(*_tabulated(pair, grid(pair.highest_remove), grid(pair.highest_add)), uses)
 
 
-def _tabulated(pair: Profile, up: Array, down: Array) -> tuple[Array, Array]:
+def _tabulated(pair: PrivacyProfile, up: FloatArray, down: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Both orders of a profile: losses from 0, and δ at each of them, which never rises."""
 
-    def table(delta: Delta, grid: Array) -> Array:
+    def table(delta: DeltaFunction, grid: FloatArray) -> FloatArray:
         return np.stack([grid, np.minimum.accumulate(np.clip(delta(grid), 0.0, 1.0))])
 
     rises = table(pair.remove, up)
     return rises, rises if pair.symmetric and len(up) == len(down) else table(pair.add, down)
 
 
-def _connected(up: Array, down: Array, uses: int) -> Losses:
+def _connected(up: FloatArray, down: FloatArray, uses: int) -> Losses:
     """The distribution whose profiles are the chords between tabulated ones (in e^ε)."""
     rises, falls = _positive_losses(up), _positive_losses(down)
     falls = falls * np.exp(-down[0, 1:])  # seen from P instead of Q
@@ -76,7 +76,7 @@ def _connected(up: Array, down: Array, uses: int) -> Losses:
     return Losses(at[held], mass[held], infinite, uses)
 
 
-def _positive_losses(table: Array) -> Array:
+def _positive_losses(table: FloatArray) -> FloatArray:
     """Masses at the tabulated losses above 0."""
     gap, drop = np.minimum(np.diff(table[0]), 700.0), -np.diff(table[1])  # ≥ 0
     mass = drop / -np.expm1(-gap)

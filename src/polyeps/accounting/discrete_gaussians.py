@@ -13,17 +13,13 @@ import dp_accounting as dp
 import numpy as np
 from dp_accounting.dp_event import DpEvent
 
-from polyeps.accounting.events import (
-    DiscreteGaussianSumDpEvent,
-    Gaussian,
-    History,
-    Poisson,
-    TogetherDpEvent,
-    on_one_sample,
-)
+from polyeps.accounting.events import DiscreteGaussianSumDpEvent, Gaussian, Poisson, TogetherDpEvent
+from polyeps.accounting.histories import History, on_one_sample
 
-ROUNDING = 3.0  # r, in steps of the grid: takes 9 of a variance, usually of millions
-_LEAST = 100 * ROUNDING**2  # of a variance: of smaller ones rounding takes so much that Rényi's bounds may be lower
+ROUNDING_DEVIATION = 3.0  # r, in steps of the grid: takes 9 of a variance, usually of millions
+_LEAST = (
+    100 * ROUNDING_DEVIATION**2
+)  # of a variance: of smaller ones rounding takes so much that Rényi's bounds may be lower
 _ONE_BY_ONE = 1 << 16  # agents: of more, the terms hardly differ
 # Of K, by which all the logarithms of a history's probabilities may be off together. That adds 2K to ε and multiplies δ
 # by e^K; taking a 10⁻¹²th off every deviation is far more.
@@ -58,7 +54,7 @@ def _gap(step: DpEvent) -> float:
         case DiscreteGaussianSumDpEvent():
             if not step.l2_sensitivity or step.agents * step.deviation**2 < _LEAST:
                 return math.inf
-            of_rounding = 10 * math.exp(-2 * (math.pi * ROUNDING) ** 2)
+            of_rounding = 10 * math.exp(-2 * (math.pi * ROUNDING_DEVIATION) ** 2)
             return step.dimension * (gap_of_sum(step.deviation, step.agents) + of_rounding)
         case TogetherDpEvent():
             return sum(map(_gap, step.events))
@@ -71,7 +67,7 @@ def _gap(step: DpEvent) -> float:
 def _smooth(step: DpEvent) -> DpEvent:
     match step:
         case DiscreteGaussianSumDpEvent():
-            deviation = math.sqrt(step.agents * step.deviation**2 - ROUNDING**2)
+            deviation = math.sqrt(step.agents * step.deviation**2 - ROUNDING_DEVIATION**2)
             multiplier = MARGIN * deviation / step.l2_sensitivity
             if not math.isfinite(multiplier):
                 raise OverflowError

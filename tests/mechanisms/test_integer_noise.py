@@ -14,7 +14,7 @@ from support import lattice_oracles as oracles
 
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
-from polyeps.mechanisms.lattice_noise import NoiseName, Table, add_noise, added_delta, table_for
+from polyeps.mechanisms.integer_noise import NoiseName, NoiseTable, add_noise, added_delta, table_for
 from polyeps.mechanisms.random_words import SeededWords
 
 LAWS: dict[NoiseName, Callable[[Fraction, int], dict[int, Decimal]]] = {
@@ -41,17 +41,17 @@ class Scripted:
         out[0] = [self._words.pop(0) for _ in range(out.shape[1])]
 
 
-def sample(table: Table, count: int, seed: int = 1, agents: int = 1) -> NDArray[np.int64]:
+def sample(table: NoiseTable, count: int, seed: int = 1, agents: int = 1) -> NDArray[np.int64]:
     values = np.zeros((agents, count), np.int64)
     add_noise(table, values, SeededWords(SeededStreams(seed, range(agents), 0), "test"), range(agents))
     return values
 
 
-def probabilities(table: Table) -> NDArray[np.float64]:
+def probabilities(table: NoiseTable) -> NDArray[np.float64]:
     return np.array([count / 2**128 for count in table.counts()])
 
 
-def p_value(drawn: Sequence[int], table: Table) -> float:
+def p_value(drawn: Sequence[int], table: NoiseTable) -> float:
     """Chi-square of draws against a table's law, rare values taken together."""
     chance = probabilities(table)
     seen = Counter(drawn)
