@@ -61,7 +61,7 @@ def ours(budgets: list[Budget]) -> dict[str, float]:
         "one_epsilon_seconds": look_up,
         "least_used": float(used.min()),
         "most_used": float(used.max()),
-        "distinct_scales": len(set(answer.scale.tolist())),  # type: ignore[attr-defined]
+        "distinct_scales": len(set(answer.noise_multiplier.tolist())),  # type: ignore[attr-defined]
     }
 
 
@@ -116,7 +116,9 @@ def main() -> None:
     drawn = np.exp(np.random.default_rng(0).uniform(math.log(0.05), math.log(10), options.budgets))
     asked = [float(value) for value in options.peer_budgets.split(",") if value.strip()]
     mine = ours([Budget(float(value), DELTA) for value in drawn])
-    scales = calibrate([Budget(value, DELTA) for value in asked], price, STEPS, tolerance=1e-3).scale.tolist()
+    scales = calibrate(
+        [Budget(value, DELTA) for value in asked], price, STEPS, tolerance=1e-3
+    ).noise_multiplier.tolist()
     same = dict(zip(map(str, asked), scales, strict=True))
     theirs = peers(asked)
     help_seconds = start_up()

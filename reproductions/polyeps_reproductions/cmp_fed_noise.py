@@ -74,7 +74,7 @@ class Setting:
             [self.budget], price, uses or self.rounds,
             adjacency=adjacency, accountant=accountant, tolerance=_TOLERANCE, directory=self.tables,
         )  # fmt: skip
-        return float(answer.scale[0])
+        return float(answer.noise_multiplier[0])
 
 
 def table(setting: Setting) -> dict[str, Any]:

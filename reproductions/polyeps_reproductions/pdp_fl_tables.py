@@ -134,7 +134,7 @@ def calibrated(epsilons: Array) -> Array:
     price = dp_sgd(records=RECORDS, batch=BATCH, steps=ROUNDS * STEPS).price
     budgets = [Budget(float(epsilon), DELTA) for epsilon in epsilons]
     found = calibrate_each(budgets, lambda sigma, _: price(sigma), ROUNDS * STEPS, directory=cache.default_directory())
-    return found.scale
+    return found.noise_multiplier
 
 
 def people_of(partition: str, clients: int, seed: int = 1) -> Population:

@@ -119,7 +119,7 @@ def _scales(
         answer = calibrate(
             [clients[int(row)][1] for row in rows], method.price, steps, directory=directory, progress=progress
         )
-        scales[rows] = answer.scale
+        scales[rows] = answer.noise_multiplier
     return scales
 
 

@@ -66,17 +66,17 @@ def test_a_rounded_gaussian_is_nearly_a_discrete_one(rounding: float, rest: floa
     assert apart <= 10 * math.exp(-2 * (math.pi * rounding) ** 2)
 
 
-@pytest.mark.parametrize("agents", [2, 5, 9])
+@pytest.mark.parametrize("clients", [2, 5, 9])
 @pytest.mark.parametrize("deviation", [0.6, 0.9])
-def test_a_sum_of_discrete_gaussians_is_nearly_one(agents: int, deviation: float) -> None:
+def test_a_sum_of_discrete_gaussians_is_nearly_one(clients: int, deviation: float) -> None:
     one = law_of(deviation, 60)
     total = one
-    for _ in range(agents - 1):
+    for _ in range(clients - 1):
         total = np.convolve(total, one)
-    near = law_of(deviation * math.sqrt(agents), (len(total) - 1) // 2)
+    near = law_of(deviation * math.sqrt(clients), (len(total) - 1) // 2)
     likely = near > 1e-12  # beyond, doubles have not the digits
     apart = np.abs(np.log(total[likely] / near[likely])).max()
-    assert apart <= gap_of_sum(deviation, agents)
+    assert apart <= gap_of_sum(deviation, clients)
 
 
 @given(
@@ -102,13 +102,13 @@ def test_never_below_what_one_release_really_costs(
 
 @pytest.mark.parametrize("rate", [0.2, 1.0])
 def test_several_rounds_of_sums_over_agents(rate: float) -> None:
-    """Two rounds, three agents: the plane of both sums, outcome by outcome."""
-    agents, deviation, shift = 3, 18.0, 20
+    """Two rounds, three clients: the plane of both sums, outcome by outcome."""
+    clients, deviation, shift = 3, 18.0, 20
     one = law_of(deviation, 160)
     total = np.convolve(np.convolve(one, one), one)
     there = (1 - rate) * total + rate * moved(total, (shift,))
     without, with_it = total[:, None] * total, there[:, None] * there
-    step = DiscreteGaussianSumDpEvent(float(shift), deviation, agents, 1)
+    step = DiscreteGaussianSumDpEvent(float(shift), deviation, clients, 1)
     price = dp.SelfComposedDpEvent(Poisson(rate, step), 2)
     for at in (0.7, 1.5, 2.5):
         found = epsilon(price, exact_delta(with_it, without, at))
@@ -177,10 +177,10 @@ def test_numbers_that_no_double_can_hold_are_no_reason_to_fail(step: dp.DpEvent,
 
 
 def test_the_gap_of_millions_is_bounded_without_a_term_for_each() -> None:
-    agents = 1 << 20
-    k = np.arange(1, agents)
+    clients = 1 << 20
+    k = np.arange(1, clients)
     exact = 10 * float(np.exp(-2 * math.pi**2 * 2.5**2 * k / (k + 1)).sum())
-    assert exact <= gap_of_sum(2.5, agents) <= 1.01 * exact
+    assert exact <= gap_of_sum(2.5, clients) <= 1.01 * exact
     assert gap_of_sum(2.5, 10**15) < 1e-25
 
 
@@ -192,7 +192,7 @@ def test_noise_is_calibrated_by_the_price_that_ledgers_ask(epsilon: float, devia
         return DiscreteGaussianSumDpEvent(8.0, deviation * scale, 4, 1000)
 
     answer = calibrate_each([Budget(epsilon, 1e-5)], price, 10)
-    history = history_of(price(float(answer.scale[0]), 0), 10)
+    history = history_of(price(float(answer.noise_multiplier[0]), 0), 10)
     asked = history_epsilon(history, 1e-5, "add-remove", best_accountant(history))
     assert 0.98 * epsilon <= asked == answer.certified[0] <= epsilon
 

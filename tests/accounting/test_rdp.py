@@ -98,23 +98,23 @@ def test_skellam_bound_is_never_below_the_exact_divergence(variance: float, shif
     assert exact <= bound * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("deviation", "agents"), [(0.8, 3), (1.5, 10), (3.0, 4)])
-def test_discrete_gaussian_sum_bound_holds_against_the_exact_convolution(deviation: float, agents: int) -> None:
+@pytest.mark.parametrize(("deviation", "clients"), [(0.8, 3), (1.5, 10), (3.0, 4)])
+def test_discrete_gaussian_sum_bound_holds_against_the_exact_convolution(deviation: float, clients: int) -> None:
     k = np.arange(-60, 61)
     one = np.exp(-(k**2) / (2 * deviation**2))
     law = np.ones(1)
-    for _ in range(agents):
+    for _ in range(clients):
         law = np.convolve(law, one / one.sum())
     for order in (2.0, 5.0):
         p, q = law[1:], law[:-1]  # shifted by one
         kept = (p > 1e-290) & (q > 1e-290)
         exact = math.log(np.exp(order * np.log(p[kept]) + (1 - order) * np.log(q[kept])).sum()) / (order - 1)
         (bound,) = rdp.discrete_gaussian_sum_curve(
-            DiscreteGaussianSumDpEvent(1.0, deviation, agents, 1), np.array([order])
+            DiscreteGaussianSumDpEvent(1.0, deviation, clients, 1), np.array([order])
         )
         assert exact <= bound * (1 + 1e-9)
     assert np.isinf(
-        rdp.discrete_gaussian_sum_curve(DiscreteGaussianSumDpEvent(1.0, 0.4, agents, 1), np.array([2.0]))[0]
+        rdp.discrete_gaussian_sum_curve(DiscreteGaussianSumDpEvent(1.0, 0.4, clients, 1), np.array([2.0]))[0]
     )
 
 

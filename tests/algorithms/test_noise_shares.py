@@ -134,7 +134,7 @@ def test_parts_of_integers(noise: NoiseKind, cohort: int, chosen: Any) -> None:
         sums.from_clients(release, work(sums.scale, asked(release, sums, cohort)), torch.zeros(1, SIZE))
     (own,) = grids
     event = release.event(sums.scale)
-    part = Fraction(own.agent_variance)
+    part = Fraction(own.client_variance)
     priced = event.variance if noise == "skellam" else event.agents * event.deviation**2
     honest = max(1, sums.counts.least(cohort) - sums.counts.colluders)
     assert honest * part >= Fraction(priced) * Fraction(1 - SLACK)

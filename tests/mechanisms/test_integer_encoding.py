@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
 from scipy.linalg import hadamard
+from scipy.stats import norm as normal
 
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
@@ -36,7 +37,7 @@ def norms(whole: NDArray[np.int64]) -> list[int]:
 
 
 def small_grid(size: int, granularity: float = 0.1, clip: float = 1.0, rotation: int = 0) -> Grid:
-    return Grid.fitting(clip, granularity, size, agents=8, honest=1, deviation=granularity, rotation=rotation)
+    return Grid.fitting(clip, granularity, size, clients=8, honest=1, deviation=granularity, rotation=rotation)
 
 
 class Largest:
@@ -106,7 +107,7 @@ def test_float32_and_single_rows_are_taken_too() -> None:
 
 
 def test_rounding_without_noise_is_unbiased_and_within_a_step() -> None:
-    grid = Grid.fitting(1.0, 0.05, 11, agents=40_000, honest=1, deviation=1.0, rotation=5)
+    grid = Grid.fitting(1.0, 0.05, 11, clients=40_000, honest=1, deviation=1.0, rotation=5)
     vector = np.random.default_rng(2).normal(size=11)
     vector *= 0.9 / np.linalg.norm(vector)
     steps = rotated(grid, torch.from_numpy(vector).expand(40_000, 11))
@@ -137,13 +138,13 @@ def test_long_rows_are_rounded_again_and_others_left() -> None:
 
 @pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
 def test_sums_come_back_with_the_noise_that_was_asked_for(noise: NoiseName) -> None:
-    grid = Grid.fitting(1.0, 1e-2, 3000, agents=50, honest=40, deviation=0.8, rotation=9, noise=noise)
+    grid = Grid.fitting(1.0, 1e-2, 3000, clients=50, honest=40, deviation=0.8, rotation=9, noise=noise)
     vectors = torch.from_numpy(np.random.default_rng(3).normal(size=(50, 3000)))
     vectors /= vectors.norm(dim=1, keepdim=True) * 1.1
     total = encode_sum(grid, vectors, words(50))
     assert np.array_equal(total, encode_rows(grid, vectors, words(50)).sum(0) % (1 << grid.bits))
     error = (decode_sum(grid, total) - vectors.sum(0)).numpy()
-    expected = math.sqrt(50 * (grid.granularity**2 / 6 + grid.agent_deviation**2))
+    expected = math.sqrt(50 * (grid.granularity**2 / 6 + grid.client_deviation**2))
     assert error.std() == pytest.approx(expected, rel=5 / math.sqrt(2 * 3000))
     assert abs(error.mean()) < 5 * expected / math.sqrt(3000)
 
@@ -166,7 +167,7 @@ def test_deployed_noise_differs_every_time() -> None:
 @pytest.mark.parametrize("signal", [0.0, 1.0])
 def test_sums_wrap_as_often_as_predicted(signal: float) -> None:
     """With bits for about 2 deviations; what does not fit is counted on the same sums with bits to spare."""
-    narrow = Grid(1.0, 0.01, 1 << 10, agents=20, honest=20, deviation=0.3, bits=7 if signal == 0 else 8)
+    narrow = Grid(1.0, 0.01, 1 << 10, clients=20, honest=20, deviation=0.3, bits=7 if signal == 0 else 8)
     rows = torch.full((20, narrow.size), signal * (1 - 2.0**-19) / math.sqrt(narrow.size))
     half, wrapped, rounds = 1 << (narrow.bits - 1), 0, 40
     for seed in range(rounds):
@@ -176,14 +177,16 @@ def test_sums_wrap_as_often_as_predicted(signal: float) -> None:
         outside = (signed < -half) | (signed >= half)
         assert np.array_equal((kept + half) % (2 * half) - half != signed, outside)
         wrapped += int(outside.sum())
-    predicted = narrow.wrap_probability(norm=20 * signal)
+    noise = 20 * (narrow.granularity**2 / 4 + narrow.client_deviation**2)
+    spread = math.sqrt((20 * signal) ** 2 / narrow.dimension + noise) / narrow.granularity
+    predicted = 2 * normal.sf(half / spread)
     assert 0.005 < predicted < 0.3
     deviation = math.sqrt(predicted / (rounds * narrow.size))
     assert wrapped / (rounds * narrow.size) == pytest.approx(predicted, abs=5 * deviation + 0.05 * predicted)
 
 
 def test_what_does_not_fit_the_grid_is_refused() -> None:
-    grid = Grid.fitting(1.0, 0.1, 5, agents=8, honest=3, deviation=1.0)
+    grid = Grid.fitting(1.0, 0.1, 5, clients=8, honest=3, deviation=1.0)
     with pytest.raises(InputError, match="5 coordinates"):
         encode_rows(grid, torch.zeros(2, 6), words(2))
     with pytest.raises(InputError, match="streams of words"):

@@ -1,7 +1,7 @@
-"""What a budget can still buy, answered from what is already known wherever that is enough.
+"""Whether a history fits into a budget, answered from earlier results where possible.
 
-More uses never cost less. So an ε once computed for a history also bounds every smaller history of the same
-steps, and a cohort whose scales were calibrated for a plan is charged round after round without any arithmetic.
+More uses never cost less, so an ε computed for one history also bounds every smaller history of the same steps. A
+cohort whose noise was calibrated for a plan is therefore charged round after round without further accounting.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from polyeps.accounting import Accountant, history_epsilon
 from polyeps.accounting.histories import History
 from polyeps.core import Adjacency, Budget
 
-_Situation = tuple[frozenset[DpEvent], float, Adjacency, Accountant]
-# For each set of steps: how often each was used (in the order of its fields' text), and what that cost.
-_known: dict[_Situation, dict[tuple[int, ...], float]] = {}
+_Key = tuple[frozenset[DpEvent], float, Adjacency, Accountant]
+# For each set of steps: how often each was used (steps sorted by their repr), and the ε of that.
+_known: dict[_Key, dict[tuple[int, ...], float]] = {}
 
 
 def known_epsilon(history: History, delta: float, adjacency: Adjacency, accountant: Accountant) -> float:
-    """The ε of a history, computed once and remembered."""
+    """Return the ε of a history, computed once and remembered."""
     known, counts = _look_up(history, delta, adjacency, accountant)
     if counts not in known:
         known[counts] = history_epsilon(history, delta, adjacency, accountant)
@@ -26,7 +26,7 @@ def known_epsilon(history: History, delta: float, adjacency: Adjacency, accounta
 
 
 def fits(history: History, budget: Budget, adjacency: Adjacency, accountant: Accountant) -> bool:
-    """Whether a history stays within a budget."""
+    """Return whether a history stays within a budget."""
     known, counts = _look_up(history, budget.delta, adjacency, accountant)
     for other, value in known.items():
         if value <= budget.epsilon and all(a <= b for a, b in zip(counts, other, strict=True)):
@@ -37,7 +37,7 @@ def fits(history: History, budget: Budget, adjacency: Adjacency, accountant: Acc
 
 
 def affordable(within: Callable[[int], bool], most: int | None = None) -> int:
-    """The largest whole number k ≥ 0, at most `most`, for which `within(k)` still holds.
+    """Return the largest whole number k ≥ 0, at most `most`, for which `within(k)` holds.
 
     >>> affordable(lambda k: k * k <= 50)
     7
@@ -58,5 +58,5 @@ def _look_up(
     history: History, delta: float, adjacency: Adjacency, accountant: Accountant
 ) -> tuple[dict[tuple[int, ...], float], tuple[int, ...]]:
     steps = sorted(history, key=repr) if len(history) > 1 else list(history)
-    situation = (frozenset(steps), delta, adjacency, accountant)
-    return _known.setdefault(situation, {}), tuple(history[step] for step in steps)
+    key = (frozenset(steps), delta, adjacency, accountant)
+    return _known.setdefault(key, {}), tuple(history[step] for step in steps)

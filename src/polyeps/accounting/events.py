@@ -26,7 +26,7 @@ _LARGEST = 1 << 20  # events in a tree, each counted as often as it occurs
 
 @attrs.frozen
 class PureDpEvent(DpEvent):
-    """A release whose probabilities change by at most e^epsilon, whatever two inputs are compared."""
+    """A release whose probabilities change by a factor of at most e^epsilon between any two inputs."""
 
     epsilon: float
 
@@ -46,23 +46,23 @@ class SkellamDpEvent(DpEvent):
 
 @attrs.frozen
 class DiscreteGaussianSumDpEvent(DpEvent):
-    """Sum of integer vectors to which each of `agents` honest clients added discrete Gaussian noise.
+    """Sum of integer vectors to which each of `clients` honest clients added discrete Gaussian noise.
 
-    `deviation` is one agent's, in grid units like the sensitivity. A sum of discrete Gaussians is only nearly
-    a discrete Gaussian, and the price of that grows with the dimension.
+    `deviation` is one client's, in grid units like the sensitivity. A sum of discrete Gaussians is only nearly a
+    discrete Gaussian, and the cost of the difference grows with the dimension.
     """
 
     l2_sensitivity: float
     deviation: float
-    agents: int
+    clients: int
     dimension: int
 
 
 @attrs.frozen
 class TogetherDpEvent(DpEvent):
-    """Several releases about one sample, integer noise among them: whoever was drawn for one was drawn for all.
+    """Several releases about one sample, integer noise among them: a client drawn for one was drawn for all.
 
-    So their costs add up before sampling amplifies them, not after.
+    So their costs add up before amplification by sampling, not after.
     """
 
     events: tuple[DpEvent, ...] = attrs.field(converter=tuple)
@@ -70,9 +70,9 @@ class TogetherDpEvent(DpEvent):
 
 @attrs.frozen
 class RareFailureDpEvent(DpEvent):
-    """A release that reveals everything with a small probability, and nothing otherwise: it is (0, probability)-DP.
+    """A release that reveals everything with a small probability and nothing otherwise: (0, probability)-DP.
 
-    Its probability is taken from the δ of all that is released, whatever unit and adjacency are compared.
+    Its probability is subtracted from the δ of the whole history, for every unit and adjacency.
     """
 
     probability: float
@@ -83,7 +83,7 @@ Poisson = dp.PoissonSampledDpEvent
 FixedSize = dp.SampledWithoutReplacementDpEvent
 Truncated = dp.TruncatedSubsampledGaussianDpEvent
 
-# All that a ledger may hold. Adding a line here is a promise that some judge can price it.
+# All events that a ledger may hold: for each, at least one accountant must have a rule.
 EVENT_TYPES: dict[str, type[DpEvent]] = {
     "none": dp.NoOpDpEvent,
     "non-private": dp.NonPrivateDpEvent,
@@ -100,21 +100,21 @@ EVENT_TYPES: dict[str, type[DpEvent]] = {
     "composed": dp.ComposedDpEvent,
     "self-composed": dp.SelfComposedDpEvent,
 }
-NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
+_NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
 
 
 def _number(value: Any) -> bool:
-    """Whether a value is a finite number of full precision, and not a truth value."""
+    """Return whether a value is a finite number of full precision, and not a bool."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer):
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no double holds
+    except OverflowError:  # a whole number beyond a double's range
         return False
 
 
-def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number of an integer type: neither 2.0 nor True is one."""
+def _is_whole(value: Any) -> bool:
+    """Return whether a value is of an integer type: neither 2.0 nor True is."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -122,62 +122,51 @@ def _event(value: Any) -> bool:
     return isinstance(value, DpEvent)
 
 
-Rule = tuple[Callable[[Any], bool], str]
-_NOT_NEGATIVE: Rule = (lambda value: _number(value) and value >= 0, "a finite number, at least 0")
-_PROBABILITY: Rule = (lambda value: _number(value) and 0 <= value <= 1, "a number between 0 and 1")
-_COUNT: Rule = (lambda value: is_whole(value) and value >= 0, "a whole number, at least 0")
-_SIZE: Rule = (lambda value: is_whole(value) and _number(value) and value >= 1, "a whole number, at least 1")
-_MEAN: Rule = (lambda value: _number(value) and value >= 1, "a finite number, at least 1")
-_SHAPE: Rule = (lambda value: value == math.inf or _NOT_NEGATIVE[0](value), "a number, at least 0")
-_EVENT: Rule = (_event, "an event")
-_EVENTS: Rule = (lambda value: isinstance(value, list | tuple) and all(map(_event, value)), "a list of events")
-_RULES: dict[str, Rule] = {
-    "noise_multiplier": _NOT_NEGATIVE,
-    "epsilon": _NOT_NEGATIVE,
-    "l1_sensitivity": _NOT_NEGATIVE,
-    "l2_sensitivity": _NOT_NEGATIVE,
-    "variance": _NOT_NEGATIVE,
-    "deviation": _NOT_NEGATIVE,
-    "sampling_probability": _PROBABILITY,
-    "probability": _PROBABILITY,
-    "noise_parameter": _PROBABILITY,
+_Rule = tuple[Callable[[Any], bool], str]
+_NOT_NEGATIVE: _Rule = (lambda value: _number(value) and value >= 0, "a finite number, at least 0")
+_PROBABILITY: _Rule = (lambda value: _number(value) and 0 <= value <= 1, "a number between 0 and 1")
+_COUNT: _Rule = (lambda value: _is_whole(value) and value >= 0, "a whole number, at least 0")
+_SIZE: _Rule = (lambda value: _is_whole(value) and _number(value) and value >= 1, "a whole number, at least 1")
+_MEAN: _Rule = (lambda value: _number(value) and value >= 1, "a finite number, at least 1")
+_SHAPE: _Rule = (lambda value: value == math.inf or _NOT_NEGATIVE[0](value), "a number, at least 0")
+_EVENT: _Rule = (_event, "an event")
+_EVENTS: _Rule = (lambda value: isinstance(value, list | tuple) and all(map(_event, value)), "a list of events")
+_REALS = ("noise_multiplier", "epsilon", "l1_sensitivity", "l2_sensitivity", "variance", "deviation")
+_SIZES = ("clients", "dimension", "source_dataset_size", "sample_size", "dataset_size", "truncated_batch_size")
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(_REALS, _NOT_NEGATIVE),
+    **dict.fromkeys(("sampling_probability", "probability", "noise_parameter"), _PROBABILITY),
+    **dict.fromkeys((*_SIZES, "num_buckets"), _SIZE),
     "count": _COUNT,
-    "agents": _SIZE,
-    "dimension": _SIZE,
-    "source_dataset_size": _SIZE,
-    "sample_size": _SIZE,
-    "dataset_size": _SIZE,
-    "truncated_batch_size": _SIZE,
-    "num_buckets": _SIZE,
     "mean": _MEAN,
     "shape": _SHAPE,
     "event": _EVENT,
     "events": _EVENTS,
 }
-# Randomised response is understood but never stored: it becomes a pure event.
-_FIELDS = {kind: [field.name for field in attrs.fields(kind)] for kind in [*NAMES, dp.RandomizedResponseDpEvent]}
+# Randomised response is accepted but never stored: it becomes a pure event.
+_FIELDS = {kind: [field.name for field in attrs.fields(kind)] for kind in [*_NAMES, dp.RandomizedResponseDpEvent]}
 
 
 def check_uses(uses: Any, least: int = 0) -> int:
-    """Return how often an event is used, as an int; refuse what is not a whole number of at least `least`."""
-    if not (is_whole(uses) and uses >= least):
+    """Return the number of uses of an event as an int; refuse anything but a whole number of at least `least`."""
+    if not (_is_whole(uses) and uses >= least):
         raise InputError(f"an event can only be used a whole number of times, at least {least}, not {uses!r}")
     return int(uses)
 
 
 def check_adjacency(adjacency: Any) -> None:
-    """Refuse a relation between data sets that no accountant knows: what is unknown must not pass for the mildest."""
+    """Refuse an unknown adjacency, which must not be mistaken for the weakest one."""
     if adjacency not in get_args(Adjacency):
         raise InputError(f"adjacency must be one of {', '.join(get_args(Adjacency))}, not {adjacency!r}")
 
 
 def check_event(event: DpEvent) -> None:
-    """Refuse an event tree that holds an unknown kind, an impossible number, or more levels or parts than sense has."""
+    """Refuse an event tree with an unknown event, an impossible number, or too many levels or parts."""
     _check(event, 1, {})
 
 
 def _check(event: DpEvent, level: int, seen: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Height and size of a tree; parts that occur twice are looked at once."""
+    """Return the height and size of a tree; parts that occur twice are checked once."""
     if id(event) in seen:
         height, size = seen[id(event)]
     else:
@@ -207,56 +196,57 @@ def _check(event: DpEvent, level: int, seen: dict[int, tuple[int, int]]) -> tupl
 
 
 def _name(event: DpEvent) -> str:
-    return f"a {NAMES[type(event)]} event" if type(event) in NAMES else f"a {type(event).__name__}"
+    return f"a {_NAMES[type(event)]} event" if type(event) in _NAMES else f"a {type(event).__name__}"
 
 
 def event_to_dict(event: DpEvent) -> dict[str, Any]:
-    """An event as plain JSON data, the inverse of `understand`."""
+    """Return an event as plain JSON data; `event_from_dict` is the inverse."""
     check_event(event)
-    return _described(event)
+    return _to_dict(event)
 
 
-def _described(event: DpEvent) -> dict[str, Any]:
-    if type(event) not in NAMES:
+def _to_dict(event: DpEvent) -> dict[str, Any]:
+    if type(event) not in _NAMES:
         raise UnknownEvent(f"a {type(event).__name__} cannot be stored; use a pure event in its place")
-    return {"kind": NAMES[type(event)]} | {
+    return {"kind": _NAMES[type(event)]} | {
         field.name: _plain(getattr(event, field.name)) for field in attrs.fields(type(event))
     }
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, DpEvent):
-        return _described(value)
+        return _to_dict(value)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return int(value) if is_whole(value) else float(value)
+    return int(value) if _is_whole(value) else float(value)
 
 
 def event_from_dict(data: Mapping[str, Any]) -> DpEvent:
-    """Rebuild an event from its description; what is unknown or malformed is refused.
+    """Rebuild an event from its JSON data; refuse unknown or malformed events.
 
-    >>> understand(describe(Poisson(0.01, Gaussian(2.0))))
+    >>> event_from_dict(event_to_dict(Poisson(0.01, Gaussian(2.0))))
     PoissonSampledDpEvent(sampling_probability=0.01, event=GaussianDpEvent(noise_multiplier=2.0))
     """
     try:
-        event = _rich(data)
+        event = _from_dict(data)
     except RecursionError:
-        raise InputError("the description of an event is nested too deeply") from None
+        raise InputError(f"this event is nested too deeply; it can have at most {_DEEPEST} levels") from None
     check_event(event)
     return event
 
 
-def _rich(data: Any) -> DpEvent:
+def _from_dict(data: Any) -> DpEvent:
     if not isinstance(data, Mapping):
         raise InputError(f"an event is described by an object with a kind, not by {type(data).__name__}")
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in EVENT_TYPES:
         raise UnknownEvent(f"no accountant here knows an event of kind {kind!r}")
-    fields = {name: value for name, value in data.items() if name != "kind"}
+    renamed = {"agents": "clients"}  # as version 0.1 wrote sums of discrete Gaussians
+    fields: dict[str, Any] = {renamed.get(name, name): value for name, value in data.items() if name != "kind"}
     if "event" in fields:
-        fields["event"] = _rich(fields["event"])
+        fields["event"] = _from_dict(fields["event"])
     if isinstance(fields.get("events"), list | tuple):
-        fields["events"] = [_rich(item) for item in fields["events"]]
+        fields["events"] = [_from_dict(item) for item in fields["events"]]
     try:
         return EVENT_TYPES[kind](**fields)
     except TypeError as problem:
@@ -264,16 +254,16 @@ def _rich(data: Any) -> DpEvent:
 
 
 def canonical_json(event: DpEvent) -> str:
-    """One string per event, the same on every machine: the key of caches and the text that is hashed."""
+    """Return one string per event, the same on every machine: the key of caches and of charges."""
     check_event(event)
     try:
-        return _remembered(event)
+        return _cached_json(event)
     except TypeError:  # a composition holds a list and cannot be a key
-        return _spell(event)
+        return _json(event)
 
 
-def _spell(event: DpEvent) -> str:
-    return json.dumps(_described(event), sort_keys=True, separators=(",", ":"), allow_nan=False)
+def _json(event: DpEvent) -> str:
+    return json.dumps(_to_dict(event), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-_remembered = lru_cache(maxsize=1 << 14)(_spell)  # a cohort pays the same events round after round
+_cached_json = lru_cache(maxsize=1 << 14)(_json)  # a cohort pays the same events round after round

@@ -22,13 +22,13 @@ from polyeps.accounting.events import (
 )
 from polyeps.errors import InputError, UnknownEvent
 
-History = Mapping[DpEvent, int]  # what was done, and how often
+History = Mapping[DpEvent, int]  # steps, and how often each occurred
 
 
 def fold_gaussians(*noise_multipliers: float) -> float:
-    """The one Gaussian that costs as much as several on the same sample: (Σ σᵢ⁻²)^(-1/2).
+    """Return the multiplier of one Gaussian that costs as much as several on the same sample: (Σ σᵢ⁻²)^(-1/2).
 
-    >>> fold(1.0, 1.0)
+    >>> fold_gaussians(1.0, 1.0)
     0.7071067811865475
     """
     if min(noise_multipliers) <= 0:
@@ -37,7 +37,7 @@ def fold_gaussians(*noise_multipliers: float) -> float:
 
 
 def split_clip_bit(noise_multiplier: float, clip_bit_sigma: float) -> float:
-    """The noise left for the update when a clip bit, released with it, shares one total multiplier.
+    """Return the noise multiplier left for an update that shares a total multiplier with its clip bit.
 
     The bit is counted as ±1/2, so its own multiplier is twice its standard deviation.
 
@@ -56,7 +56,7 @@ def split_clip_bit(noise_multiplier: float, clip_bit_sigma: float) -> float:
 def history_of(event: DpEvent, uses: int = 1) -> Counter[DpEvent]:
     """Flatten an event tree into its steps and their counts, folding Gaussians that share a sample.
 
-    Malformed events and counts are refused here, so that no accountant meets one.
+    Malformed events and counts are refused here, before any accountant sees them.
     """
     check_event(event)
     history: Counter[DpEvent] = Counter()
@@ -80,8 +80,8 @@ def _add(history: Counter[DpEvent], event: DpEvent, uses: int) -> None:
         case Poisson():
             _add_sampled(history, event.event, uses, lambda inner: Poisson(event.sampling_probability, inner))
         case dp.RandomizedResponseDpEvent():
-            # Trap X1: the library's PLD accountant forgets how often this event was repeated. Ours never
-            # sees it: with k buckets and noise p the output odds are at most (1 - p + p/k) / (p/k).
+            # dp-accounting's PLD accountant ignores how often this event was repeated, so it becomes a pure event:
+            # with k buckets and noise p the output odds are at most (1 - p + p/k) / (p/k).
             share = event.noise_parameter / event.num_buckets
             if share <= 0:
                 history[dp.NonPrivateDpEvent()] += uses
@@ -104,7 +104,7 @@ def _add(history: Counter[DpEvent], event: DpEvent, uses: int) -> None:
 
 
 def _add_sampled(history: Counter[DpEvent], event: DpEvent, uses: int, sampled: Callable[[DpEvent], DpEvent]) -> None:
-    """Add what is done to one sample. Failures may reveal the data too, so sampling makes them no cheaper."""
+    """Add what is done to one sample. Failures may reveal the sample itself, so sampling does not amplify them."""
     inside, failure = without_failures(history_of(event))
     if failure:
         history[RareFailureDpEvent(failure)] += uses
@@ -115,7 +115,7 @@ def _add_sampled(history: Counter[DpEvent], event: DpEvent, uses: int, sampled: 
 
 
 def on_one_sample(event: DpEvent) -> DpEvent:
-    """What is done to one sample, as one event: several Gaussians become one before amplification."""
+    """Return releases about one sample as one event: several Gaussians become one before amplification."""
     inside, failure = without_failures(history_of(event))
     if not inside:
         return RareFailureDpEvent(failure) if failure else dp.NoOpDpEvent()
@@ -135,7 +135,7 @@ def _as_one(inside: Counter[DpEvent]) -> DpEvent:
 
 
 def without_failures(history: History) -> tuple[Counter[DpEvent], float]:
-    """A history without its rare failures, and the probability that any of them happens (at most)."""
+    """Return a history without its rare failures, and a bound on the probability that any of them happens."""
     rest, failure = Counter[DpEvent](), 0.0
     for step, uses in history.items():
         if isinstance(step, RareFailureDpEvent):
@@ -146,13 +146,13 @@ def without_failures(history: History) -> tuple[Counter[DpEvent], float]:
 
 
 def is_pure(history: History) -> bool:
-    """Whether every step holds for any two inputs, so that unit and adjacency do not matter."""
+    """Return whether every step holds for any two inputs, so that unit and adjacency do not matter."""
     return all(isinstance(step, PureDpEvent) for step in history)
 
 
 def pure_sum(history: History) -> float:
-    """What a history costs by mere addition, at δ = 0: infinite unless every step is pure."""
+    """Return the ε of a history at δ = 0, by addition: infinite unless every step is pure."""
     try:
         return sum(step.epsilon * uses for step, uses in history.items()) if is_pure(history) else math.inf
-    except OverflowError:  # more uses than a double can count
+    except OverflowError:  # more uses than a double can hold
         return math.inf

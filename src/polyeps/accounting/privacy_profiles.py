@@ -1,4 +1,4 @@
-"""Hockey-stick profiles of one step, in closed form: what the PLD judge composes.
+"""Privacy profiles δ(ε) of single steps in closed form, which the PLD accountant composes.
 
 For output distributions P and Q, δ(ε) = sup_E P(E) − e^ε·Q(E). A guarantee needs both orders: `remove` is the
 profile of the pair, `add` of the pair taken the other way round. Each is needed for ε ≥ 0 only, where it can be
@@ -30,7 +30,7 @@ _APART = 40.0  # deviations between two Gaussians beyond which hardly any outcom
 
 @dataclass(frozen=True)
 class PrivacyProfile:
-    """Both orders of a pair, and the largest loss each has to be tabulated to."""
+    """The profiles of a pair in both orders, and the largest loss up to which each must be tabulated."""
 
     remove: DeltaFunction
     add: DeltaFunction
@@ -46,12 +46,12 @@ class PrivacyProfile:
 
 
 def symmetric_profile(delta: DeltaFunction, highest: float) -> PrivacyProfile:
-    """The profile of a pair that looks the same both ways."""
+    """Return the profile of a pair that is the same in both orders."""
     return PrivacyProfile(delta, delta, highest, highest)
 
 
 def step_profile(step: DpEvent, adjacency: Adjacency, cut: float) -> PrivacyProfile:
-    """The profile of one step, tabulated until δ is at most `cut`; what has none is refused."""
+    """Return the profile of one step, to be tabulated until δ is at most `cut`; refuse a step without a rule."""
     reach = clip_norms_moved(adjacency)
     match step:
         case PureDpEvent():
@@ -79,27 +79,27 @@ def step_profile(step: DpEvent, adjacency: Adjacency, cut: float) -> PrivacyProf
 
 
 def pure_profile(epsilon: float) -> PrivacyProfile:
-    """Randomised response, which dominates every ε-pure release."""
+    """Return the profile of randomised response, which dominates every ε-pure release."""
     log_share = -np.logaddexp(0, epsilon)  # 1/(1 + e^ε)
     return symmetric_profile(lambda x: np.exp(x + log_share) * np.expm1(np.maximum(epsilon - x, 0.0)), epsilon)
 
 
 def _log_mixed(rate: float, exponent: float) -> float:
-    """log(1 − q + q·e^exponent), with its digits where it is small."""
+    """Return log(1 − q + q·e^exponent), precise where it is small."""
     if abs(exponent) < 1:
         return math.log1p(rate * math.expm1(exponent))
     return float(np.logaddexp(_log1m(rate), math.log(rate) + exponent))
 
 
 def _deviations(probability: float) -> float:
-    """How far out a standard normal is with this probability; no less than its mean."""
+    """Return the upper quantile of a standard normal, at least 0."""
     return max(0.0, -float(ndtri(min(probability, 0.5))))
 
 
 def _gaussian(mu: float, t: FloatArray) -> FloatArray:
     """δ of N(μ,1) against N(0,1) at t: Φ(a) − e^t·Φ(−b), a and b = μ/2 ∓ t/μ.
 
-    As e^t·φ(b) = φ(a), both are e^(−a²/2)·erfcx(·/√2)/2; so far out no digits are lost to a difference of tiny numbers.
+    As e^t·φ(b) = φ(a), both are e^(−a²/2)·erfcx(·/√2)/2, so the difference of two tiny numbers keeps its digits.
     """
     a, b = mu / 2 - t / mu, mu / 2 + t / mu
     near = np.maximum(a, 0.0)
@@ -120,7 +120,7 @@ def sampled_gaussian_profile(rate: float, mu: float, cut: float) -> PrivacyProfi
 
     def remove(epsilon: FloatArray) -> FloatArray:
         t = np.log1p(np.expm1(np.minimum(epsilon, 700.0)) / rate)
-        return rate * _gaussian(mu, np.where(epsilon > 700, epsilon - math.log(rate), t))  # where e^ε is no double
+        return rate * _gaussian(mu, np.where(epsilon > 700, epsilon - math.log(rate), t))  # where e^ε overflows
 
     def add(epsilon: FloatArray) -> FloatArray:
         left = -np.expm1(np.minimum(epsilon + math.log1p(-rate), 0.0))
@@ -151,7 +151,7 @@ def sampled_replacement_profile(rate: float, mu: float, cut: float) -> PrivacyPr
 
 
 def truncated_profile(step: Truncated, adjacency: Adjacency, cut: float) -> PrivacyProfile:
-    """Poisson sampling with a largest batch: with the probability that the batch is cut, one unit displaces another.
+    """Poisson sampling with a largest batch: if the batch is cut, one unit displaces another.
 
     The two cases are a mixture of public weight, so their profiles mix too. A cut batch is charged as a
     replacement of twice the reach, sampled at the rate a unit survives the cut.
@@ -176,7 +176,7 @@ def truncated_profile(step: Truncated, adjacency: Adjacency, cut: float) -> Priv
 
 
 def second_moment(step: DpEvent, adjacency: Adjacency) -> float:
-    """E[loss²] of one step, to a few per cent: how wide a composition of it will be."""
+    """Return E[loss²] of one step, to a few per cent: it gives the width of a composition."""
     match step:
         case PureDpEvent():
             return step.epsilon**2
@@ -202,7 +202,7 @@ def second_moment(step: DpEvent, adjacency: Adjacency) -> float:
 
 
 def is_private(step: DpEvent) -> bool:
-    """Whether a step promises anything at all."""
+    """Return whether a step has any guarantee."""
     inner = step.event if isinstance(step, Poisson | FixedSize) else step
     return not isinstance(inner, dp.NonPrivateDpEvent) and not (
         isinstance(step, Truncated) and step.noise_multiplier == 0
@@ -214,18 +214,18 @@ def _log1m(rate: float) -> float:
 
 
 def gaussian_delta(mu: FloatArray, epsilon: float) -> FloatArray:
-    """δ of Gaussian releases with total signal-to-noise μ, for each μ: Φ(a) − e^ε·Φ(−b), a and b = μ/2 ∓ ε/μ.
+    """Return δ of unsampled Gaussians for each total signal-to-noise ratio μ: Φ(a) − e^ε·Φ(−b), a, b = μ/2 ∓ ε/μ.
 
-    As e^ε·φ(b) = φ(a), the second term is e^(−a²/2)·erfcx(b/√2)/2, which no large ε makes overflow.
+    As e^ε·φ(b) = φ(a), the second term is e^(−a²/2)·erfcx(b/√2)/2, which does not overflow for large ε.
     """
     a, b = mu / 2 - epsilon / mu, mu / 2 + epsilon / mu
-    with np.errstate(over="ignore"):  # a square that is no double stands for a term of 0
+    with np.errstate(over="ignore"):  # then the term is 0
         above: FloatArray = ndtr(a) - np.exp(-a * a / 2) * erfcx(b / math.sqrt(2)) / 2
     return above
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """ε of Gaussian releases with total signal-to-noise μ, by inverting their δ.
+    """Return ε of unsampled Gaussians with total signal-to-noise ratio μ, by inverting their δ.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 6)
     4.377178

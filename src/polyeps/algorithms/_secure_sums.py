@@ -270,7 +270,7 @@ class SecureSums:
 def _part(release: Release, scale: float, parts: int) -> Fraction:
     if release.noise == "gaussian":
         return Fraction(release.deviation(scale)) ** 2 / parts
-    return Fraction(release.grid(scale, parts, 1).agent_variance)
+    return Fraction(release.grid(scale, parts, 1).client_variance)
 
 
 @lru_cache(maxsize=256)

@@ -116,13 +116,13 @@ def _answer(
             directory=cache.default_directory(),
             progress=report,
         )
-    certificates = [methods.certify(method, float(scale), delta, accountant) for scale in answer.scale]
+    certificates = [methods.certify(method, float(scale), delta, accountant) for scale in answer.noise_multiplier]
     noisy = method.name != "fedsel"
     results = [
         {"epsilon": budget.epsilon, "sigma": float(scale) if noisy else None, "certified": certificate.certified}
         | {"claimed": certificate.claimed}
         | ({} if noisy else {key: certificate.details[key] for key in ("epsilon_select", "epsilon_value")})
-        for budget, scale, certificate in zip(budgets, answer.scale, certificates, strict=True)
+        for budget, scale, certificate in zip(budgets, answer.noise_multiplier, certificates, strict=True)
     ]
     if as_json:
         frame = certificates[0].as_dict()

@@ -125,7 +125,7 @@ def _own_scales(
                 schedule=schedule,
                 directory=cache.default_directory(),
                 progress=progress,
-            ).scale
+            ).noise_multiplier
         except InputError as problem:
             strictest = min(budgets)
             client = ids[list(budgets).index(strictest)]

@@ -1,12 +1,12 @@
-"""Vectors to integers and back, for a secure sum: clip, rotate, round, add noise, reduce; many agents at once.
+"""Vectors to integers and back for a secure sum: clip, rotate, round, add noise, reduce; many clients at once.
 
-Why rotate: after random signs and a Hadamard transform all coordinates are about alike, so that a few bits hold any
-of them. Why round by chance: so that sums are unbiased. Why again: a vector that happened to be rounded to a larger
-norm would cost more privacy; most are not, and those that are, are rounded anew (Kairouz, Liu and Steinke 2021).
+Random signs and a Hadamard transform make all coordinates about equally large, so that few bits hold each of them.
+Randomised rounding keeps sums unbiased. A vector that happens to be rounded to a larger norm would cost more privacy,
+so it is rounded again (Kairouz, Liu and Steinke 2021).
 
-What the price needs is checked on the integers themselves: their squared norm, in whole numbers, is at most
-`Grid.largest_square`, else the row is cut towards zero, and if even that were too long, sent as zeros. So errors of
-floating point can only cost accuracy. How often a row is rounded depends on it, and so does the time it takes.
+The price rests on the integers themselves: their squared norm, in whole numbers, is at most `Grid.largest_square`, else
+the row is truncated towards zero, and if even that is too long, sent as zeros. So floating-point errors can only cost
+accuracy. How often a row is rounded depends on the row, and so does the time it takes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from polyeps.mechanisms.random_words import WordStreams
 
 Floats = NDArray[np.float64]
 
-TRIES = 40  # each fails with probability e^(−1/2) at most, so all do once in 5e8 rows
+_TRIES = 40  # each fails with probability e^(−1/2) at most, so all do once in 5e8 rows
 _AT_ONCE = 1 << 21  # coordinates encoded at a time
 _STAGE = 5  # the transform is made of products with 32 x 32 matrices: least time on the machines measured
-_BELOW = 1 - 2.0**-20  # clipped to a little less than the clip, more than all rounding of floats thereafter
+_BELOW = 1 - 2.0**-20  # clipped to slightly less than the clip, by more than later rounding in floating point
 
 
 def encode_rows(grid: Grid, values: Tensor, words: WordStreams) -> Integers:
-    """What each agent sends, before masks: integers in [0, 2^bits), (n, grid.dimension), for values (n, grid.size).
+    """Return what each client sends for values (n, grid.size), before masking: integers below 2^bits, (n, grid.dimension).
 
     Guarantee: client; see `Grid`. Rows with NaN or infinity count as zeros.
     """
@@ -47,14 +47,14 @@ def encode_rows(grid: Grid, values: Tensor, words: WordStreams) -> Integers:
 
 
 def encode_sum(grid: Grid, values: Tensor, words: WordStreams) -> Integers:
-    """The sum of what `encode` gives, modulo 2^bits, without holding more than a few agents' integers.
+    """Return the sum of what `encode_rows` returns, modulo 2^bits, holding only a few clients' integers at a time.
 
-    Refused for fewer agents than are promised to be honest: their noise would be too small for the price.
+    Fewer clients than `grid.honest` are refused: their noise would be too small for the price.
     """
     _check(grid, values, words)
     if len(values) < grid.honest:
         raise InputError(
-            f"{len(values)} agents cannot give the noise of {grid.honest}; wait for more, or pad with zeros"
+            f"{len(values)} clients cannot add the noise of {grid.honest}; wait for more, or pad with zeros"
         )
     total = np.zeros(grid.dimension, np.int64)
     for _, some in _encoded(grid, values, words):
@@ -71,7 +71,7 @@ def top_up_noise(grid: Grid, total: Integers, variance: float, words: WordStream
 
 
 def decode_sum(grid: Grid, total: Integers) -> Tensor:
-    """The sum of the vectors, (grid.size,) float64, from the sum of what was sent, modulo 2^bits or not."""
+    """Return the sum of the vectors, (grid.size,) float64, from the sum of what was sent, modulo 2^bits or not."""
     if total.shape != (grid.dimension,):
         raise InputError(f"a sum on this grid has shape {(grid.dimension,)}, not {total.shape}")
     half = 1 << (grid.bits - 1)
@@ -82,7 +82,7 @@ def decode_sum(grid: Grid, total: Integers) -> Tensor:
 
 
 def walsh_hadamard(rows: Tensor) -> Tensor:
-    """Each row (n, d), d a power of two, times the Hadamard matrix in natural order, unscaled: its own inverse · d."""
+    """Multiply each row (n, d), d a power of two, by the unscaled Hadamard matrix: its own inverse times d."""
     shape, done = rows.shape, 1
     while done < shape[1]:
         factor = min(1 << _STAGE, shape[1] // done)
@@ -96,7 +96,7 @@ def walsh_hadamard(rows: Tensor) -> Tensor:
 
 
 def rotated(grid: Grid, values: Tensor) -> Floats:
-    """Each row clipped, padded with zeros and rotated, in steps of the grid, (n, d)."""
+    """Return rows clipped, padded with zeros and rotated, in steps of the grid, (n, d)."""
     clipped = _clipped(values.detach().cpu().to(torch.float64), grid.clip * _BELOW)
     padded = torch.zeros(len(values), grid.dimension, dtype=torch.float64)
     torch.mul(clipped, _signs(grid.rotation, grid.dimension)[: grid.size], out=padded[:, : grid.size])
@@ -105,10 +105,10 @@ def rotated(grid: Grid, values: Tensor) -> Floats:
 
 
 def rounded(steps: Floats, largest_square: int, words: WordStreams, rows: range) -> Integers:
-    """Each row to whole numbers at random, without bias, again until its squared norm is at most `largest_square`."""
+    """Round rows at random, without bias; repeat until a row's squared norm is at most `largest_square`."""
     whole = _by_chance(steps, words, rows)
     long = np.flatnonzero(_squares(whole) > largest_square)
-    for _ in range(TRIES - 1):
+    for _ in range(_TRIES - 1):
         if not len(long):
             return whole
         whole[long] = _by_chance(steps[long], words, [rows[place] for place in long])
@@ -129,13 +129,13 @@ def _by_chance(steps: Floats, words: WordStreams, rows: Sequence[int]) -> Intege
 
 
 def _squares(whole: Integers) -> Integers:
-    """Squared norms; exact, since rows are at most 2³⁰ long or refused."""
+    """Return squared norms, exact because rows longer than 2³⁰ are refused."""
     squares: Integers = np.einsum("ij,ij->i", whole, whole)
     return squares
 
 
 def _clipped(values: Tensor, clip: float) -> Tensor:
-    """Rows no longer than `clip`, whatever they hold; those with NaN or infinity become zeros."""
+    """Clip rows, whatever they hold; rows with NaN or infinity become zeros."""
     largest = values.abs().amax(1, keepdim=True)
     usable = torch.isfinite(largest)
     unit = torch.where(usable & (largest > 0), values / largest, 0.0)  # first to [−1, 1]: squares cannot overflow
@@ -151,13 +151,13 @@ def _hadamard(size: int, dtype: torch.dtype) -> Tensor:
 
 @lru_cache(maxsize=2)
 def _signs(seed: int, dimension: int) -> Tensor:
-    """The rotation's signs: public, so any generator will do."""
+    """Return the rotation's signs; they are public, so any generator will do."""
     coins = np.random.Generator(np.random.Philox(seed)).integers(0, 2, dimension, np.int8)
     return torch.from_numpy(1.0 - 2.0 * coins)
 
 
 def _encoded(grid: Grid, values: Tensor, words: WordStreams) -> Iterator[tuple[range, Integers]]:
-    """What some of the agents send, and which they are."""
+    """Yield what some of the clients send, and their rows."""
     table, largest_square, mask = grid.table, grid.largest_square, _mask(grid)
     together = max(1, _AT_ONCE // grid.dimension)
     for first in range(0, len(values), together):

@@ -1,7 +1,7 @@
-"""Random 64-bit words, a stream per client: what integer noise is drawn from.
+"""Random 64-bit words, one stream per client, from which integer noise is drawn.
 
-`core.Streams` gives uniforms and normals, which are floating point; a sampler that decides by comparing integers
-needs the bits themselves. Seeded in simulation, keyed by the operating system's entropy when deployed.
+`core.Streams` gives floating-point uniforms and normals; a sampler that compares integers needs the bits themselves.
+Seeded in simulation, keyed by the operating system's entropy when deployed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class WordStreams(Protocol):
 
 
 class SeededWords:
-    """Words for simulation: a function of (seed, client, round, release) alone. They protect nobody.
+    """Words for simulation: a function of (seed, client, round, release) alone; they give no protection.
 
-    Two releases of one round must have two names, or they would have the same noise.
+    Two releases of one round need different names, or they would have the same noise.
     """
 
     def __init__(self, streams: SeededStreams, release: str) -> None:
@@ -50,7 +50,7 @@ class SeededWords:
 
 
 class SystemWords:
-    """Words for deployment: AES-256 in counter mode under keys from the operating system, kept nowhere."""
+    """Words for deployment: AES-256 in counter mode under keys from the operating system that are not stored."""
 
     def __init__(self, clients: int) -> None:
         # The counter may start anywhere: each key is used once.
@@ -68,7 +68,7 @@ class SystemWords:
 
 
 def words_of(streams: Streams, release: str) -> WordStreams:
-    """Words as secret as the streams: seeded if those are, else from the operating system.
+    """Return words as secret as the streams: seeded if those are, else from the operating system.
 
     >>> words_of(SeededStreams(7, ["a", "b"], round=3), "update").clients
     2

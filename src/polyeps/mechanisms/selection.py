@@ -1,8 +1,16 @@
-"""Private choice of one coordinate among the largest: the exact law of its output, and so its true ε (paper 001).
+"""Private selection of one of a vector's largest coordinates: exact laws, their true ε, and samplers.
 
-A client's vector is reduced to which k of its d coordinates are largest (or, for EXP, to their ranks). Paper to
-code: z status of a coordinate, ε₁ `epsilon`, ⊥ "none". Guarantee: for any two vectors of a client (everything it
-holds may differ), with ranks a permutation and exactly k coordinates marked, ties broken by order.
+FedSel: Liu et al., "FedSel: Federated SGD under Local Differential Privacy with Top-k Dimension Selection", DASFAA
+2020, https://arxiv.org/abs/2003.10637. A client's vector is reduced to which k of its d coordinates are largest (or,
+for EXP, to their ranks). Paper to code: z status of a coordinate, ε₁ `epsilon`, ⊥ "none". Guarantee: for any two
+vectors of a client (everything it holds may differ), with ranks a permutation and exactly k coordinates marked.
+
+The samplers draw the *rank* to report by chance alone; the data only decide which coordinate has it. So one whole
+number below 2⁵³ from a client's stream decides, its exact law is `selection_counts` (or `rank_counts`), and the number
+of draws is constant. PE is drawn by its law (one of the top, one of the rest, or none) instead of by d coins: the
+distribution is the same, since all coordinates of a kind are alike. NaN counts as 0, ±inf as the largest. Equal
+magnitudes are ordered by chance in every report: any order is sound, but a fixed one would favour the first
+coordinates.
 """
 
 from __future__ import annotations
@@ -26,10 +34,10 @@ if TYPE_CHECKING:  # torch takes seconds to import; laws and prices need none of
 SelectName = Literal["exp", "pe", "ps", "uniform"]
 SelectionForm = Literal["sound", "published"]
 WORD = 1 << 53  # samplers draw whole numbers below it, so their probabilities are multiples of 2⁻⁵³
-# Times this, a product of floats is below the true one: more than the rounding of e^ε and of the product.
+# A product of floats times this is below the exact product: it exceeds the rounding of e^ε and of the product.
 BELOW = 1 - 2.0**-48
 NONE = -1  # ⊥: nothing is reported
-_AT_ONCE = 1 << 18  # numbers sorted at a time: they stay in the cache
+_AT_ONCE = 1 << 18  # numbers sorted at a time: they fit into the cache
 # A bijection of 32-bit words (murmur3's last steps) and its inverse.
 _MIX = (0x85EBCA6B, 0xC2B2AE35)
 _UNMIX = tuple(pow(factor, -1, 1 << 32) for factor in _MIX)
@@ -48,7 +56,7 @@ class Selection:
 
 
 def check_selection(dimension: int, top: int, epsilon: float) -> None:
-    """Refuse a selection that has no meaning."""
+    """Refuse impossible parameters of a selection."""
     if dimension < 1:
         raise InputError(f"dimension must be at least 1, not {dimension}")
     if not 1 <= top <= dimension:
@@ -58,12 +66,12 @@ def check_selection(dimension: int, top: int, epsilon: float) -> None:
 
 
 def uniform(dimension: int) -> Selection:
-    """A coordinate by chance alone; costs nothing."""
+    """Return the law of a uniformly random coordinate, which costs nothing."""
     return Selection(1 / dimension, 1 / dimension, 0.0, 0.0)
 
 
 def exponential(dimension: int, epsilon: float) -> Selection:
-    """EXP: probability ∝ e^(ε·rank/(d−1)), ranks a permutation. `top` is the largest coordinate, `rest` the smallest.
+    """Return the law of EXP: probability ∝ e^(ε·rank/(d−1)); `top` is for the largest coordinate, `rest` the smallest.
 
     >>> law = exponential(10, 1.0)
     >>> round(law.top, 10), round(law.rest, 10)
@@ -77,7 +85,7 @@ def exponential(dimension: int, epsilon: float) -> Selection:
 
 
 def perturbed_sampling(dimension: int, top: int, epsilon: float) -> Selection:
-    """PS: one of the top k with probability k·e^ε/(d−k+k·e^ε), else one of the others."""
+    """Return the law of PS: one of the top k with probability k·e^ε/(d−k+k·e^ε), else one of the others."""
     if top == dimension:
         return uniform(dimension)
     log_normaliser = np.logaddexp(math.log(dimension - top), math.log(top) + epsilon)
@@ -85,7 +93,7 @@ def perturbed_sampling(dimension: int, top: int, epsilon: float) -> Selection:
 
 
 def perturbed_sampling_as_printed(dimension: int, top: int, epsilon: float) -> Selection:
-    """PS with the formula in the paper's text, p = e^(ε·k)/(d−k+e^(ε·k)), at its true ε of |ε·k − ln k|."""
+    """Return the law of PS by the formula in the paper's text, p = e^(ε·k)/(d−k+e^(ε·k)): true ε = |ε·k − ln k|."""
     if top == dimension:
         return uniform(dimension)
     hit = 1 / (1 + (dimension - top) * math.exp(-epsilon * top))
@@ -93,7 +101,7 @@ def perturbed_sampling_as_printed(dimension: int, top: int, epsilon: float) -> S
 
 
 def perturbed_encoding(dimension: int, top: int, keep: float) -> Selection:
-    """PE: every status bit is told truly with probability `keep`, then one of the marked coordinates is drawn.
+    """Return the law of PE: each status bit is kept with probability `keep`, then a marked coordinate is drawn.
 
     With p = keep and q = 1 − p: P[j | top] = p·E[1/(1+W)] with W ~ Bin(k−1, p) + Bin(d−k, q), and likewise for
     the rest; nothing is sent when no bit is marked.
@@ -108,7 +116,7 @@ def perturbed_encoding(dimension: int, top: int, keep: float) -> Selection:
 
 
 def _mean_share(marked: int, others: int, keep: float) -> float:
-    """E[1/(1 + Bin(marked, keep) + Bin(others, 1 − keep))]."""
+    """Return E[1/(1 + Bin(marked, keep) + Bin(others, 1 − keep))]."""
     one = binom.pmf(np.arange(marked + 1), marked, keep)
     two = binom.pmf(np.arange(others + 1), others, 1 - keep)
     count = np.convolve(one, two) if len(one) * len(two) < 10_000_000 else fftconvolve(one, two)
@@ -116,12 +124,12 @@ def _mean_share(marked: int, others: int, keep: float) -> float:
 
 
 def published_keep(epsilon: float) -> float:
-    """The paper's e^ε/(e^ε + 1), whose true ε is larger than ε."""
+    """Return the paper's e^ε/(e^ε + 1), whose true ε is larger than ε."""
     return 1 / (1 + math.exp(-epsilon))
 
 
 def sound_keep(dimension: int, top: int, epsilon: float) -> float:
-    """The largest `keep` found whose exact log-ratio is at most ε.
+    """Return the largest `keep` found whose exact log-ratio is at most ε.
 
     >>> round(sound_keep(10, 1, 1.0), 8)
     0.70237469
@@ -137,7 +145,7 @@ def sound_keep(dimension: int, top: int, epsilon: float) -> float:
 def selection_law(
     select: SelectName, dimension: int, top: int, epsilon: float, form: SelectionForm = "sound"
 ) -> Selection:
-    """The law of a selection by its name; `published` takes the probabilities the paper prints."""
+    """Return the law of a selection by name; the form "published" takes the probabilities printed in the paper."""
     check_selection(dimension, top, epsilon)
     match select:
         case "uniform":
@@ -157,7 +165,7 @@ def selection_law(
 class SelectionCounts:
     """A law in whole numbers out of 2⁵³: of each top coordinate, of each other one, and of none.
 
-    What rounding leaves over goes to coordinates by their index, whatever the data: added to both sides, it can
+    The remainder after rounding goes to coordinates by their index, whatever the data: added to both sides, it can
     only bring two inputs nearer.
     """
 
@@ -170,7 +178,7 @@ class SelectionCounts:
 def selection_counts(
     select: SelectName, dimension: int, top: int, epsilon: float, form: SelectionForm = "sound"
 ) -> SelectionCounts:
-    """The law of PE, PS or uniform as a sampler has it.
+    """Return the law of PE, PS or uniform as it is sampled.
 
     Guarantee: client (any two vectors); the larger count is at most e^ε of the smaller, for the ε of `law`.
     """
@@ -187,7 +195,7 @@ def selection_counts(
 
 @lru_cache(maxsize=256)
 def rank_counts(dimension: int, epsilon: float) -> NDArray[np.int64]:
-    """The law of EXP as a sampler has it: a whole number out of 2⁵³ for each rank, smallest first.
+    """Return the law of EXP as it is sampled: a whole number out of 2⁵³ for each rank, smallest first.
 
     Guarantee: client (any two vectors); the largest count is at most e^ε of the smallest.
     """
@@ -210,16 +218,16 @@ def pick(
     streams: Streams,
     form: SelectionForm = "sound",
 ) -> _Integers:
-    """For each row of values (n, d) a coordinate chosen privately by magnitude at the row's ε, or NONE; (n,).
+    """Select for each row of values (n, d) a coordinate by magnitude at the row's ε, or NONE; (n,).
 
-    Guarantee: client; any two rows of values; ratio at most e^ε for the ε of `selection.law`, in whole numbers.
+    Guarantee: client; any two rows of values; ratio at most e^ε for the ε of `selection_law`, in whole numbers.
     """
     clients, dimension = values.shape
     if len(epsilon) != clients or streams.clients != clients:
         raise InputError(f"{clients} rows need as many epsilons and streams, not {len(epsilon)} and {streams.clients}")
     draws = whole_numbers(streams, 2)
     if select == "uniform" or (select == "ps" and top == dimension):
-        return draws[:, 0] // (WORD // dimension) % dimension  # by index: the data have no say
+        return draws[:, 0] // (WORD // dimension) % dimension  # by index, independent of the data
     position = _ranks(select, dimension, top, epsilon, draws[:, 0], form)
     found = np.where(position < 0, NONE - 1 - position, position)
     ranked = np.flatnonzero(position >= 0)
@@ -228,14 +236,14 @@ def pick(
 
 
 def whole_numbers(streams: Streams, count: int) -> _Integers:
-    """The next `count` whole numbers in [0, 2⁵³) of every client, (n, count)."""
+    """Draw the next `count` whole numbers in [0, 2⁵³) of every client, (n, count)."""
     return (streams.uniforms(count) * WORD).astype(np.int64) - 1  # a uniform is a multiple of 2⁻⁵³ in (0, 1]
 
 
 def _ranks(
     select: SelectName, dimension: int, top: int, epsilon: NDArray[np.float64], draws: _Integers, form: SelectionForm
 ) -> _Integers:
-    """The rank to report, 0 the smallest; below 0 what the data have no say in: −1 none, −2 − j coordinate j."""
+    """Return the rank to report, 0 the smallest; below 0, independent of the data: −1 none, −2 − j coordinate j."""
     ranks = np.empty(len(draws), np.int64)
     amounts, group = np.unique(epsilon, return_inverse=True)
     if select == "exp":
@@ -260,7 +268,7 @@ def _ranks(
 
 
 def _with_rank(values: Tensor, rows: _Integers, rank: _Integers, seed: _Integers, top: int | None) -> _Integers:
-    """The coordinate of each row that has a rank; with `top`, any bijection within the top and within the rest."""
+    """Return the coordinate of each row that has a rank; with `top`, up to order within the top and the rest."""
     import torch
 
     dimension = values.shape[1]
@@ -285,9 +293,9 @@ def _with_rank(values: Tensor, rows: _Integers, rank: _Integers, seed: _Integers
 
 
 def _in_halves(words: _Integers, rank: _Integers, rest: int) -> _Integers:
-    """The coordinate of each row that has a rank when the smallest `rest` come first, each half in its own order.
+    """Return the coordinate of each row that has a rank when the smallest `rest` come first, each part by index.
 
-    A partition leaves the halves in an order that depends on the machine; only which words are in them does not.
+    np.partition leaves the two parts in an order that depends on the machine; only their members do not.
     """
     if not rest:
         return rank
@@ -300,7 +308,7 @@ def _in_halves(words: _Integers, rank: _Integers, rest: int) -> _Integers:
 
 
 def _mixed(words: Tensor) -> Tensor:
-    """The bijection, in place on int32 words, whose products wrap and whose shifts must not bring in the sign."""
+    """Apply the bijection in place to int32 words; products wrap, and shifts are masked to drop the sign."""
     words ^= (words >> 16) & 0xFFFF
     words *= _signed(_MIX[0])
     words ^= (words >> 13) & 0x7FFFF

@@ -1,8 +1,9 @@
-"""Private release of one value in [−1, 1]: bounds, variances and exact laws of four mechanisms (paper 001).
+"""Private release of one value in [−1, 1]: laws, variances and samplers of four mechanisms, as FedSel uses them.
 
-All are unbiased and their densities (or masses) for two inputs differ by a factor of at most e^ε. PM and HM
-draw real numbers: in floating point some outputs are impossible under a nearby input, so their guarantee is that
-of ideal arithmetic. Duchi and grid-PM have finitely many outputs and lose nothing.
+All are unbiased, and their densities (or masses) for two inputs differ by a factor of at most e^ε. Duchi and grid-PM
+decide by whole numbers and have the same few outputs for every input. PM and HM compute in floating point, as is usual:
+some of their outputs are impossible under a nearby input (`audit.support` finds them), so their guarantee assumes ideal
+arithmetic. NaN counts as 0; values beyond ±1 are clipped.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CELLS = 1024
 ValueMechanism = Literal["pm", "hm", "duchi", "grid-pm"]
 IDEAL_ONLY = ("pm", "hm")  # exact in real arithmetic, not in floating point
 HYBRID_THRESHOLD = 0.6093524930  # below it the hybrid is Duchi's mechanism alone
-_LARGEST = 36.0  # beyond it e^(−ε) vanishes beside one in double precision, and with it the guarantee
+_LARGEST = 36.0  # beyond it 1 + e^(−ε) is 1 in double precision, and the guarantee is lost
 
 
 def check_epsilon_value(epsilon: float) -> None:
@@ -34,18 +35,18 @@ def check_epsilon_value(epsilon: float) -> None:
 
 
 def piecewise_bound(epsilon: float) -> float:
-    """PM answers within [−C, C], C = (e^(ε/2) + 1)/(e^(ε/2) − 1)."""
+    """Return PM's largest answer, C = (e^(ε/2) + 1)/(e^(ε/2) − 1)."""
     return 1 / math.tanh(epsilon / 4)
 
 
 def piecewise_variance(epsilon: float, value: float) -> float:
-    """Var[PM | t] = t²/(A − 1) + (A + 3)/(3(A − 1)²), A = e^(ε/2)."""
+    """Return Var[PM | t] = t²/(A − 1) + (A + 3)/(3(A − 1)²), A = e^(ε/2)."""
     excess = math.expm1(epsilon / 2)
     return value**2 / excess + (excess + 4) / (3 * excess**2)
 
 
 def duchi_bound(epsilon: float) -> float:
-    """Duchi answers ±B, B = (e^ε + 1)/(e^ε − 1)."""
+    """Return Duchi's answer, ±B with B = (e^ε + 1)/(e^ε − 1)."""
     return 1 / math.tanh(epsilon / 2)
 
 
@@ -54,14 +55,14 @@ def duchi_variance(epsilon: float, value: float) -> float:
 
 
 def hybrid_variance(epsilon: float, value: float) -> float:
-    """PM with the public probability 1 − e^(−ε/2) above the threshold, else Duchi."""
+    """Return HM's variance: PM with the public probability 1 − e^(−ε/2) above the threshold, else Duchi."""
     share = -math.expm1(-epsilon / 2) if epsilon > HYBRID_THRESHOLD else 0.0
     return share * piecewise_variance(epsilon, value) + (1 - share) * duchi_variance(epsilon, value)
 
 
 @dataclass(frozen=True)
 class GridPiecewise:
-    """PM on n cells: a uniform cell of a band of h with probability e^ε·h/(n − h + e^ε·h), else one outside it.
+    """The law of grid-PM, PM on n cells: a cell of a band of h with probability e^ε·h/(n − h + e^ε·h), else another.
 
     The band's place is an unbiased rounding of the value, so every draw is of an integer.
     """
@@ -89,7 +90,7 @@ class GridPiecewise:
         return np.asarray(self.step * (np.arange(self.cells) - (self.cells - 1) / 2), dtype=np.float64)
 
     def masses(self, value: float) -> NDArray[np.float64]:
-        """The probability of each output."""
+        """Return the probability of each output."""
         n, h = self.cells, self.band
         place = (value + 1) * (n - h) / 2
         low = min(math.floor(place), n - h - 1)
@@ -108,18 +109,18 @@ class GridPiecewise:
 class CellCounts:
     """Grid-PM of n clients in whole numbers out of 2⁵³: cells in a band, a cell's count inside it and outside it.
 
-    Guarantee: client (any two values); inside is at most e^ε times outside. What rounding leaves over goes to the
+    Guarantee: client (any two values); inside is at most e^ε times outside. The remainder after rounding goes to the
     two cells in the middle, whatever the value.
     """
 
-    band: NDArray[np.int64]  # (n,) as all of them
+    band: NDArray[np.int64]  # (n,), as are the others
     inside: NDArray[np.int64]
     outside: NDArray[np.int64]
     step: NDArray[np.float64]  # from one cell's output to the next
 
 
 def cell_counts(epsilon: NDArray[np.float64], cells: int = 1024) -> CellCounts:
-    """Every client's `GridPiecewise`, as its sampler has it."""
+    """Return every client's `GridPiecewise` as it is sampled."""
     bound = 1 / np.tanh(epsilon / 4)
     band = np.clip(np.round(cells * (bound - 1) / (2 * bound)), 1, cells - 1).astype(np.int64)
     others = cells - band
@@ -132,12 +133,12 @@ def cell_counts(epsilon: NDArray[np.float64], cells: int = 1024) -> CellCounts:
 
 
 def duchi_lead(epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far out of 2⁵² Duchi's coin may lean at a value of one: (2⁵² + lead)/(2⁵² − lead) is at most e^ε."""
+    """Return the bias of Duchi's coin at a value of one, out of 2⁵²: (2⁵² + lead)/(2⁵² − lead) is at most e^ε."""
     return np.asarray(np.floor(np.tanh(epsilon / 2) * BELOW * (WORD // 2)), dtype=np.float64)
 
 
 def variance(mechanism: ValueMechanism, epsilon: float, value: float) -> float:
-    """The variance of any of the mechanisms at a value."""
+    """Return a mechanism's variance at a value."""
     match mechanism:
         case "pm":
             return piecewise_variance(epsilon, value)
@@ -150,7 +151,7 @@ def variance(mechanism: ValueMechanism, epsilon: float, value: float) -> float:
 
 
 def perturb(mechanism: ValueMechanism, values: ValueArray, epsilon: ValueArray, streams: Streams) -> ValueArray:
-    """An unbiased private answer for each of n values, each at its own ε; (n,).
+    """Return an unbiased private answer for each of n values, each at its own ε; (n,).
 
     Guarantee: client; any two values in [−1, 1]; ratio at most e^ε, for duchi and grid-pm in whole numbers.
     """
@@ -181,7 +182,7 @@ def perturb(mechanism: ValueMechanism, values: ValueArray, epsilon: ValueArray, 
 
 
 def _duchi(values: ValueArray, epsilon: ValueArray, draws: NDArray[np.int64]) -> ValueArray:
-    # A rounded lean is never beyond the lead, so the coin's ratio is at most e^ε.
+    # A rounded lean never exceeds the lead, so the coin's ratio is at most e^ε.
     lean = np.round(values * duchi_lead(epsilon)).astype(np.int64)
     return np.where(draws < WORD // 2 + lean, 1, -1) / np.tanh(epsilon / 2)
 
@@ -204,7 +205,7 @@ def _grid(values: ValueArray, epsilon: ValueArray, draws: NDArray[np.int64]) -> 
 
 
 def piecewise(values: ValueArray, epsilon: ValueArray, coin: ValueArray, place: ValueArray) -> ValueArray:
-    """PM in floating point, from two uniforms."""
+    """Draw PM in floating point, from two uniforms."""
     bound = 1 / np.tanh(epsilon / 4)
     left = band_start(values, bound)
     inside = left + place * (bound - 1)
@@ -214,5 +215,5 @@ def piecewise(values: ValueArray, epsilon: ValueArray, coin: ValueArray, place: 
 
 
 def band_start(values: ValueArray, bound: ValueArray) -> ValueArray:
-    """Where PM's band of likely answers begins."""
+    """Return the start of PM's band of likely answers."""
     return (bound + 1) * values / 2 - (bound - 1) / 2
