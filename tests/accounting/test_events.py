@@ -3,6 +3,7 @@ import pytest
 
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import (
+    DiscreteGaussianSumDpEvent,
     FixedSize,
     Gaussian,
     Poisson,
@@ -113,3 +114,10 @@ def test_unknown_descriptions_are_refused() -> None:
         event_from_dict({"kind": "gaussian", "sigma": 1.0})
     with pytest.raises(UnknownEvent):
         event_to_dict(dp.ZCDpEvent(0.1))
+
+
+def test_sums_as_version_0_1_wrote_them_are_read() -> None:
+    written = {"kind": "discrete-gaussian-sum", "l2_sensitivity": 1.0, "deviation": 4.0, "agents": 7, "dimension": 3}
+    assert event_from_dict(written) == DiscreteGaussianSumDpEvent(1.0, 4.0, 7, 3)
+    with pytest.raises(InputError, match="malformed"):
+        event_from_dict(written | {"clients": 1})

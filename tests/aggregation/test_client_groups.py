@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,13 +110,6 @@ def test_strict_and_liberal_clients_are_told_apart_by_norm(clients: int, least: 
     assert recovered(robust, "pdp-fl-mixgauss1", clients) >= least
 
 
-def test_one_variance_for_all_cuts_a_wide_quiet_group() -> None:
-    def tied(norms: Floats) -> Any:
-        return group_by_log_norms(np.log(norms), PARAMETERS, "tied").labels
-
-    assert recovered(tied, "pdp-fl-mixgauss1", 50) < 0.6 < recovered(robust, "pdp-fl-mixgauss1", 50)
-
-
 @pytest.mark.parametrize("name", ["pdp-fl-mixgauss1", "pdp-fl-mixgauss2"])
 def test_ten_clients_are_grouped_right_more_often_than_by_the_published_rule(name: str) -> None:
     assert recovered(robust, name, 10) > recovered(group_by_norms, name, 10) + 0.15
@@ -133,20 +126,17 @@ def test_norms_alone_do_not_tell_weaker_mixtures_apart() -> None:
     assert recovered(robust, "pdp-fl-mixgauss2", 50) < 0.1
 
 
-def brute_force(values: Floats, spreads: str) -> float:
-    """The price of the best partition, by trying them all from the definition."""
+def brute_force(values: Floats) -> float:
+    """The criterion of the best partition, by trying them all from the definition."""
     line, floor = np.sort(values), max(1 / (2 * PARAMETERS), 0.01)
     gaps = [i for i in range(1, len(line)) if line[i] - line[i - 1] >= math.log(1.3)]
     cuts = [[], *([a] for a in gaps), *([a, b] for a in gaps for b in gaps if a < b)]
-    return min(price_of(np.split(line, cut), floor, spreads) for cut in cuts)
+    return min(price_of(np.split(line, cut), floor) for cut in cuts)
 
 
-def price_of(groups: list[Floats], floor: float, spreads: str) -> float:
+def price_of(groups: list[Floats], floor: float) -> float:
     size = sum(len(group) for group in groups)
     errors = [len(group) * float(group.var()) for group in groups]
-    if spreads == "tied":
-        variance = max(sum(errors) / size, floor)
-        return size * math.log(variance) + sum(errors) / variance + 2 * len(groups) * math.log(size)
     total = 3 * len(groups) * math.log(size)
     for group, error in zip(groups, errors, strict=True):
         variance, share = max(error / len(group), floor), len(group) / size
@@ -155,15 +145,12 @@ def price_of(groups: list[Floats], floor: float, spreads: str) -> float:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    values=st.lists(st.floats(-3, 3), min_size=4, max_size=14),
-    spreads=st.sampled_from(["own", "tied"]),
-)
-def test_the_best_partition_is_found(values: list[float], spreads: Literal["own", "tied"]) -> None:
+@given(values=st.lists(st.floats(-3, 3), min_size=4, max_size=14))
+def test_the_best_partition_is_found(values: list[float]) -> None:
     array = np.array(values)
-    groups = group_by_log_norms(array, PARAMETERS, spreads)
+    groups = group_by_log_norms(array, PARAMETERS)
     parts = [np.sort(array[groups.labels == label]) for label in range(groups.count)]
-    assert price_of(parts, 0.01, spreads) == pytest.approx(brute_force(array, spreads), abs=1e-6)
+    assert price_of(parts, 0.01) == pytest.approx(brute_force(array), abs=1e-6)
 
 
 @settings(max_examples=100, deadline=None)
@@ -235,7 +222,6 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "groups": (lambda: group_by_norms([1.0], 0), "groups must be"),
     "negative norm": (lambda: group_by_norms([-1.0]), "norms must be at least 0"),
     "parameters": (lambda: group_by_log_norms([1.0], 0), "parameters must be"),
-    "spreads": (lambda: group_by_log_norms([1.0], 5, "loose"), "no spreads 'loose'"),  # type: ignore[arg-type]
     "matrix": (lambda: group_by_log_norms([[1.0]], 5), "log_norms must be one number per client"),
 }
 

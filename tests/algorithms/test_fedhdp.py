@@ -40,7 +40,7 @@ def noise_of(plan: Plan, number: int) -> tuple[dict[str, Any], float]:
     for place, name in enumerate(plan.multipliers):
         grid = GridSum(1.0, MODEL.size, plan.noise_of_sums(name))
         empty = torch.zeros(MODEL.size, dtype=torch.float64)
-        sums[name] = grid.release(empty, words, place).numpy() / (grid.scale or 1.0)
+        sums[name] = grid.release(empty, words, place).numpy() / (grid.noise_multiplier or 1.0)
     if not plan.bit_deviation:
         return sums, 0.0
     bits = GridSum(0.5, 1, 2 * plan.bit_deviation)

@@ -138,7 +138,7 @@ def test_another_history_of_the_same_length_is_found(path: Path) -> None:
     open_chain(path).append(lambda: [("note", {"n": 6})])
     open_chain(old).append(lambda: [("note", {"n": 600})])
     shutil.copy(old, path)
-    with pytest.raises(LedgerTampered, match="row 7 is not the one its head file remembers"):
+    with pytest.raises(LedgerTampered, match="row 7 is not the one its head file records"):
         open_chain(path)
 
 
@@ -182,7 +182,7 @@ def test_only_what_was_announced_may_follow_a_crash(path: Path) -> None:
         open_chain(path)
     path.write_bytes(before)
     forge(path, {"n": 6}, {"n": 70})
-    with pytest.raises(LedgerTampered, match="row 8 is not the one its head file remembers"):
+    with pytest.raises(LedgerTampered, match="row 8 is not the one its head file records"):
         open_chain(path)
 
 
@@ -221,7 +221,7 @@ def test_a_row_appended_while_another_process_opens_is_no_tampering(
 
 def test_a_vanished_chain_is_not_started_anew(path: Path) -> None:
     path.unlink()
-    with pytest.raises(LedgerTampered, match="remembers 6 rows"):
+    with pytest.raises(LedgerTampered, match="records 6 rows"):
         Chain.create(path, [("opened", {})])
 
 

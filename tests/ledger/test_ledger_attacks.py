@@ -171,7 +171,7 @@ def test_a_vanished_ledger_is_not_made_anew(path: Path, ledger: Ledger) -> None:
     ledger.close()
     path.unlink()
     for make in (Ledger.create, Ledger.open_or_create, lambda path, _: Ledger(path)):
-        with pytest.raises(LedgerTampered, match=r"is gone, but ledger.db.head remembers 3 rows"):
+        with pytest.raises(LedgerTampered, match=r"is missing, but ledger.db.head records 3 rows"):
             make(path, TERMS)
 
 
@@ -185,7 +185,7 @@ def test_a_head_kept_elsewhere_finds_a_ledger_made_anew(path: Path, ledger: Ledg
     path.unlink()
     head_path(path).unlink()
     again = Ledger.create(path, TERMS)
-    with pytest.raises(LedgerTampered, match=r"does not go on from the head .* row 3 is missing"):
+    with pytest.raises(LedgerTampered, match=r"does not continue the head .* row 3 is missing"):
         again.verify(kept)
     again.charge(EVENT)
     for form in (kept.read_text(), json.dumps({"rows": 3, "head": head.hash}), f"3 {head.hash}\n"):

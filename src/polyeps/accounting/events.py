@@ -241,8 +241,9 @@ def _from_dict(data: Any) -> DpEvent:
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in EVENT_TYPES:
         raise UnknownEvent(f"no accountant here knows an event of kind {kind!r}")
-    renamed = {"agents": "clients"}  # as version 0.1 wrote sums of discrete Gaussians
-    fields: dict[str, Any] = {renamed.get(name, name): value for name, value in data.items() if name != "kind"}
+    fields = {name: value for name, value in data.items() if name != "kind"}
+    if "agents" in fields and "clients" not in fields:  # as version 0.1 wrote sums of discrete Gaussians
+        fields["clients"] = fields.pop("agents")
     if "event" in fields:
         fields["event"] = _from_dict(fields["event"])
     if isinstance(fields.get("events"), list | tuple):

@@ -1,8 +1,8 @@
 """An append-only table of rows in one SQLite file, each row committing to the one before it.
 
-The file is safe under several processes and threads, and a row is on the disk before `append` returns. A small file
-beside it (`head.py`) remembers where the chain ends, so that rows cut off, put back or added by others are noticed.
-Nothing is keyed: someone who rewrites both files together is found out only by a head that was kept elsewhere.
+The file is safe under several processes and threads, and a row is on disk before `append` returns. A small file beside
+it (`head_file`) records where the chain ends, so that removed, restored or foreign rows are detected. There is no key:
+an attacker who rewrites both files together is detected only with a head that was stored elsewhere.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class LedgerRow(NamedTuple):
-    """One line of the chain."""
+    """One row of the chain."""
 
     seq: int
     time: str
@@ -41,7 +41,7 @@ class LedgerRow(NamedTuple):
         return json.loads(self.body)
 
 
-Draft = tuple[str, dict[str, Any]]  # kind and content of a row to be
+Draft = tuple[str, dict[str, Any]]  # kind and content of a new row
 Clock = Callable[[], datetime]
 
 
@@ -55,7 +55,7 @@ def _hash(seq: int, time: str, kind: str, body: str, previous: str) -> str:
 
 
 class Chain:
-    """The file at `path`; `replay` is called with every row exactly once, in order, after it is known to be genuine."""
+    """The file at `path`; `replay` is called with every verified row exactly once, in order."""
 
     def __init__(self, path: Path, replay: Callable[[LedgerRow], None], *, clock: Clock = now) -> None:
         self.path = path
@@ -63,15 +63,15 @@ class Chain:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._process = 0
-        self._file = (0, 0)  # device and number of the file that is open
-        self._version = -1  # SQLite's count of what other connections wrote, when we last looked
+        self._file = (0, 0)  # device and inode of the open file
+        self._version = -1  # SQLite's data_version when the rows were last read
         self.head = Head(0, START)
         with self._lock, self._errors():
             self._look()
 
     @staticmethod
     def create(path: Path, drafts: Sequence[Draft], *, clock: Clock = now) -> None:
-        """Start a chain; an existing one is left alone."""
+        """Create a chain; an existing one is not touched."""
         rows = _chained(drafts, Head(0, START), clock)
         try:
             create_file(path, rows, _end(rows))
@@ -79,7 +79,7 @@ class Chain:
             raise LedgerError(f"{path} cannot be created: {problem}") from None
 
     def append(self, make: Callable[[], Sequence[Draft]]) -> None:
-        """Add the rows `make` returns, all or none, after every earlier row was replayed."""
+        """Append the rows that `make` returns, all or none, after every earlier row was replayed."""
         with self._lock, self._errors(), self._writing() as connection:
             self._look()
             rows = _chained(make(), self.head, self._clock)
@@ -90,18 +90,18 @@ class Chain:
             stored = [LedgerRow(*values) for values in connection.execute(_LAST, (self.head.seq,))]
             if not stored or _end(stored[:1]) != self.head or stored[1:] != rows:
                 raise LedgerTampered(
-                    f"{self.path}: row {rows[0].seq} cannot be read back as written; nothing was written"
+                    f"{self.path}: row {rows[0].seq} cannot be read back as written; nothing was committed"
                 )
             written = False
             try:
-                mode = self.path.stat().st_mode & 0o666  # SQLite's journal has the mode of its file, too
+                mode = self.path.stat().st_mode & 0o666  # as SQLite's journal
                 with announced(head_path(self.path), self.head, _end(rows), mode):
                     connection.execute("COMMIT")
                     written = True
                     for row in rows:
                         self._accept(row)
             except OSError as problem:
-                done = "is written, but was not confirmed in its head" if written else "was not written"
+                done = "was written, but not confirmed in its head" if written else "was not written"
                 raise LedgerError(f"{self.path}: row {rows[0].seq} {done}: {problem}; free some space") from None
 
     def rows(self) -> list[LedgerRow]:
@@ -110,18 +110,18 @@ class Chain:
             return self._settled(self._genuine_rows)
 
     def refresh(self) -> None:
-        """Replay what other processes wrote."""
+        """Replay rows that other processes wrote."""
         with self._lock, self._errors():
             self._look()
 
     def verify(self, kept: StoredHead | None = None) -> Head:
-        """Check every row and the head file, and that the chain goes on from a head that was kept elsewhere."""
+        """Check every row and the head file, and that the chain continues a head that was stored elsewhere."""
         rows = self.rows()
         if kept is not None and not any(_holds(rows, head) for head in kept.ends):
             seq = kept.head.seq
             gone = "is missing" if seq > len(rows) else "is not the one that it names"
             raise LedgerTampered(
-                f"{self.path} does not go on from the head that was kept: row {seq} {gone}, so rows were removed or "
+                f"{self.path} does not continue the head that was stored: row {seq} {gone}, so rows were removed or "
                 "rewritten"
             )
         return _end(rows)
@@ -147,7 +147,7 @@ class Chain:
         self.head = Head(row.seq, row.hash)
 
     def _settled(self, look: Callable[[], _T]) -> _T:
-        """Look at rows and head; once more under a lock if they disagree, since others may have appended in between."""
+        """Read rows and head; again under a lock if they disagree, since another process may have just appended."""
         connection = self._open()
         try:
             return look()
@@ -155,14 +155,16 @@ class Chain:
             if connection.in_transaction:
                 raise
         with _transaction(connection, "BEGIN"):
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on, nobody can commit
+            connection.execute(
+                "SELECT count(*) FROM sqlite_master"
+            ).fetchone()  # from here on, no other process can commit
             return look()
 
     def _look(self) -> None:
         self._settled(self._replay_new)
 
     def _replay_new(self) -> None:
-        """Check the head and, if anybody else wrote since we last looked, every row; replay what is new."""
+        """Check the head and, if another connection wrote since the last look, every row; replay new rows."""
         kept = self._read_head()
         (version,) = self._open().execute("PRAGMA data_version").fetchone()
         if version == self._version:
@@ -176,7 +178,7 @@ class Chain:
         self._version = version
 
     def _genuine_rows(self) -> list[LedgerRow]:
-        """Return all rows; refuse when they, the head or the schema are not as written."""
+        """Return all rows; refuse if they, the head or the schema were changed."""
         kept = self._read_head()
         connection = self._open()
         check_table(self.path, connection)
@@ -194,7 +196,7 @@ class Chain:
         if not rows:
             raise LedgerTampered(f"{self.path}: row 1 is missing")
         if kept.head.seq <= len(rows) and not any(_holds(rows, head) for head in kept.ends):
-            raise LedgerTampered(f"{self.path}: row {kept.head.seq} is not the one its head file remembers")
+            raise LedgerTampered(f"{self.path}: row {kept.head.seq} is not the one its head file records")
         self._check_end(kept, _end(rows))
         check_schema(self.path, connection)
         return rows
@@ -202,9 +204,7 @@ class Chain:
     def _read_head(self) -> StoredHead:
         kept = read_head(self.path)
         if kept is None:
-            raise LedgerTampered(
-                f"{head_path(self.path)} is missing; the head belongs beside the ledger, bring it along"
-            )
+            raise LedgerTampered(f"{head_path(self.path)} is missing; copy the head file along with the ledger")
         return kept
 
     def _check_end(self, kept: StoredHead, end: Head) -> None:
@@ -212,14 +212,14 @@ class Chain:
         if end in kept.ends:
             return
         if end.seq in (head.seq for head in kept.ends):
-            raise LedgerTampered(f"{self.path}: row {end.seq} is not the one its head file remembers")
+            raise LedgerTampered(f"{self.path}: row {end.seq} is not the one its head file records")
         if end.seq < kept.head.seq:
             raise LedgerTampered(
                 f"{self.path}: row {end.seq + 1} is missing; the tail was cut or an old copy was put back"
             )
         raise LedgerTampered(
             f"{self.path}: row {kept.head.seq + 1} was not written by polyeps, because its head file ends before it; "
-            "if an older head file was put back by mistake, bring the right one"
+            "if an older head file was restored by mistake, put the right one back"
         )
 
     def _open(self) -> sqlite3.Connection:
@@ -238,7 +238,7 @@ class Chain:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Hold the file's write lock; whatever is not committed inside is undone."""
+        """Hold the file's write lock; roll back what is not committed inside."""
         connection = self._open()
         refuse_links(self.path)
         with _transaction(connection, "BEGIN IMMEDIATE"):
@@ -252,7 +252,7 @@ class Chain:
             yield
         except sqlite3.Error as problem:
             raise explain(self.path, problem) from None
-        except UnicodeDecodeError:  # in SQLite's own message, which quotes the file
+        except UnicodeDecodeError:  # in SQLite's message, which quotes the file
             raise LedgerTampered(f"{self.path} is damaged and cannot be read") from None
         except OSError as problem:
             raise LedgerError(f"{self.path} cannot be used: {problem}") from None
@@ -269,7 +269,7 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
 
 
 def _holds(rows: Sequence[LedgerRow], head: Head) -> bool:
-    """Return whether a chain with these rows contains the very row that a head names."""
+    """Return whether these rows contain the row that a head names."""
     if head.seq == 0:
         return head.hash == START
     return head.seq <= len(rows) and rows[head.seq - 1].hash == head.hash

@@ -1,4 +1,4 @@
-"""What the rows of a ledger add up to: accounts, cohorts, payers and runs; and the rows that a new charge adds."""
+"""The state of a ledger after its rows: accounts, cohorts, payers and runs; and the rows of a new charge."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,15 +12,15 @@ from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount
 from polyeps.ledger.hash_chain import Draft, LedgerRow
 
 _FEW = 8  # clients written into a charge itself; larger groups are written once and referred to
-Kind = Literal["charge", "reserve"]
-# kind, event, uses, unit, adjacency, run: all that decides what becomes of an account
-Key = tuple[str, str, int, Unit, Adjacency | None, str]
+_Kind = Literal["charge", "reserve"]
+# kind, event, uses, unit, adjacency, run: all that determines the next state of an account
+_Key = tuple[str, str, int, Unit, Adjacency | None, str]
 
 
 class RunReservation(NamedTuple):
     """A run that reserved its price."""
 
-    asked: tuple[tuple[tuple[str, ...], Key], ...]  # clients and charge, for each charge that was reserved
+    asked: tuple[tuple[tuple[str, ...], _Key], ...]  # clients and charge, for each charge that was reserved
     open: bool = True
 
     @property
@@ -50,12 +50,14 @@ class LedgerState:
         return {client for payers in self._payers.get(purpose, []) for client in payers}
 
     def unpaid(self, charges: Sequence[Charge], purpose: str) -> list[Charge]:
-        """Return charges without those clients who have paid for this purpose already."""
+        """Return charges without the clients that have paid for this purpose."""
         paid = self.paid(purpose)
         left = [replace(c, clients=tuple(client for client in c.clients if client not in paid)) for c in charges]
         return [charge for charge in left if charge.clients]
 
-    def drafts(self, kind: Kind, charges: Sequence[Charge], run: str, said: Mapping[str, str], end: int) -> list[Draft]:
+    def drafts(
+        self, kind: _Kind, charges: Sequence[Charge], run: str, labels: Mapping[str, str], end: int
+    ) -> list[Draft]:
         """Return the rows for charges or reservations, after row `end`; refuse if one of them does not fit."""
         drafts: list[Draft] = []
         leading: dict[str, ClientAccount] = {}
@@ -69,15 +71,15 @@ class LedgerState:
                     steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency)
                     self._refuse_obstacles(client, account, steps, kind, run)
                 leading[client] = _after(account, key, charge)
-            drafts += self._draft(kind, charge, said, end + len(drafts))
+            drafts += self._draft(kind, charge, labels, end + len(drafts))
         return drafts
 
-    def _refuse_obstacles(self, client: str, account: ClientAccount, steps: History, kind: Kind, run: str) -> None:
+    def _refuse_obstacles(self, client: str, account: ClientAccount, steps: History, kind: _Kind, run: str) -> None:
         obstacle = account.obstacle(steps, run, reserving=kind == "reserve")
         if not obstacle:
             return
         nothing = "nothing was charged" if kind == "charge" else "nothing was reserved"
-        remedy = 'use a ledger with schedule = "adaptive" where requests are not settled beforehand'
+        remedy = 'use a ledger with schedule = "adaptive" where requests are not planned beforehand'
         match obstacle:
             case "budget":
                 epsilon, spent, committed = account.terms.budget.epsilon, account.spent(), account.committed
@@ -110,8 +112,8 @@ class LedgerState:
                     f"client {client!r} has a fixed schedule, and this is not in its plan, so {nothing}; {remedy}"
                 )
 
-    def _draft(self, kind: Kind, charge: Charge, said: Mapping[str, str], end: int) -> list[Draft]:
-        """Return a row, after a row that names its clients when they are many and new."""
+    def _draft(self, kind: _Kind, charge: Charge, labels: Mapping[str, str], end: int) -> list[Draft]:
+        """Return the row of a charge, preceded by a row that names its clients if they are many and new."""
         drafts: list[Draft] = []
         payers: Any = list(charge.clients)
         if len(charge.clients) > _FEW:
@@ -121,11 +123,11 @@ class LedgerState:
         content = {"clients": payers, "event": event_to_dict(charge.event), "uses": charge.uses, "unit": charge.unit}
         if charge.adjacency is not None:
             content["adjacency"] = charge.adjacency
-        drafts.append((kind, {**content, **said}))
+        drafts.append((kind, {**content, **labels}))
         return drafts
 
     def replay(self, row: LedgerRow) -> None:
-        """Take in one row."""
+        """Apply one row."""
         content = row.content
         match row.kind:
             case "opened":
@@ -147,7 +149,7 @@ class LedgerState:
             case _:
                 raise LedgerError(f"{self.path}: row {row.seq} is of the unknown kind {row.kind!r}")
 
-    def _replay_charge(self, kind: Kind, content: Mapping[str, Any]) -> None:
+    def _replay_charge(self, kind: _Kind, content: Mapping[str, Any]) -> None:
         payers = content["clients"]
         clients = self._cohorts[payers] if isinstance(payers, int) else tuple(payers)
         event, compared = event_from_dict(content["event"]), content.get("adjacency")
@@ -171,8 +173,8 @@ class LedgerState:
             self.accounts[client] = account.after[key]
 
 
-def charge_key(kind: Kind, charge: Charge, run: str) -> Key:
-    """Return what tells charges apart that lead from one account to another."""
+def charge_key(kind: _Kind, charge: Charge, run: str) -> _Key:
+    """Return the key of a charge: equal keys lead an account to the same next state."""
     try:
         return kind, canonical_json(charge.event), charge.uses, charge.unit, charge.adjacency, run
     except ValueError:
@@ -181,7 +183,7 @@ def charge_key(kind: Kind, charge: Charge, run: str) -> Key:
         ) from None
 
 
-def _after(account: ClientAccount, key: Key, charge: Charge) -> ClientAccount:
+def _after(account: ClientAccount, key: _Key, charge: Charge) -> ClientAccount:
     if key not in account.after:
         kind, run = key[0], key[-1]
         steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency)
@@ -208,9 +210,7 @@ def budget_row(client: str, terms: BudgetTerms) -> Draft:
 
 def _terms(content: Mapping[str, Any]) -> BudgetTerms:
     plan, schedule = content.get("plan"), content["schedule"]
-    if (
-        "plan" not in content
-    ):  # ledgers of version 0.1 that were called fixed took any event, which only a filter allows
+    if "plan" not in content:  # fixed ledgers of version 0.1 accepted any event, which only a filter allows
         schedule = "adaptive"
     return BudgetTerms(
         Budget(content["epsilon"], content["delta"]),
@@ -223,7 +223,7 @@ def _terms(content: Mapping[str, Any]) -> BudgetTerms:
 
 
 def plain_text(text: str, missing: str) -> str:
-    """Return text that goes on record; refuse what is empty or cannot be written as UTF-8."""
+    """Return text for the record; refuse empty text, and text that cannot be written as UTF-8."""
     if not text.strip():
         raise InputError(missing)
     try:

@@ -35,7 +35,7 @@ _BELOW = 1 - 2.0**-20  # clipped to slightly less than the clip, by more than la
 
 
 def encode_rows(grid: Grid, values: Tensor, words: WordStreams) -> Integers:
-    """Return what each client sends for values (n, grid.size), before masking: integers below 2^bits, (n, grid.dimension).
+    """Return what clients send for values (n, grid.size), before masks: integers below 2^bits, (n, grid.dimension).
 
     Guarantee: client; see `Grid`. Rows with NaN or infinity count as zeros.
     """
