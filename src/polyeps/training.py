@@ -18,12 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyeps.core import Adjacency, Arithmetic, Records
+from polyeps.core import Adjacency, Arithmetic, Records, Streams
 from polyeps.engine.batching import Batching, Sampler
 from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deployed_training import train_deployed
 from polyeps.engine.loop import Settings, train_on_cpu
-from polyeps.engine.noise import Streams
 from polyeps.engine.per_client import (
     PerClient,
     Rows,

@@ -24,7 +24,6 @@ from polyeps.accounting.events import (
     RareFailureDpEvent,
     SkellamDpEvent,
     TogetherDpEvent,
-    Truncated,
     canonical_json,
     event_from_dict,
     event_to_dict,
@@ -48,8 +47,6 @@ MALFORMED: list[dp.DpEvent] = [
     *(RareFailureDpEvent(bad) for bad in NOT_A_PROBABILITY),
     *(FixedSize(bad, 1, ONE) for bad in [*NOT_WHOLE, 0]),
     *(FixedSize(10, bad, ONE) for bad in [*NOT_WHOLE, 0, 11]),
-    *(Truncated(10, 0.1, bad, 1.0) for bad in [*NOT_WHOLE, 0]),
-    *(Truncated(10, bad, 5, 1.0) for bad in NOT_A_PROBABILITY),
     *(SkellamDpEvent(1.0, 1.0, bad) for bad in WRONG),
     *(SkellamDpEvent(bad, 1.0, 9.0) for bad in WRONG),
     *(DiscreteGaussianSumDpEvent(1.0, 1.0, bad, 1) for bad in [*NOT_WHOLE, 0]),
@@ -202,7 +199,6 @@ LEAVES = st.one_of(
     st.builds(RareFailureDpEvent, NUMBERS),
     st.builds(SkellamDpEvent, NUMBERS, NUMBERS, NUMBERS),
     st.builds(DiscreteGaussianSumDpEvent, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
-    st.builds(Truncated, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
     st.builds(dp.RandomizedResponseDpEvent, NUMBERS, NUMBERS),
     st.builds(dp.NoOpDpEvent),
     st.builds(dp.NonPrivateDpEvent),
@@ -239,8 +235,6 @@ def releases_nothing(event: dp.DpEvent) -> bool:
             return True
         case dp.RandomizedResponseDpEvent():
             return bool(event.num_buckets == 1 or event.noise_parameter == 1)
-        case Truncated(sampling_probability=0):
-            return True
         case _:
             return False
 

@@ -19,7 +19,6 @@ from polyeps.accounting.events import (
     PureDpEvent,
     SkellamDpEvent,
     TogetherDpEvent,
-    Truncated,
 )
 from polyeps.accounting.histories import history_of
 from polyeps.core import Budget
@@ -206,10 +205,9 @@ def test_tuning_costs_as_computed_elsewhere() -> None:
     assert cost(RepeatAndSelectDpEvent(base, 10, 0.0)) == pytest.approx(1.903, abs=1e-3)
 
 
-@pytest.mark.parametrize("event", [Truncated(100, 0.1, 20, 1.0), Poisson(0.1, PureDpEvent(1.0))])
-def test_what_renyi_does_not_know_is_refused(event: dp.DpEvent) -> None:
+def test_what_renyi_does_not_know_is_refused() -> None:
     with pytest.raises(UnknownEvent):
-        epsilon(event, 1e-5, accountant="rdp")
+        epsilon(Poisson(0.1, PureDpEvent(1.0)), 1e-5, accountant="rdp")
 
 
 def test_poisson_under_replacement_is_refused_by_renyi() -> None:

@@ -81,7 +81,6 @@ class RareFailureDpEvent(DpEvent):
 Gaussian = dp.GaussianDpEvent
 Poisson = dp.PoissonSampledDpEvent
 FixedSize = dp.SampledWithoutReplacementDpEvent
-Truncated = dp.TruncatedSubsampledGaussianDpEvent
 
 # All events that a ledger may hold: for each, at least one accountant must have a rule.
 EVENT_TYPES: dict[str, type[DpEvent]] = {
@@ -90,7 +89,6 @@ EVENT_TYPES: dict[str, type[DpEvent]] = {
     "gaussian": Gaussian,
     "poisson": Poisson,
     "fixed-size": FixedSize,
-    "truncated-poisson": Truncated,
     "pure": PureDpEvent,
     "skellam": SkellamDpEvent,
     "discrete-gaussian-sum": DiscreteGaussianSumDpEvent,
@@ -132,11 +130,11 @@ _SHAPE: _Rule = (lambda value: value == math.inf or _NOT_NEGATIVE[0](value), "a 
 _EVENT: _Rule = (_event, "an event")
 _EVENTS: _Rule = (lambda value: isinstance(value, list | tuple) and all(map(_event, value)), "a list of events")
 _REALS = ("noise_multiplier", "epsilon", "l1_sensitivity", "l2_sensitivity", "variance", "deviation")
-_SIZES = ("clients", "dimension", "source_dataset_size", "sample_size", "dataset_size", "truncated_batch_size")
+_SIZES = ("clients", "dimension", "source_dataset_size", "sample_size", "num_buckets")
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_REALS, _NOT_NEGATIVE),
     **dict.fromkeys(("sampling_probability", "probability", "noise_parameter"), _PROBABILITY),
-    **dict.fromkeys((*_SIZES, "num_buckets"), _SIZE),
+    **dict.fromkeys(_SIZES, _SIZE),
     "count": _COUNT,
     "mean": _MEAN,
     "shape": _SHAPE,

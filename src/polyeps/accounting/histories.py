@@ -16,7 +16,6 @@ from polyeps.accounting.events import (
     RareFailureDpEvent,
     SkellamDpEvent,
     TogetherDpEvent,
-    Truncated,
     check_event,
     check_uses,
 )
@@ -87,8 +86,6 @@ def _add(history: Counter[DpEvent], event: DpEvent, uses: int) -> None:
                 history[dp.NonPrivateDpEvent()] += uses
             elif event.num_buckets > 1:
                 history[PureDpEvent(math.log1p((1 - event.noise_parameter) / share))] += uses
-        case Truncated(sampling_probability=0):
-            return
         case Gaussian() if event.noise_multiplier == 0:
             history[dp.NonPrivateDpEvent()] += uses
         case FixedSize():

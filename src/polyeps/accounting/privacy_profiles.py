@@ -15,9 +15,8 @@ import numpy as np
 from dp_accounting.dp_event import DpEvent
 from numpy.typing import NDArray
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
-from scipy.stats import binom
 
-from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, Truncated
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent
 from polyeps.core import Adjacency, clip_norms_moved
 from polyeps.errors import UnknownEvent
 
@@ -71,8 +70,6 @@ def step_profile(step: DpEvent, adjacency: Adjacency, cut: float) -> PrivacyProf
             raise UnknownEvent(
                 f"fixed-size samples have no guarantee under {adjacency} adjacency; use Poisson sampling or replace-one"
             )
-        case Truncated():
-            return truncated_profile(step, adjacency, cut)
     inner = getattr(step, "event", None)
     name = type(step).__name__ + (f" of {type(inner).__name__}" if inner is not None else "")
     raise UnknownEvent(f"the PLD accountant does not know {name} under {adjacency} adjacency; try the RDP accountant")
@@ -150,31 +147,6 @@ def sampled_replacement_profile(rate: float, mu: float, cut: float) -> PrivacyPr
     return symmetric_profile(delta, _log_mixed(rate, up) - _log_mixed(rate, down))
 
 
-def truncated_profile(step: Truncated, adjacency: Adjacency, cut: float) -> PrivacyProfile:
-    """Poisson sampling with a largest batch: if the batch is cut, one unit displaces another.
-
-    The two cases are a mixture of public weight, so their profiles mix too. A cut batch is charged as a
-    replacement of twice the reach, sampled at the rate a unit survives the cut.
-    """
-    size, rate, cap = step.dataset_size, step.sampling_probability, step.truncated_batch_size
-    whole = step_profile(Poisson(rate, Gaussian(step.noise_multiplier)), adjacency, cut)
-    weight = float(binom.sf(cap - 1, size - 1, rate))
-    if weight == 0:
-        return whole
-    kept = float(binom.sf(cap, size, rate)) * cap / weight / size
-    replaced = sampled_replacement_profile(max(min(kept, 1.0), 1e-300), 2 / step.noise_multiplier, cut)
-
-    def mixed(uncut: DeltaFunction) -> DeltaFunction:
-        return lambda epsilon: weight * replaced.remove(epsilon) + (1 - weight) * uncut(epsilon)
-
-    return PrivacyProfile(
-        mixed(whole.remove),
-        mixed(whole.add),
-        max(whole.highest_remove, replaced.highest_remove),
-        max(whole.highest_add, replaced.highest_add),
-    )
-
-
 def second_moment(step: DpEvent, adjacency: Adjacency) -> float:
     """Return E[loss²] of one step, to a few per cent: it gives the width of a composition."""
     match step:
@@ -182,8 +154,6 @@ def second_moment(step: DpEvent, adjacency: Adjacency) -> float:
             return step.epsilon**2
         case Gaussian():
             rate, sigma = 1.0, step.noise_multiplier
-        case Truncated():
-            rate, sigma = step.sampling_probability, step.noise_multiplier
         case Poisson():
             rate, sigma = step.sampling_probability, step.event.noise_multiplier
         case _:
@@ -204,9 +174,7 @@ def second_moment(step: DpEvent, adjacency: Adjacency) -> float:
 def is_private(step: DpEvent) -> bool:
     """Return whether a step has any guarantee."""
     inner = step.event if isinstance(step, Poisson | FixedSize) else step
-    return not isinstance(inner, dp.NonPrivateDpEvent) and not (
-        isinstance(step, Truncated) and step.noise_multiplier == 0
-    )
+    return not isinstance(inner, dp.NonPrivateDpEvent)
 
 
 def _log1m(rate: float) -> float:

@@ -1,4 +1,4 @@
-"""Modules without a batched rule: one row at a time through `vmap`, which cannot mix rows."""
+"""Layers for modules without a batched rule: one row at a time, by `vmap` or, where that fails, by a loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polyeps.errors import InputError
 
 @dataclass(frozen=True)
 class VmapLayer:
-    """Any other module: one row at a time through `vmap`, every row's gradient formed."""
+    """Any module, one row at a time through `vmap`, which cannot mix rows; every row's gradient is formed."""
 
     module: nn.Module
 
@@ -28,7 +28,7 @@ class VmapLayer:
 
     def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         over_clients = vmap(vmap(self._one, in_dims=(None, 0)))
-        with SafeUnderVmap():
+        with _SafeUnderVmap():
             outputs = [over_clients(weights[g.first : g.last], g.rows(rows)).flatten(0, 1) for g in layout.groups]
         return torch.cat(outputs), rows
 
@@ -43,7 +43,7 @@ class VmapLayer:
             return cast(tuple[Tensor, ...], vjp(lambda w: self._one(w, row), weights)[1](gradient))
 
         over_clients = vmap(vmap(one, in_dims=(None, 0, 0)))
-        with SafeUnderVmap():
+        with _SafeUnderVmap():
             found = [over_clients(weights[g.first : g.last], g.rows(saved), g.rows(gradients)) for g in layout.groups]
         onwards = torch.cat([of[1].flatten(0, 1) for of in found]) if wanted else None
         if not self.size:
@@ -54,13 +54,13 @@ class VmapLayer:
         named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         parts = torch.split(weights, [p.numel() for p in named.values()])
         values = {name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=True)}
-        # A copy of the row: a module may work in place on what it is given.
+        # A copy of the row: a module may work in place on its input.
         return check_one_tensor(self.module, call_module(self.module, values, row[None].clone()), 1)[0]
 
 
 @dataclass(frozen=True)
 class LoopedLayer(VmapLayer):
-    """A module that `vmap` does not take, for instance one whose branches depend on the data."""
+    """A module that `vmap` cannot run, for instance because its branches depend on the data."""
 
     def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         owners = layout.owner.tolist()
@@ -80,7 +80,7 @@ class LoopedLayer(VmapLayer):
         return onwards, RowGradients(layout, torch.stack([of for of, _ in found])) if self.size else None
 
     def _gradients(self, weights: Tensor, row: Tensor, gradient: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
-        """The gradients of the weights and, where wanted, of the row."""
+        """Return the gradients of the weights and, if `wanted`, of the row."""
         with torch.enable_grad():
             leaf, start = weights.detach().clone().requires_grad_(), row.detach()
             if wanted:
@@ -94,10 +94,10 @@ class LoopedLayer(VmapLayer):
         return filled[0], filled[-1]
 
 
-class SafeUnderVmap(TorchFunctionMode):
-    """Write out what torch gets wrong under nested `vmap`.
+class _SafeUnderVmap(TorchFunctionMode):
+    """Replace `prelu`, whose gradient torch gets wrong under nested `vmap`.
 
-    The gradient of `prelu` pairs rows with clients there: an error, or wrong where there are as many of both.
+    It pairs rows with clients: an error, or a wrong result if there are as many rows as clients.
     """
 
     def __torch_function__(
@@ -115,11 +115,11 @@ def _prelu(input: Tensor, weight: Tensor) -> Tensor:
 
 
 def check_one_tensor(module: nn.Module, outputs: object, count: int) -> Tensor:
-    """The outputs of a module for a number of rows, refused unless they are one tensor with a row for each."""
+    """Return the outputs of a module for `count` rows; refuse anything but one tensor with a row for each."""
     name = type(module).__name__
     if not isinstance(outputs, Tensor):
         raise InputError(
-            f"{name} returns a {type(outputs).__name__}, where one tensor with a row per example is allowed;"
+            f"{name} returns a {type(outputs).__name__}; it must return one tensor with a row per example:"
             " wrap it in a module that picks one (polyeps.engine.recurrent.LastState does so for nn.LSTM)"
         )
     if not outputs.dim() or len(outputs) != count:
@@ -131,10 +131,10 @@ def check_one_tensor(module: nn.Module, outputs: object, count: int) -> Tensor:
 
 
 def call_module(module: nn.Module, values: dict[str, Tensor], rows: Tensor) -> Tensor:
-    """The outputs of a module whose parameters, by their names in `named_parameters`, have these values.
+    """Return the outputs of a module whose parameters, by their names in `named_parameters`, have these values.
 
-    Every place of a shared parameter is named once. Left to find them itself, torch names those of a module that
-    occurs twice twice, and in the end leaves it with the values.
+    Every place of a shared parameter is passed once: torch's own search passes a module that occurs twice two times,
+    and does not restore it.
     """
     found = {parameter: values[name] for name, parameter in module.named_parameters() if name in values}
     places = {

@@ -1,8 +1,8 @@
-"""Which modules may run by a batched rule: torch's own, as torch made them.
+"""Modules that may run by a batched rule: torch's own, unmodified.
 
-Fixed probes cannot prove that a user's code treats the rows of a batch apart. So the modules known to do so are listed
-here, and everything else runs one row at a time. A module of a listed type counts as another one once it has hooks,
-parametrizations, a `forward` of its own or other parameters than its type has.
+Tests on fixed inputs cannot prove that a user's module treats the rows of a batch independently. So the modules known
+to do so are listed here, and everything else runs one row at a time. A module of a listed type counts as unknown if it
+has hooks, parametrizations, a `forward` of its own or other parameters than its type.
 """
 
 from __future__ import annotations
@@ -12,63 +12,38 @@ from collections.abc import Iterable
 
 from torch import nn
 
-# Modules that treat the rows of a batch apart whatever they hold, as long as their arguments say nothing else.
-_ELEMENTWISE = (
-    nn.CELU,
-    nn.ELU,
-    nn.GELU,
-    nn.Hardshrink,
-    nn.Hardsigmoid,
-    nn.Hardswish,
-    nn.Hardtanh,
-    nn.Identity,
-    nn.LeakyReLU,
-    nn.LogSigmoid,
-    nn.Mish,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.SELU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Softshrink,
-    nn.Softsign,
-    nn.Tanh,
-    nn.Tanhshrink,
-    nn.Threshold,
+
+def _types(names: str) -> frozenset[type[nn.Module]]:
+    return frozenset(getattr(nn, name) for name in names.split())
+
+
+# Row-wise whatever they hold, as long as their arguments say nothing else.
+_ELEMENTWISE = _types(
+    "CELU ELU GELU Hardshrink Hardsigmoid Hardswish Hardtanh Identity LeakyReLU LogSigmoid Mish ReLU ReLU6 SELU SiLU "
+    "Sigmoid Softplus Softshrink Softsign Tanh Tanhshrink Threshold"
 )
-_POOLING = (
-    nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveAvgPool3d,
-    nn.AdaptiveMaxPool1d,
-    nn.AdaptiveMaxPool2d,
-    nn.AdaptiveMaxPool3d,
-    nn.AvgPool1d,
-    nn.AvgPool2d,
-    nn.AvgPool3d,
-    nn.MaxPool1d,
-    nn.MaxPool2d,
-    nn.MaxPool3d,
+_POOLING = _types(
+    "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d "
+    "AvgPool1d AvgPool2d AvgPool3d MaxPool1d MaxPool2d MaxPool3d"
 )
-_DROPOUT = (nn.AlphaDropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
-_FROZEN = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.GroupNorm, nn.LayerNorm, nn.Linear)
+_DROPOUT = _types("AlphaDropout Dropout Dropout1d Dropout2d Dropout3d FeatureAlphaDropout")
+_FROZEN = _types("Conv1d Conv2d Conv3d Embedding GroupNorm LayerNorm Linear")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def is_unmodified(module: nn.Module) -> bool:
-    """Whether a module and its parts do what their types do: no hooks, no method replaced on the instance."""
+    """Return whether a module and its parts do what their types do: no hooks, no methods replaced on an instance."""
     return all(is_unmodified_itself(part) for part in module.modules())
 
 
 def has_parameters(module: nn.Module, **shapes: tuple[int, ...] | None) -> bool:
-    """Whether a module has exactly these parameters, in this order and these shapes; None: it has none by that name."""
+    """Return whether a module has exactly these parameters, in this order and shape; None: no such parameter."""
     expected = [(name, shape) for name, shape in shapes.items() if shape is not None]
     return [(name, tuple(p.shape)) for name, p in module.named_parameters(remove_duplicate=False)] == expected
 
 
 def is_row_wise(module: nn.Module) -> bool:
-    """Whether a module without trainable parameters is known to treat rows apart: then it runs on all at once."""
+    """Return whether a module without trainable parameters is known to treat rows independently."""
     kind = type(module)
     if not is_unmodified(module):
         return False
@@ -86,7 +61,7 @@ def is_row_wise(module: nn.Module) -> bool:
 
 
 def frozen_copy(module: nn.Module) -> nn.Module:
-    """A copy of a module without parameters that no later hook or mode of the original reaches."""
+    """Return a copy of a module without parameters, unaffected by later hooks or modes of the original."""
     if next(module.parameters(), None) is not None:
         return module
     kept = copy.deepcopy(module).eval()
@@ -96,13 +71,13 @@ def frozen_copy(module: nn.Module) -> nn.Module:
 
 
 def shares_parameters(names: Iterable[tuple[str, nn.Parameter]]) -> bool:
-    """Whether a parameter occurs under two names."""
+    """Return whether a parameter occurs under two names."""
     parameters = [id(parameter) for _, parameter in names]
     return len(set(parameters)) < len(parameters)
 
 
 def is_unmodified_itself(part: nn.Module) -> bool:
-    """Whether a module, leaving its parts aside, does what its type does."""
+    """Return whether a module, apart from its submodules, does what its type does."""
     if any(getattr(part, hooks) for hooks in _HOOKS):
         return False
     own = vars(part)

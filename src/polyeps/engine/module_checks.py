@@ -1,7 +1,7 @@
-"""The check of a user's module and loss before anybody trains: the engine against autograd, one example at a time.
+"""Checks of a model's module and loss before training: the engine against autograd, one example at a time.
 
-Two clients with different weights and rows of several magnitudes; outputs, every record's gradient and the clipped
-sums must be those of autograd. A module that `vmap` cannot follow is looped over, with a warning; whatever then still
+Two clients have different weights and rows of several magnitudes; outputs, every record's gradient and the clipped sums
+must equal those of autograd. A module that `vmap` cannot run is looped over, with a warning; a module that still
 differs is refused.
 """
 
@@ -21,20 +21,20 @@ from polyeps.engine.losses import Loss, RowWiseLoss, is_row_wise_loss, per_row_e
 from polyeps.engine.network import Network, add_gradients, record_gradients
 from polyeps.errors import InputError
 
-ROWS = 5  # of two clients: two and three
-MAGNITUDES = (0.3, 1.0, 30.0, 3.0, 0.03)
+_ROWS = 5  # two of one client and three of another
+_MAGNITUDES = (0.3, 1.0, 30.0, 3.0, 0.03)
 
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """What is checked: a module, the shapes of its trainable parameters by name, and its loss."""
+    """A module to check, the shapes of its trainable parameters by name, and its loss."""
 
     module: nn.Module
     shapes: dict[str, tuple[int, ...]]
     loss: Loss
 
     def outputs(self, vector: Tensor, rows: Tensor) -> Tensor:
-        """The module's outputs under weights (d,), refused unless there is one row for each."""
+        """Return the module's outputs under weights (d,); refuse them unless there is one row for each input."""
         parts = torch.split(vector, [torch.Size(shape).numel() for shape in self.shapes.values()])
         values = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
         return check_one_tensor(self.module, call_module(self.module, values, rows.clone()), len(rows))
@@ -43,9 +43,9 @@ class CheckedModel:
 def check_model(
     subject: CheckedModel, network: Network, start: Tensor, candidates: list[Tensor]
 ) -> tuple[Network, Loss]:
-    """The network and loss to train with; refused where they are not those of autograd.
+    """Return the network and loss to train with; refuse a model whose gradients are not those of autograd.
 
-    Weights are drawn around start (d,). Candidates are rows (ROWS, ...) to try: the first that the module takes.
+    Weights are drawn around start (d,). Of the candidate rows, the first that the module accepts are used.
     """
     generator = torch.Generator().manual_seed(0)
     spread = 0.1 * torch.randn(2, len(start), generator=generator).to(start.device)
@@ -54,16 +54,16 @@ def check_model(
         rows, outputs = _run(subject, models[0], candidates)
     with _deterministic(subject.module):
         _check_rows_apart(subject, models[0], rows, outputs)
-        loss, labels = checked_loss(subject.loss, outputs.detach(), generator)
+        loss, labels = _checked_loss(subject.loss, outputs.detach(), generator)
         network = _settled(network, models, rows)
         _compare(subject, network, loss, models, rows, labels)
     return network, loss
 
 
-def checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tuple[Loss, Tensor]:
-    """A loss that treats rows apart, and labels it takes; refused where a row's loss depends on another row."""
+def _checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tuple[Loss, Tensor]:
+    """Return a row-wise loss, and labels it accepts; refuse a loss in which a row depends on another row."""
     spread = torch.randn(outputs.shape, generator=generator).to(outputs)
-    magnitudes = torch.tensor(MAGNITUDES).to(outputs).reshape(-1, *(1,) * (outputs.dim() - 1))
+    magnitudes = torch.tensor(_MAGNITUDES).to(outputs).reshape(-1, *(1,) * (outputs.dim() - 1))
     outputs = outputs.nan_to_num(0.0, 0.0, 0.0).clamp(-100, 100) + spread * magnitudes
     labels = _labels(loss, outputs, generator)
     if is_row_wise_loss(loss):
@@ -74,7 +74,9 @@ def checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tup
     if not isinstance(together, Tensor) or together.shape != labels.shape[:1]:
         raise InputError(per_row_error(together, len(labels)))
     if not together.requires_grad:
-        raise InputError("autograd cannot follow the loss to the outputs; compute it from them by operations of torch")
+        raise InputError(
+            "autograd cannot differentiate the loss by the outputs; compute it from them with torch operations"
+        )
     (gradients,) = torch.autograd.grad(together.sum(), leaf)
     looped = RowWiseLoss(loss, looped=True)
     alone = [looped._autograd(output, label) for output, label in zip(outputs, labels, strict=True)]
@@ -89,7 +91,7 @@ def checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tup
         found = apart.gradients(outputs, labels)
     except InputError:
         raise
-    except Exception as error:  # whatever a user's code raises under vmap
+    except Exception as error:  # any error of user code under vmap
         _warn_slow(f"the loss {_name(loss)}", error)
         apart = looped
         found = looped.gradients(outputs, labels)
@@ -99,7 +101,7 @@ def checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tup
 
 
 def _labels(loss: Loss, outputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Labels (T,) that a loss takes: classes, or where it refuses them numbers."""
+    """Return labels (T,) that a loss accepts: classes or, if it refuses them, numbers."""
     classes = outputs.shape[1] if outputs.dim() > 1 and outputs.shape[1] > 1 else 2
     as_classes = torch.randint(0, classes, (len(outputs),), generator=generator).to(outputs.device)
     as_numbers = torch.randn(len(outputs), generator=generator).to(outputs.device)
@@ -118,7 +120,7 @@ def _labels(loss: Loss, outputs: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _run(subject: CheckedModel, vector: Tensor, candidates: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The first candidate that the module takes, and its outputs."""
+    """Return the first candidate that the module accepts, and its outputs."""
     failed: Exception | None = None
     for rows in candidates:
         try:
@@ -130,10 +132,10 @@ def _run(subject: CheckedModel, vector: Tensor, candidates: list[Tensor]) -> tup
             failed = failed or error
             continue
         if not outputs.is_floating_point():
-            raise InputError(f"{_name(subject.module)} returns {outputs.dtype}, where float32 outputs are allowed")
+            raise InputError(f"{_name(subject.module)} returns {outputs.dtype}; outputs must be float32")
         return rows, outputs
     raise InputError(
-        f"{_name(subject.module)} cannot be run on one tensor of {ROWS} rows of shape {tuple(candidates[0].shape[1:])}"
+        f"{_name(subject.module)} cannot be run on one tensor of {_ROWS} rows of shape {tuple(candidates[0].shape[1:])}"
         f" and {candidates[0].dtype}, the only input it gets: {failed}"
     )
 
@@ -149,7 +151,7 @@ def _check_rows_apart(subject: CheckedModel, vector: Tensor, rows: Tensor, toget
 
 
 def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
-    """The network with its mapped layers looped where `vmap` cannot run them."""
+    """Return the network with its vmap layers looped where `vmap` cannot run them."""
     layout = _layout(((0, 1, 2), (1, 2, 3)), rows.device)
     layers = []
     for layer, weights in zip(network.layers, network.columns(models), strict=True):
@@ -169,7 +171,7 @@ def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
 
 
 def _compare(subject: CheckedModel, network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor) -> None:
-    """Refuse a network whose gradients, of records alone or in clipped sums, are not those of autograd."""
+    """Refuse a network whose per-record gradients or clipped sums are not those of autograd."""
     owner = torch.tensor([0, 0, 1, 1, 1], device=rows.device)
     expected = torch.stack([_autograd(subject, models[i], rows[k], labels[k]) for k, i in enumerate(owner.tolist())])
     found = torch.cat(
@@ -200,7 +202,7 @@ def _autograd(subject: CheckedModel, vector: Tensor, row: Tensor, label: Tensor)
 
 
 def _same(subject: CheckedModel, found: Tensor, expected: Tensor, what: str) -> None:
-    """Refuse gradients that differ by more than rounding, naming the parameters."""
+    """Refuse gradients that differ by more than rounding; name the parameters."""
     sizes = [torch.Size(shape).numel() for shape in subject.shapes.values()]
     length = torch.linalg.vector_norm(expected.nan_to_num(0.0, 0.0, 0.0).double(), dim=1, keepdim=True)
     off = (found.double() - expected.double()).abs() > 2e-3 * length
@@ -215,7 +217,7 @@ def _same(subject: CheckedModel, found: Tensor, expected: Tensor, what: str) -> 
 
 @contextmanager
 def _deterministic(module: nn.Module) -> Iterator[None]:
-    """Refuse a module that draws random numbers or changes its buffers; leave torch's generator as it was."""
+    """Refuse a module that draws random numbers or changes its buffers; restore torch's generator."""
     before = {name: buffer.clone() for name, buffer in module.named_buffers() if not buffer.is_meta}
     state = torch.random.get_rng_state()
     try:
@@ -229,11 +231,11 @@ def _deterministic(module: nn.Module) -> Iterator[None]:
                 buffer.data.copy_(before[name])
     if drawn:
         raise InputError(
-            f"{_name(module)} draws from torch's global generator, so runs could not be repeated; remove what is"
-            " random, or call eval() on it"
+            f"{_name(module)} draws from torch's global generator, so runs could not be repeated; remove its random"
+            " parts, or call eval() on it"
         )
     if changed:
-        raise InputError(f"the model changes its buffer '{changed[0]}' when it sees examples; it must keep nothing")
+        raise InputError(f"the model changes its buffer '{changed[0]}' when it sees examples; remove that state")
 
 
 def _differ(first: Tensor, second: Tensor) -> bool:
@@ -241,7 +243,7 @@ def _differ(first: Tensor, second: Tensor) -> bool:
 
 
 def _layout(groups: tuple[tuple[int, int, int], ...], device: torch.device) -> Layout:
-    """A layout of groups (first, last, width)."""
+    """Return a layout of groups (first, last, width)."""
     made: list[RowGroup] = []
     owner: list[int] = []
     for first, last, width in groups:
@@ -256,7 +258,7 @@ def _close(first: Tensor, second: Tensor) -> bool:
 
 def _warn_slow(what: str, error: Exception) -> None:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    warnings.warn(f"{what} runs one row after the other, which is slow: vmap cannot follow it ({reason})", stacklevel=2)
+    warnings.warn(f"{what} runs one row after the other, which is slow: vmap cannot run it ({reason})", stacklevel=2)
 
 
 def _name(thing: nn.Module | Callable[..., object]) -> str:
@@ -264,7 +266,7 @@ def _name(thing: nn.Module | Callable[..., object]) -> str:
 
 
 def check_module(module: nn.Module) -> None:
-    """Refuse what mixes the rows of a batch, draws from a global generator or has no float32 weights, with a remedy."""
+    """Refuse parts that mix rows of a batch, draw from a global generator or are not float32; name a remedy."""
     for name, part in module.named_modules():
         kind = type(part).__name__
         where = f"{kind} at '{name}'" if name else kind
@@ -294,17 +296,17 @@ def check_module(module: nn.Module) -> None:
 def candidate_rows(
     module: nn.Module, shape: tuple[int, ...], kind: torch.dtype, example: Tensor | None
 ) -> list[Tensor]:
-    """Rows to check a model on: random ones of several magnitudes, and milder ones should it take no such numbers."""
+    """Return rows to check a model on: random ones of several magnitudes, and milder ones in case it refuses those."""
     generator = torch.Generator().manual_seed(1)
-    size = (ROWS, *shape)
+    size = (_ROWS, *shape)
     if not kind.is_floating_point:
         if example is not None:
             picked = torch.randint(0, example.numel(), size, generator=generator)
-            return [example.flatten().cpu()[picked], example[torch.arange(ROWS) % len(example)].cpu()]
+            return [example.flatten().cpu()[picked], example[torch.arange(_ROWS) % len(example)].cpu()]
         tables = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
         return [torch.randint(0, min(tables, default=2), size, generator=generator).to(kind)]
-    magnitudes = torch.tensor(MAGNITUDES).reshape(-1, *(1,) * len(shape))
+    magnitudes = torch.tensor(_MAGNITUDES).reshape(-1, *(1,) * len(shape))
     rows = [torch.randn(size, generator=generator) * magnitudes, torch.rand(size, generator=generator)]
     if example is not None:
-        rows.append(example[torch.arange(ROWS) % len(example)].cpu())
+        rows.append(example[torch.arange(_ROWS) % len(example)].cpu())
     return rows

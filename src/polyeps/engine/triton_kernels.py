@@ -1,4 +1,4 @@
-"""Triton, where there is a device and the build of torch brings it; everything it does here also goes without."""
+"""Triton and what its kernels share; every kernel of the engine has an equivalent in torch operations."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ except ImportError:  # CPU builds of torch come without it
 
 __all__ = ["KERNEL_BLOCK", "has_kernel", "programs", "row_squares", "tl", "triton"]
 
-KERNEL_BLOCK = 1024  # numbers that one program of a kernel works on
+KERNEL_BLOCK = 1024  # numbers per program of a kernel
 
 
 def has_kernel(values: Tensor) -> bool:
-    """Whether a kernel can work on values."""
+    """Return whether Triton kernels can work on values."""
     return values.is_cuda and triton is not None
 
 
 def programs(values: Tensor) -> tuple[int]:
-    """How many programs of a kernel it takes to write values."""
+    """Return the number of programs of a kernel that writes values."""
     return (-(-values.numel() // KERNEL_BLOCK),)
 
 
 def row_squares(rows: Tensor) -> Tensor:
-    """Return the squared norm of each row (T, p), (T,) float64."""
+    """Return the squared norm of each row (T, p), (T,) float64, reading every number once."""
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     count, size = rows.shape
     squares = torch.empty(count, dtype=torch.float64, device=rows.device)
