@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.federations import experiment, finish, job_of, promised
+from support.grid_piecewise import GridPiecewise
 from torch import Tensor
 
 from polyeps.algorithms._averaging import Course
@@ -277,7 +278,7 @@ def test_known_variances() -> None:
     for mechanism in ("duchi", "pm", "hm"):
         expected = [values.variance(mechanism, e, 0.0) for e in epsilon]
         assert known_variance(mechanism, epsilon) == pytest.approx(expected)
-    grid = [values.GridPiecewise(e).variance(0.0) for e in epsilon]
+    grid = [GridPiecewise(e).variance(0.0) for e in epsilon]
     assert known_variance("grid-pm", epsilon) == pytest.approx(grid, rel=2e-3)
 
 

@@ -4,13 +4,13 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from support.grid_piecewise import GridPiecewise
 from support.scripted import at_most_exp
 
 from polyeps.audit import exact
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection
 from polyeps.mechanisms.selection import WORD, SelectionForm, SelectName
-from polyeps.mechanisms.values import GridPiecewise
 from polyeps.methods import certify, fedsel
 
 SHAPES = [(1, 1), (2, 1), (2, 2), (3, 2), (5, 1), (7, 3), (10, 1), (12, 2), (12, 6), (12, 12)]

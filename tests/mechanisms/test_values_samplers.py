@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.grid_piecewise import GridPiecewise
 from support.scripted import Scripted, at_most_exp
 
 from polyeps.engine.noise import SeededStreams, SystemStreams
@@ -53,7 +54,7 @@ def test_whole_numbers_keep_the_ratio(epsilon: float) -> None:
 @pytest.mark.parametrize("value", [-1.0, -0.3, 0.0, 0.7, 1.0])
 def test_grid_sampler_has_exactly_the_masses_of_its_law(epsilon: float, value: float) -> None:
     """First and last of the whole numbers of every piece, once rounded down and once up."""
-    law, exact = values.cell_counts(np.array([epsilon]), CELLS), values.GridPiecewise(epsilon)
+    law, exact = values.cell_counts(np.array([epsilon]), CELLS), GridPiecewise(epsilon)
     inside, outside, band = int(law.inside[0]), int(law.outside[0]), int(law.band[0])
     assert band == exact.band
     assert law.step[0] == pytest.approx(exact.step, rel=1e-12)

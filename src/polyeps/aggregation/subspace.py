@@ -109,15 +109,6 @@ class Basis:
     def ranks(self) -> tuple[int, ...]:
         return tuple(len(part.matrix) for part in self.parts)
 
-    @property
-    def orthonormal(self) -> bool:
-        """Return whether `project` is idempotent; with random directions it is not."""
-        for _, _, matrix in self.parts:
-            one = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-            if not torch.allclose(matrix @ matrix.T, one, rtol=0, atol=1e-4):
-                return False
-        return True
-
     def coordinates(self, rows: Tensor) -> Tensor:
         """Return the coordinates (n, Σk) of rows (n, d), which PFA+ uploads."""
         if rows.shape[-1:] != self.centre.shape:
@@ -247,7 +238,7 @@ def random_basis(
 
     "gaussian" has entries N(0, 1/k); "sparse" is the Johnson–Lindenstrauss transform with entries ±√(3/k), each
     one time in six, else 0. RᵀR is the identity on average only: what is rebuilt is right in the mean, off by about
-    √(size/k) times the row, and not idempotent, so `orthonormal` is False. A part takes at most as many
+    √(size/k) times the row, and not idempotent. A part takes at most as many
     directions as it has parameters.
     """
     _check_rank(rank)

@@ -12,7 +12,7 @@ accuracy. How often a row is rounded depends on the row, and so does the time it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -26,7 +26,7 @@ from polyeps.mechanisms.integer import Grid
 from polyeps.mechanisms.integer_noise import Integers, add_noise, table_for
 from polyeps.mechanisms.random_words import WordStreams
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 _TRIES = 40  # each fails with probability e^(−1/2) at most, so all do once in 5e8 rows
 _AT_ONCE = 1 << 21  # coordinates encoded at a time
@@ -39,27 +39,19 @@ def encode_rows(grid: Grid, values: Tensor, words: WordStreams) -> Integers:
 
     Guarantee: client; see `Grid`. Rows with NaN or infinity count as zeros.
     """
-    _check(grid, values, words)
+    if values.ndim != 2 or values.shape[1] != grid.size:
+        raise InputError(f"values must be rows of {grid.size} coordinates, not of shape {tuple(values.shape)}")
+    if words.clients != len(values):
+        raise InputError(f"{len(values)} rows need as many streams of words, not {words.clients}")
+    table, largest_square, mask = grid.table, grid.largest_square, _mask(grid)
     sent = np.empty((len(values), grid.dimension), np.int64)
-    for rows, some in _encoded(grid, values, words):
-        sent[rows.start : rows.stop] = some
+    together = max(1, _AT_ONCE // grid.dimension)
+    for first in range(0, len(values), together):
+        rows = range(first, min(first + together, len(values)))
+        whole = rounded(rotated(grid, values[rows.start : rows.stop]), largest_square, words, rows)
+        add_noise(table, whole, words, rows)
+        sent[rows.start : rows.stop] = whole & mask
     return sent
-
-
-def encode_sum(grid: Grid, values: Tensor, words: WordStreams) -> Integers:
-    """Return the sum of what `encode_rows` returns, modulo 2^bits, holding only a few clients' integers at a time.
-
-    Fewer clients than `grid.honest` are refused: their noise would be too small for the price.
-    """
-    _check(grid, values, words)
-    if len(values) < grid.honest:
-        raise InputError(
-            f"{len(values)} clients cannot add the noise of {grid.honest}; wait for more, or pad with zeros"
-        )
-    total = np.zeros(grid.dimension, np.int64)
-    for _, some in _encoded(grid, values, words):
-        total += some.sum(0)  # a sum that wraps at 2⁶⁴ is still right modulo 2^bits
-    return total & _mask(grid)
 
 
 def top_up_noise(grid: Grid, total: Integers, variance: float, words: WordStreams) -> Integers:
@@ -95,16 +87,16 @@ def walsh_hadamard(rows: Tensor) -> Tensor:
     return rows.reshape(shape)
 
 
-def rotated(grid: Grid, values: Tensor) -> Floats:
+def rotated(grid: Grid, values: Tensor) -> _Floats:
     """Return rows clipped, padded with zeros and rotated, in steps of the grid, (n, d)."""
     clipped = _clipped(values.detach().cpu().to(torch.float64), grid.clip * _BELOW)
     padded = torch.zeros(len(values), grid.dimension, dtype=torch.float64)
     torch.mul(clipped, _signs(grid.rotation, grid.dimension)[: grid.size], out=padded[:, : grid.size])
-    turned: Floats = walsh_hadamard(padded).mul_(1 / (grid.granularity * math.sqrt(grid.dimension))).numpy()
+    turned: _Floats = walsh_hadamard(padded).mul_(1 / (grid.granularity * math.sqrt(grid.dimension))).numpy()
     return turned
 
 
-def rounded(steps: Floats, largest_square: int, words: WordStreams, rows: range) -> Integers:
+def rounded(steps: _Floats, largest_square: int, words: WordStreams, rows: range) -> Integers:
     """Round rows at random, without bias; repeat until a row's squared norm is at most `largest_square`."""
     whole = _by_chance(steps, words, rows)
     long = np.flatnonzero(_squares(whole) > largest_square)
@@ -118,13 +110,13 @@ def rounded(steps: Floats, largest_square: int, words: WordStreams, rows: range)
     return whole
 
 
-def _by_chance(steps: Floats, words: WordStreams, rows: Sequence[int]) -> Integers:
+def _by_chance(steps: _Floats, words: WordStreams, rows: Sequence[int]) -> Integers:
     dimension = steps.shape[1]
     drawn = np.empty((len(steps), (dimension + 1) // 2), np.uint64)
     words.fill(drawn, rows)
     moved = drawn.view(np.uint32)[:, :dimension] * 2.0**-32  # half a word each: biased by 2⁻³² of a step at most
     moved += steps
-    floor: Floats = np.floor(moved, out=moved)
+    floor: _Floats = np.floor(moved, out=moved)
     return floor.astype(np.int64)
 
 
@@ -156,24 +148,5 @@ def _signs(seed: int, dimension: int) -> Tensor:
     return torch.from_numpy(1.0 - 2.0 * coins)
 
 
-def _encoded(grid: Grid, values: Tensor, words: WordStreams) -> Iterator[tuple[range, Integers]]:
-    """Yield what some of the clients send, and their rows."""
-    table, largest_square, mask = grid.table, grid.largest_square, _mask(grid)
-    together = max(1, _AT_ONCE // grid.dimension)
-    for first in range(0, len(values), together):
-        rows = range(first, min(first + together, len(values)))
-        whole = rounded(rotated(grid, values[rows.start : rows.stop]), largest_square, words, rows)
-        add_noise(table, whole, words, rows)
-        whole &= mask
-        yield rows, whole
-
-
 def _mask(grid: Grid) -> int:
     return (1 << grid.bits) - 1
-
-
-def _check(grid: Grid, values: Tensor, words: WordStreams) -> None:
-    if values.ndim != 2 or values.shape[1] != grid.size:
-        raise InputError(f"values must be rows of {grid.size} coordinates, not of shape {tuple(values.shape)}")
-    if words.clients != len(values):
-        raise InputError(f"{len(values)} rows need as many streams of words, not {words.clients}")

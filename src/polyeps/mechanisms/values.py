@@ -34,75 +34,21 @@ def check_epsilon_value(epsilon: float) -> None:
         raise InputError(f"epsilon-value must be above 0 and at most {_LARGEST:g}, not {epsilon}")
 
 
-def piecewise_bound(epsilon: float) -> float:
-    """Return PM's largest answer, C = (e^(ε/2) + 1)/(e^(ε/2) − 1)."""
-    return 1 / math.tanh(epsilon / 4)
-
-
 def piecewise_variance(epsilon: float, value: float) -> float:
     """Return Var[PM | t] = t²/(A − 1) + (A + 3)/(3(A − 1)²), A = e^(ε/2)."""
     excess = math.expm1(epsilon / 2)
     return value**2 / excess + (excess + 4) / (3 * excess**2)
 
 
-def duchi_bound(epsilon: float) -> float:
-    """Return Duchi's answer, ±B with B = (e^ε + 1)/(e^ε − 1)."""
-    return 1 / math.tanh(epsilon / 2)
-
-
 def duchi_variance(epsilon: float, value: float) -> float:
-    return duchi_bound(epsilon) ** 2 - value**2
+    """Return Duchi's variance B² − t²; it answers ±B, B = (e^ε + 1)/(e^ε − 1)."""
+    return (1 / math.tanh(epsilon / 2)) ** 2 - value**2
 
 
 def hybrid_variance(epsilon: float, value: float) -> float:
     """Return HM's variance: PM with the public probability 1 − e^(−ε/2) above the threshold, else Duchi."""
     share = -math.expm1(-epsilon / 2) if epsilon > HYBRID_THRESHOLD else 0.0
     return share * piecewise_variance(epsilon, value) + (1 - share) * duchi_variance(epsilon, value)
-
-
-@dataclass(frozen=True)
-class GridPiecewise:
-    """The law of grid-PM, PM on n cells: a cell of a band of h with probability e^ε·h/(n − h + e^ε·h), else another.
-
-    The band's place is an unbiased rounding of the value, so every draw is of an integer.
-    """
-
-    epsilon: float
-    cells: int = 1024
-
-    @property
-    def band(self) -> int:
-        bound = piecewise_bound(self.epsilon)
-        return min(self.cells - 1, max(1, round(self.cells * (bound - 1) / (2 * bound))))
-
-    @property
-    def in_band(self) -> float:
-        n, h = self.cells, self.band
-        return h / (h + (n - h) * math.exp(-self.epsilon))
-
-    @property
-    def step(self) -> float:
-        n, h, p = self.cells, self.band, self.in_band
-        return 2 / ((n - h) * (p - (1 - p) * h / (n - h)))
-
-    @property
-    def outputs(self) -> NDArray[np.float64]:
-        return np.asarray(self.step * (np.arange(self.cells) - (self.cells - 1) / 2), dtype=np.float64)
-
-    def masses(self, value: float) -> NDArray[np.float64]:
-        """Return the probability of each output."""
-        n, h = self.cells, self.band
-        place = (value + 1) * (n - h) / 2
-        low = min(math.floor(place), n - h - 1)
-        mass = np.full(n, (1 - self.in_band) / (n - h))
-        inside = self.in_band / h - (1 - self.in_band) / (n - h)
-        mass[low : low + h] += inside * (low + 1 - place)
-        mass[low + 1 : low + 1 + h] += inside * (place - low)
-        return mass
-
-    def variance(self, value: float) -> float:
-        mass = self.masses(value)
-        return float(mass @ self.outputs**2 - (mass @ self.outputs) ** 2)
 
 
 @dataclass(frozen=True)
@@ -120,7 +66,11 @@ class CellCounts:
 
 
 def cell_counts(epsilon: NDArray[np.float64], cells: int = 1024) -> CellCounts:
-    """Return every client's `GridPiecewise` as it is sampled."""
+    """Return every client's law of grid-PM as it is sampled.
+
+    PM on n cells: a uniform cell of a band of h cells with probability e^ε·h/(n − h + e^ε·h), else one outside it. The
+    band's place is an unbiased rounding of the value, so every draw is of an integer.
+    """
     bound = 1 / np.tanh(epsilon / 4)
     band = np.clip(np.round(cells * (bound - 1) / (2 * bound)), 1, cells - 1).astype(np.int64)
     others = cells - band
@@ -138,16 +88,14 @@ def duchi_lead(epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def variance(mechanism: ValueMechanism, epsilon: float, value: float) -> float:
-    """Return a mechanism's variance at a value."""
+    """Return a mechanism's variance at a value; grid-PM's is PM's up to a thousandth."""
     match mechanism:
-        case "pm":
+        case "pm" | "grid-pm":
             return piecewise_variance(epsilon, value)
         case "hm":
             return hybrid_variance(epsilon, value)
         case "duchi":
             return duchi_variance(epsilon, value)
-        case "grid-pm":
-            return GridPiecewise(epsilon).variance(value)
 
 
 def perturb(mechanism: ValueMechanism, values: ValueArray, epsilon: ValueArray, streams: Streams) -> ValueArray:
