@@ -94,7 +94,7 @@ def _deviations(probability: float) -> float:
 
 
 def _gaussian(mu: float, t: FloatArray) -> FloatArray:
-    """δ of N(μ,1) against N(0,1) at t: Φ(a) − e^t·Φ(−b), a and b = μ/2 ∓ t/μ.
+    """Return δ of N(μ,1) against N(0,1) at t: Φ(a) − e^t·Φ(−b), a and b = μ/2 ∓ t/μ.
 
     As e^t·φ(b) = φ(a), both are e^(−a²/2)·erfcx(·/√2)/2, so the difference of two tiny numbers keeps its digits.
     """
@@ -106,7 +106,7 @@ def _gaussian(mu: float, t: FloatArray) -> FloatArray:
 
 
 def sampled_gaussian_profile(rate: float, mu: float, cut: float) -> PrivacyProfile:
-    """(1−q)·N(0,1) + q·N(μ,1) against N(0,1); rate 1 is the plain Gaussian.
+    """Return the profile of (1−q)·N(0,1) + q·N(μ,1) against N(0,1); rate 1 is the plain Gaussian.
 
     remove: q·δ_Gauss(t), e^t = 1 + (e^ε − 1)/q.    add: (1 − (1−q)e^ε)₊·δ_Gauss(−t), e^t = 1 − (1 − e^−ε)/q.
     """
@@ -128,9 +128,10 @@ def sampled_gaussian_profile(rate: float, mu: float, cut: float) -> PrivacyProfi
 
 
 def sampled_replacement_profile(rate: float, mu: float, cut: float) -> PrivacyProfile:
-    """(1−q)·N(0,1) + q·N(μ,1) against (1−q)·N(0,1) + q·N(−μ,1): Poisson sampling, one value replaced.
+    """Return the profile of Poisson sampling with one value replaced.
 
-    The loss grows with the outcome x; solving for it gives μx = ε/2 + asinh((1−q)/q·e^(μ²/2)·sinh(ε/2)).
+    It is that of (1−q)·N(0,1) + q·N(μ,1) against (1−q)·N(0,1) + q·N(−μ,1). The loss grows with the outcome x; solving
+    for it gives μx = ε/2 + asinh((1−q)/q·e^(μ²/2)·sinh(ε/2)).
     """
     log_odds = _log1m(rate) - math.log(rate) + mu * mu / 2
 

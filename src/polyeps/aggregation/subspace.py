@@ -9,27 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from polyeps.errors import InputError
+from polyeps.models import Slice
 
 # Updates are float32: parts of a matrix below this share of it are rounding errors.
 FLOAT32_ROUNDING = torch.finfo(torch.float32).eps
 
 
-class Span(Protocol):
-    """The place of a named tensor in the vector, such as a `polyeps.models.Slice`."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
-
-
-Slices = Mapping[str, Span]
+Slices = Mapping[str, Slice]
 BasisKind = Literal["set", "mean", "centred"]
 RandomKind = Literal["gaussian", "sparse"]
 

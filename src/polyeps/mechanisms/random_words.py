@@ -39,10 +39,7 @@ class SeededWords:
 
     def __init__(self, streams: SeededStreams, release: str) -> None:
         self._generators = [np.random.Philox(key=_key(key, release)) for key in streams.keys]
-
-    @property
-    def clients(self) -> int:
-        return len(self._generators)
+        self.clients = streams.clients
 
     def fill(self, out: WordArray, rows: Sequence[int]) -> None:
         for mine, row in zip(out, rows, strict=True):
@@ -57,10 +54,7 @@ class SystemWords:
         self._encryptors = [
             Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor() for _ in range(clients)
         ]
-
-    @property
-    def clients(self) -> int:
-        return len(self._encryptors)
+        self.clients = clients
 
     def fill(self, out: WordArray, rows: Sequence[int]) -> None:
         for mine, row in zip(out, rows, strict=True):
