@@ -42,6 +42,6 @@ def test_mixed_histories_are_compared_step_by_step() -> None:
     assert not affordability.fits({step: 100, report: 100}, budget, "add-remove", "pld")
 
 
-def test_integer_noise_is_judged_by_renyi() -> None:
+def test_integer_noise_is_priced_by_renyi() -> None:
     assert best_accountant({Gaussian(1.0): 1, Poisson(0.1, SkellamDpEvent(1, 1, 9)): 1}) == "rdp"
     assert best_accountant({Gaussian(1.0): 1, PureDpEvent(1.0): 1}) == "pld"

@@ -219,7 +219,7 @@ TREES = st.recursive(
 
 
 def releases_nothing(event: dp.DpEvent) -> bool:
-    """Whether an event, well formed, is a no-op, told without any accountant."""
+    """Whether an event, well formed, is a no-op, without asking an accountant."""
     match event:
         case dp.NoOpDpEvent():
             return True

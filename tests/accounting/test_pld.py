@@ -213,8 +213,8 @@ def test_guard_x1_repeated_randomized_response_is_counted() -> None:
     assert epsilon(event, 1e-6, adjacency="replace-one") == pytest.approx(9.99998, abs=1e-4)
 
 
-def test_guard_x2_both_judges_mean_the_same_noise_under_replacement() -> None:
-    """σ = 2 clip norms under replace-one is a displacement of 2 in 2: μ = 1, for either judge."""
+def test_both_accountants_mean_the_same_noise_under_replacement() -> None:
+    """σ = 2 clip norms under replace-one is a displacement of 2 in 2: μ = 1, for either accountant."""
     exact = epsilon(Gaussian(2.0), 1e-5, adjacency="replace-one")
     renyi = epsilon(Gaussian(2.0), 1e-5, adjacency="replace-one", accountant="rdp")
     assert exact == pytest.approx(4.377178, abs=1e-6)
@@ -231,7 +231,7 @@ def test_impossible_deltas_are_refused(delta: float) -> None:
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("event", [Gaussian(1e-200), Poisson(0.1, Gaussian(1e-200)), PureDpEvent(1e308)])
-def test_what_no_double_holds_is_not_promised(event: dp.DpEvent, accountant: Accountant) -> None:
+def test_numbers_beyond_a_double_have_no_guarantee(event: dp.DpEvent, accountant: Accountant) -> None:
     assert epsilon(repeated(event, 5), 1e-5, accountant=accountant) == math.inf
 
 

@@ -39,12 +39,12 @@ def parameter(rule: str) -> dict[str, float]:
 def test_two_kinds_of_clients_are_told_apart(rule: str, name: str) -> None:
     for seed in range(12):
         epsilons = draw_budgets(name, 30, np.random.default_rng(seed)).epsilons
-        liberal = epsilons > 5
-        if liberal.any():  # else there is one kind, and both rules cut it in two
-            assert (split_by_epsilon(epsilons, rule) == liberal).all()
+        high = epsilons > 5
+        if high.any():  # else there is one kind, and both rules cut it in two
+            assert (split_by_epsilon(epsilons, rule) == high).all()
 
 
-def test_the_top_tenth_hands_the_fourth_liberal_client_to_the_private_ones() -> None:
+def test_the_top_tenth_hands_the_fourth_high_epsilon_client_to_the_others() -> None:
     epsilons = [0.1] * 26 + [10, 10.1, 9.9, 10.0]
     assert high_epsilon_by_share(epsilons).nonzero()[0].tolist() == [26, 27, 29]
     assert high_epsilon_by_share([1, 1, 1]).tolist() == [True, False, False]
@@ -70,7 +70,7 @@ def test_a_split_is_upwards_closed_and_forgets_the_order(epsilons: list[float], 
 
 @pytest.mark.parametrize("rule", ["mixture", "k-means"])
 @pytest.mark.parametrize("epsilons", [[3.0], [2.0, 2.0], [0.5] * 9])
-def test_nobody_is_more_liberal_than_his_equals(rule: str, epsilons: list[float]) -> None:
+def test_clients_of_equal_epsilon_are_in_one_group(rule: str, epsilons: list[float]) -> None:
     assert split_by_epsilon(epsilons, rule).all()
 
 
@@ -106,7 +106,7 @@ def robust(norms: Floats) -> Any:
 
 
 @pytest.mark.parametrize(("clients", "least"), [(10, 0.9), (20, 0.95), (50, 0.95)])
-def test_strict_and_liberal_clients_are_told_apart_by_norm(clients: int, least: float) -> None:
+def test_low_and_high_epsilon_clients_are_distinguished_by_norm(clients: int, least: float) -> None:
     assert recovered(robust, "pdp-fl-mixgauss1", clients) >= least
 
 
@@ -121,7 +121,7 @@ def test_noise_only_coordinates_give_every_mixture_away(name: str, clients: int)
     assert recovered(robust, name, clients, silent=True) >= 0.95
 
 
-def test_norms_alone_do_not_tell_weaker_mixtures_apart() -> None:
+def test_norms_alone_do_not_distinguish_weaker_mixtures() -> None:
     # The limit the documentation admits: a day this fails is a day to change it.
     assert recovered(robust, "pdp-fl-mixgauss2", 50) < 0.1
 
@@ -206,8 +206,8 @@ def test_the_published_rule_on_wild_norms(values: list[float], groups: int) -> N
 def test_the_published_rule_splits_even_one_group() -> None:
     norms = population("pdp-fl-mixgauss1", 10, 2)[0][:4] * np.array([1, 1.01, 1.02, 1.03])
     assert len(set(group_by_norms(norms))) == 2
-    loud = group_by_norms([0.1, 0.12, 0.11, 5.0, 5.1])
-    assert loud.tolist() == [0, 0, 0, 1, 1]
+    found = group_by_norms([0.1, 0.12, 0.11, 5.0, 5.1])
+    assert found.tolist() == [0, 0, 0, 1, 1]
 
 
 BAD: dict[str, tuple[Callable[[], object], str]] = {

@@ -47,7 +47,7 @@ def test_where_noise_is_all_there_is_groups_count_by_its_inverse() -> None:
     torch.testing.assert_close(found, torch.tensor([3, 1, 3], dtype=torch.float64) / 7, **CLOSE)
 
 
-def test_a_group_that_differs_is_not_heard_for_being_loud() -> None:
+def test_a_group_that_differs_gains_no_weight_from_its_noise() -> None:
     """Open clients of one kind: without noise, but their mean is not everybody's."""
     groups = of([1900.0, 100.0], [1e5, 0.0], 0.05, 500)
     alike, apart = weighed(groups), weighed(groups, torch.diag(torch.tensor([1e-4, 0.5], dtype=torch.float64)))

@@ -1,4 +1,4 @@
-"""Noise told apart from signal."""
+"""Noise estimates."""
 
 import math
 

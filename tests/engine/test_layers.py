@@ -29,7 +29,7 @@ def _same_weights_every_time() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Small operations on two threads wait for whoever else uses the cores."""
+    """Small operations on two threads wait for other processes on the cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -390,14 +390,16 @@ def test_racing_and_dying_processes_brick_and_lose_nothing(tmp_path: Path) -> No
     assert outcome["race"]["bricked"] == []
     assert outcome["race"]["winners"][:6] == [1] * 6
     assert max(outcome["race"]["winners"]) == 1  # of those that were killed, none may have lived to tell
-    told = outcome["kill"]
+    reported = outcome["kill"]
     ledger = Ledger(tmp_path / "ledger.db")
     ledger.verify()
     rows = ledger.rows()
     written = [row.content["purpose"] for row in rows if row.kind == "charge"]
-    assert len(told["acknowledged"]) > 20
-    assert set(told["acknowledged"]) <= set(written)
-    assert set(told["reserved"]) <= ledger.runs.keys() == {row.content["run"] for row in rows if row.kind == "reserve"}
+    assert len(reported["acknowledged"]) > 20
+    assert set(reported["acknowledged"]) <= set(written)
+    assert (
+        set(reported["reserved"]) <= ledger.runs.keys() == {row.content["run"] for row in rows if row.kind == "reserve"}
+    )
     assert len(written) == len(set(written)) == ledger.account("client").charges
     account = ledger.account("client")
     assert ledger.spent("client") <= account.spent(account.committed) <= 2.0

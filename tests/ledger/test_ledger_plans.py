@@ -157,7 +157,7 @@ def test_terms_are_adaptive_unless_said_otherwise() -> None:
 
 
 def test_ledgers_of_version_1_that_were_called_fixed_are_filtered(path: Path) -> None:
-    """They took any event, whoever chose it, so exact composition proves nothing about them."""
+    """They took any event, also adaptively chosen ones, so exact composition proves nothing about them."""
 
     ledger = Ledger.create(path)
     content = {"client": "a", "epsilon": 1.0, "delta": 1e-3, "unit": "record", "adjacency": "zero-out"}

@@ -29,7 +29,7 @@ KINDS: list[NoiseName] = ["skellam", "discrete-gaussian"]
 
 
 class Scripted:
-    """Words told beforehand, for one client."""
+    """Words given beforehand, for one client."""
 
     clients = 1
 

@@ -42,7 +42,7 @@ def test_published_encoding_costs_more_than_it_claims(shape: tuple[int, int], ex
 
 
 @pytest.mark.parametrize(("shape", "expected"), SOUND_KEEP.items())
-def test_sound_encoding_keeps_its_promise(shape: tuple[int, int], expected: tuple[float, ...]) -> None:
+def test_sound_encoding_keeps_its_guarantee(shape: tuple[int, int], expected: tuple[float, ...]) -> None:
     for epsilon, keep in zip(EPSILONS, expected, strict=True):
         found = selection.sound_keep(*shape, epsilon)
         assert found == pytest.approx(keep, abs=1e-8)
