@@ -74,14 +74,11 @@ def with_draws_known(history: History, adjacency: Adjacency) -> KnownDraws | Non
         shift = reach / inner.noise_multiplier
         square += uses * shift * shift
         if len(history) == 1 and inner is not step:
-            return _drawn_at(_rate(step), shift, uses)
+            drawn = isinstance(step, Poisson)
+            rate = step.sampling_probability if drawn else step.sample_size / step.source_dataset_size
+            return _drawn_at(rate, shift, uses)
     # Several kinds of steps: as if the client had been in every sample, which is simpler and still a bound.
     return KnownDraws(np.ones(1), np.array([math.sqrt(square)])) if sampled else None
-
-
-def _rate(step: Poisson | FixedSize) -> float:
-    """Return the probability that a sample holds a given unit."""
-    return step.sampling_probability if isinstance(step, Poisson) else step.sample_size / step.source_dataset_size
 
 
 def _drawn_at(rate: float, shift: float, rounds: int) -> KnownDraws:

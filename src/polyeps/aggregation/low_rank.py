@@ -226,7 +226,8 @@ def low_rank(
         rows = part.shape[0]
         columns = (part.stop - part.start) // rows
         reader = _reader(part, slices) if directions == "model" else None
-        found = min(rank, rows, columns, *((_ways(reader, rows),) if reader else ()))
+        ways = [(reader.stop - reader.start) // rows] if reader else []  # in which the reader uses each output
+        found = min(rank, rows, columns, *ways)
         cheaper = found * (rows + columns) < rows * columns or whole == "biases"
         if cheaper and (reader is not None or directions == "paid"):
             matrices.append(Matrix(part.start, part.stop, rows, columns, found, reader))
@@ -254,11 +255,6 @@ def _reader(part: Slice, slices: Mapping[str, Slice]) -> Reader | None:
     if not later or (later[0].stop - later[0].start) % (later[0].shape[0] * part.shape[0]):
         return None
     return Reader(later[0].start, later[0].stop, later[0].shape[0])
-
-
-def _ways(reader: Reader, outputs: int) -> int:
-    """Return the number of ways in which a reader uses each output."""
-    return (reader.stop - reader.start) // outputs
 
 
 def _orthonormal(flat: Tensor, factors_of: Callable[[Tensor], list[Tensor]]) -> Tensor:

@@ -223,7 +223,9 @@ def _deterministic(module: nn.Module) -> Iterator[None]:
     try:
         yield
         drawn = not torch.equal(torch.random.get_rng_state(), state)
-        changed = [name for name, buffer in module.named_buffers() if name in before and _differ(buffer, before[name])]
+        changed = [
+            name for name, buffer in module.named_buffers() if name in before and not torch.equal(buffer, before[name])
+        ]
     finally:
         torch.random.set_rng_state(state)
         for name, buffer in module.named_buffers():
@@ -236,10 +238,6 @@ def _deterministic(module: nn.Module) -> Iterator[None]:
         )
     if changed:
         raise InputError(f"the model changes its buffer '{changed[0]}' when it sees examples; remove that state")
-
-
-def _differ(first: Tensor, second: Tensor) -> bool:
-    return first.shape != second.shape or not torch.equal(first, second)
 
 
 def _layout(groups: tuple[tuple[int, int, int], ...], device: torch.device) -> Layout:

@@ -138,7 +138,9 @@ class SystemStreams:
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
         words = [stream.words(count) for stream in self._keystreams]
-        return _unit(np.stack(words)) if words else np.empty((0, count))
+        # in (0, 1], from the upper 53 bits of each word
+        upper = np.stack(words) >> np.uint64(11) if words else np.empty((0, count), np.uint64)
+        return (upper + np.uint64(1)).astype(np.float64) * 2.0**-53
 
     def normals(self, out: Tensor, rows: Sequence[int]) -> None:  # noqa: ARG002
         raise InputError(FLOATS_LEAK)
@@ -197,8 +199,3 @@ class _Keystream:
 def _key(seed: int, client: int | str, round: int) -> int:
     digest = hashlib.blake2b(f"{int(seed)}/{int(round)}/{client}".encode(), digest_size=16).digest()
     return int.from_bytes(digest, "little")
-
-
-def _unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return uniforms in (0, 1] from the upper 53 bits of each word."""
-    return ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53

@@ -135,7 +135,9 @@ class ClientAccount:
         if not reserving:
             run = self._payer(run)
             if run:
-                return "" if run in self.reserved and _within(added, self.reserved[run]) else "run"
+                left = self.reserved.get(run)
+                enough = left is not None and all(count <= left.get(step, 0) for step, count in added.items())
+                return "" if enough else "run"
         if self.terms.schedule == "fixed" and not self._in_plan(added, run if reserving else ""):
             return "plan"
         return "" if self.affords(_joined(self.committed, added)) else "budget"
@@ -180,7 +182,3 @@ def _joined(history: History, added: History) -> History:
     for step, count in added.items():
         together[step] = together.get(step, 0) + count
     return together
-
-
-def _within(added: History, left: History) -> bool:
-    return all(count <= left.get(step, 0) for step, count in added.items())
