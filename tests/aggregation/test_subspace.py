@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -31,15 +31,6 @@ KINDS = st.sampled_from(["set", "mean", "centred"])
 RANKS = st.integers(1, 9) | st.just("auto")
 SLICES = {"weight": Slice(0, 24, (4, 6)), "bias": Slice(24, 28, (4,)), "scale": Slice(28, 29, (1,))}
 SIZE = 29
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Small operations on two threads wait for other processes on the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def draw(clients: int, size: int = SIZE, seed: int = 0) -> Tensor:

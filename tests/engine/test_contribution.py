@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -24,14 +24,6 @@ STEADY = pytest.mark.skipif(not MEASURED, reason="rounding in company was measur
 MOST = 1 + (1e-6 if MEASURED else 1e-4)
 CLIPS = torch.tensor([1e-10, 1e-5, 1e-4, 1.0, 1e4])
 VOCABULARY = 7
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Mean(nn.Module):

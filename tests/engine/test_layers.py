@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -25,15 +25,6 @@ SIZES = np.array([4, 2, 0, 1])  # rows of four clients; one has none
 @pytest.fixture(autouse=True)
 def _same_weights_every_time() -> None:
     torch.manual_seed(0)  # torch's layers start from the global generator; only tests may touch it
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Small operations on two threads wait for other processes on the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Mean(nn.Module):
