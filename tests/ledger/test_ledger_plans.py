@@ -7,6 +7,7 @@ from pathlib import Path
 import dp_accounting as dp
 import pytest
 from scipy.stats import norm
+from support.affordable import affordable
 
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import Gaussian, Poisson, PureDpEvent, TogetherDpEvent
@@ -41,11 +42,11 @@ def hockey_stick(event: dp.DpEvent, uses: int, ratio: float) -> float:
     return float(norm.sf(where - shift / 2) - ratio * norm.sf(where + shift / 2))
 
 
-def worst(first: float, menu: list[Second]) -> float:
+def worst(first: float, events: list[Second]) -> float:
     """The δ at ε = 1 of a pure first answer that decides which of several events follows."""
     more = 1 / (1 + math.exp(-first))
     return sum(
-        p * max(hockey_stick(event, uses, math.e * q / p) for event, uses in [*menu, (PureDpEvent(0.0), 1)])
+        p * max(hockey_stick(event, uses, math.e * q / p) for event, uses in [*events, (PureDpEvent(0.0), 1)])
         for p, q in ((more, 1 - more), (1 - more, more))
     )
 
@@ -66,12 +67,12 @@ def test_no_choice_by_earlier_answers_passes_the_budget(path: Path, first: float
     asked: list[Second] = [*BRANCHES, (Gaussian(2.596), 1), (PureDpEvent(0.9527), 1)]
     asked += [(Gaussian(sigma), uses) for sigma in (2.8, 3.2, 3.8, 5.0) for uses in (1, 2, 4)]
     asked += [(PureDpEvent(value), uses) for value in (0.8, 0.3, 0.15, 0.1, 0.05) for uses in (1, 3, 6, 12)]
-    menu = [(event, uses) for event, uses in asked if ledger.can_afford(Charge(A, event, uses)) == [True]]
-    assert menu
-    assert worst(first, menu) <= 1e-3
-    assert not set(BRANCHES) <= set(menu)
+    events = [(event, uses) for event, uses in asked if ledger.can_afford(Charge(A, event, uses)) == [True]]
+    assert events
+    assert worst(first, events) <= 1e-3
+    assert not set(BRANCHES) <= set(events)
     for event, uses in asked:
-        if (event, uses) not in menu:
+        if (event, uses) not in events:
             with pytest.raises(BudgetExceeded, match="nothing was charged"):
                 ledger.charge(event, uses=uses)
 
@@ -80,7 +81,7 @@ def test_a_fixed_schedule_needs_a_plan(path: Path) -> None:
     ledger = Ledger.create(path, {"a": BudgetTerms(BUDGET, schedule="fixed")})
     for event in (PureDpEvent(0.05), Gaussian(20.0)):
         assert ledger.can_afford(Charge(A, event)) == [False]
-        assert ledger.affordable("a", event) == 0
+        assert affordable(ledger, event) == 0
         with pytest.raises(BudgetExceeded, match=r'no plan yet.*reserve the whole run.*schedule = "adaptive"'):
             ledger.charge(event)
     assert len(ledger.rows()) == 2
@@ -168,11 +169,11 @@ def test_ledgers_of_version_1_that_were_called_fixed_are_filtered(path: Path) ->
 
 def test_a_reservation_counts_until_it_is_released(path: Path) -> None:
     ledger = Ledger.create(path, {"a": BudgetTerms(BUDGET)})
-    most = ledger.affordable("a", Gaussian(30.0))
+    most = affordable(ledger, Gaussian(30.0))
     ledger.reserve("one", [Charge(A, Gaussian(30.0), most - 5)])
     assert ledger.spent("a") == 0.0
     other = Ledger(path)
-    assert other.affordable("a", Gaussian(30.0)) == 5
+    assert affordable(other, Gaussian(30.0)) == 5
     with pytest.raises(BudgetExceeded, match=r"holds .* in reserve and has .* left; .*nothing was reserved"):
         other.reserve("two", [Charge(A, Gaussian(30.0), 3), Charge(A, Gaussian(30.0), 3)])
     assert "two" not in other.runs
@@ -181,11 +182,11 @@ def test_a_reservation_counts_until_it_is_released(path: Path) -> None:
     other.reserve("two", [Charge(A, Gaussian(30.0), 5)])
     for uses in (4, 3):
         ledger.charge(Gaussian(30.0), uses=uses, run="one")
-    assert ledger.affordable("a", Gaussian(30.0)) == 0
-    assert ledger.affordable("a", Gaussian(30.0), run="one") == most - 12
+    assert affordable(ledger, Gaussian(30.0)) == 0
+    assert affordable(ledger, Gaussian(30.0), run="one") == most - 12
     ledger.release("one")
     ledger.release("one")  # as after a crash
-    assert ledger.affordable("a", Gaussian(30.0)) == most - 12
+    assert affordable(ledger, Gaussian(30.0)) == most - 12
     assert Ledger(path).account("a").history == {Gaussian(30.0): 7}  # what was charged stays
     for run in ("one", "three"):
         assert ledger.can_afford(Charge(A, Gaussian(30.0)), run=run) == [False]
@@ -239,7 +240,7 @@ def test_many_clients_reserve_together(path: Path) -> None:
 def test_parallel_runs_do_not_spend_twice(path: Path) -> None:
     """Two processes that each saw room for a run: only one gets it."""
     ledgers = [Ledger.create(path, {"a": BudgetTerms(BUDGET)}), Ledger(path)]
-    half = ledgers[0].affordable("a", Gaussian(30.0)) // 2 + 1
+    half = affordable(ledgers[0], Gaussian(30.0)) // 2 + 1
     assert all(ledger.can_afford(Charge(A, Gaussian(30.0), half)) == [True] for ledger in ledgers)
     ledgers[0].reserve("0", [Charge(A, Gaussian(30.0), half)])
     with pytest.raises(BudgetExceeded):

@@ -42,7 +42,6 @@ class LedgerRow(NamedTuple):
 
 
 Draft = tuple[str, dict[str, Any]]  # kind and content of a new row
-Clock = Callable[[], datetime]
 
 
 def now() -> datetime:
@@ -57,9 +56,9 @@ def _hash(seq: int, time: str, kind: str, body: str, previous: str) -> str:
 class Chain:
     """The file at `path`; `replay` is called with every verified row exactly once, in order."""
 
-    def __init__(self, path: Path, replay: Callable[[LedgerRow], None], *, clock: Clock = now) -> None:
+    def __init__(self, path: Path, replay: Callable[[LedgerRow], None]) -> None:
         self.path = path
-        self._replay, self._clock = replay, clock
+        self._replay = replay
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._process = 0
@@ -70,9 +69,9 @@ class Chain:
             self._look()
 
     @staticmethod
-    def create(path: Path, drafts: Sequence[Draft], *, clock: Clock = now) -> None:
+    def create(path: Path, drafts: Sequence[Draft]) -> None:
         """Create a chain; an existing one is not touched."""
-        rows = _chained(drafts, Head(0, START), clock)
+        rows = _chained(drafts, Head(0, START))
         try:
             create_file(path, rows, _end(rows))
         except OSError as problem:
@@ -82,7 +81,7 @@ class Chain:
         """Append the rows that `make` returns, all or none, after every earlier row was replayed."""
         with self._lock, self._errors(), self._writing() as connection:
             self._look()
-            rows = _chained(make(), self.head, self._clock)
+            rows = _chained(make(), self.head)
             if not rows:
                 return
             check_schema(self.path, connection)
@@ -279,8 +278,8 @@ def _end(rows: Sequence[LedgerRow]) -> Head:
     return Head(rows[-1].seq, rows[-1].hash)
 
 
-def _chained(drafts: Sequence[Draft], head: Head, clock: Clock) -> list[LedgerRow]:
-    time = clock().isoformat()
+def _chained(drafts: Sequence[Draft], head: Head) -> list[LedgerRow]:
+    time = now().isoformat()
     rows: list[LedgerRow] = []
     seq, previous = head
     for kind, content in drafts:

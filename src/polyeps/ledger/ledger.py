@@ -10,12 +10,10 @@ from uuid import uuid4
 
 from dp_accounting.dp_event import DpEvent
 
-from polyeps.accounting import affordability
-from polyeps.accounting.events import check_uses
 from polyeps.core import Budget, Unit, check_name
 from polyeps.errors import InputError, LedgerError
 from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount
-from polyeps.ledger.hash_chain import Chain, Clock, Draft, LedgerRow, now
+from polyeps.ledger.hash_chain import Chain, Draft, LedgerRow
 from polyeps.ledger.head_file import Head, StoredHead, read_stored_head
 from polyeps.ledger.state import LedgerState, RunReservation, budget_row, charge_key, plain_text
 
@@ -32,30 +30,28 @@ class Ledger:
     polyeps.errors.BudgetExceeded: client 'hospital' has spent ... of its ε = 1 and has ... left; ...
     """
 
-    def __init__(self, path: Path | str, *, clock: Clock = now) -> None:
+    def __init__(self, path: Path | str) -> None:
         self._state = LedgerState(path)
-        self._chain = Chain(Path(path), self._state.replay, clock=clock)
+        self._chain = Chain(Path(path), self._state.replay)
 
     @classmethod
-    def create(
-        cls, path: Path | str, terms: Mapping[str, BudgetTerms] | None = None, *, clock: Clock = now
-    ) -> "Ledger":
+    def create(cls, path: Path | str, terms: Mapping[str, BudgetTerms] | None = None) -> "Ledger":
         """Create a ledger, with its first budgets if given; refuse an existing file."""
         drafts: list[Draft] = [("opened", {"ledger": uuid4().hex})]
         drafts += [budget_row(client, agreed) for client, agreed in (terms or {}).items()]
-        Chain.create(Path(path), drafts, clock=clock)
-        return cls(path, clock=clock)
+        Chain.create(Path(path), drafts)
+        return cls(path)
 
     @classmethod
-    def open_or_create(cls, path: Path | str, terms: Mapping[str, BudgetTerms], *, clock: Clock = now) -> "Ledger":
+    def open_or_create(cls, path: Path | str, terms: Mapping[str, BudgetTerms]) -> "Ledger":
         """Open the ledger at `path`, whatever its budgets, or create it with these if there is none."""
         if not Path(path).exists():
             try:
-                return cls.create(path, terms, clock=clock)
+                return cls.create(path, terms)
             except LedgerError:
                 if not Path(path).exists():  # otherwise another process was first
                     raise
-        return cls(path, clock=clock)
+        return cls(path)
 
     @property
     def id(self) -> str:
@@ -193,22 +189,6 @@ class Ledger:
                 account.steps(charge.event, charge.uses, charge.unit, charge.adjacency), run
             )
         return [answers[self.account(client)] for client in charge.clients]
-
-    def affordable(
-        self,
-        client: str,
-        event: DpEvent,
-        uses: int = 1,
-        unit: Unit = "record",
-        most: int = 1 << 20,
-        *,
-        run: str = "",
-    ) -> int:
-        """Return how many such charges a client can still pay, up to `most`."""
-        account, uses = self.account(client), check_uses(uses, least=1)
-        return affordability.affordable(
-            lambda times: times == 0 or not account.obstacle(account.steps(event, uses * times, unit), run), most
-        )
 
     def refresh(self) -> None:
         """Read what other processes wrote."""
