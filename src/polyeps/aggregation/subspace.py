@@ -157,7 +157,6 @@ def subspace(
     rank: int | Literal["auto"] = 1,
     kind: BasisKind = "set",
     weights: Tensor | None = None,
-    dominance: float = 1.0,
 ) -> Basis:
     """Return the main directions of PFA's public updates (n, d), per tensor, or of the whole vector without slices.
 
@@ -165,14 +164,12 @@ def subspace(
     which has only one. "centred": of the updates around their plain mean, which becomes the centre, as in PFA's
     reference code; there are no weights, and a single update is not centred.
 
-    No part has more directions than its updates have rank: zero updates have none. `rank` "auto" is PFA's Remark 3:
-    the fewest directions whose singular values sum to at least `dominance` times the sum of the others; the paper
-    calls that constant domain-dependent and gives no value.
+    No part has more directions than its updates have rank: zero updates have none. `rank` "auto" is PFA's Remark 3: the
+    fewest directions whose singular values sum to at least the sum of the others; the paper's constant factor, which it
+    calls domain-dependent without giving a value, is 1.
     """
     _check_rank(rank if rank != "auto" else 1)
     _check_kind(kind, get_args(BasisKind))
-    if not 0 <= dominance < math.inf:
-        raise InputError(f"dominance must be a finite number of at least 0, not {dominance}")
     if rows.ndim != 2 or not len(rows):
         raise InputError(f"a subspace needs the updates of at least one client, not shape {tuple(rows.shape)}")
     shares = _shares(rows, rows.new_ones(len(rows)) if weights is None or kind == "centred" else weights)
@@ -193,11 +190,11 @@ def subspace(
             mean = block.mean(0)
             centre[a:b] = mean.to(rows.dtype)
             matrix = (block - mean) * shares.sqrt()[:, None]
-        parts.append(Part(a, b, _directions(matrix, rank, smallest, dominance).to(rows.dtype)))
+        parts.append(Part(a, b, _directions(matrix, rank, smallest).to(rows.dtype)))
     return Basis(tuple(parts), centre)
 
 
-def _directions(matrix: Tensor, rank: int | Literal["auto"], smallest: float, dominance: float) -> Tensor:
+def _directions(matrix: Tensor, rank: int | Literal["auto"], smallest: float) -> Tensor:
     """Return right singular vectors (k, size) of a float64 matrix (n, size) with singular values above `smallest`."""
     tall = matrix.shape[0] > matrix.shape[1]
     # The smaller Gram matrix: its eigenvalues resolve singular values down to 1e-8, finer than float32 rows are.
@@ -207,7 +204,7 @@ def _directions(matrix: Tensor, rank: int | Literal["auto"], smallest: float, do
     if rank == "auto":
         values = values[:count]
         rest = values.flip(0).cumsum(0).flip(0) - values  # what is left after the first k
-        enough = values.cumsum(0) >= dominance * rest
+        enough = values.cumsum(0) >= rest
         count = int(enough.to(torch.int8).argmax()) + 1 if count else 0
     else:
         count = min(rank, count)
