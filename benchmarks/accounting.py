@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyeps.accounting import afford, epsilon
+from polyeps.accounting import affordability, epsilon
 from polyeps.accounting.calibration import calibrate, calibrate_each
 from polyeps.accounting.events import Gaussian, Poisson
 from polyeps.core import Budget
@@ -43,11 +43,11 @@ def ours(budgets: list[Budget]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         cold, answer = timed(lambda: calibrate(budgets, price, STEPS, directory=directory))
-        afford._known.clear()
+        affordability._known.clear()
         cached, _ = timed(lambda: calibrate(budgets, price, STEPS, directory=directory))
-        afford._known.clear()
+        affordability._known.clear()
         one, _ = timed(lambda: calibrate(budgets[:1], price, STEPS, directory=directory))
-    afford._known.clear()
+    affordability._known.clear()
     sizes = np.random.default_rng(1).integers(200, 2000, 100)
     prices, _ = timed(
         lambda: calibrate_each(budgets[:100], lambda sigma, row: Poisson(8 / int(sizes[row]), Gaussian(sigma)), STEPS)
@@ -64,7 +64,7 @@ def ours(budgets: list[Budget]) -> dict[str, float]:
         "one_epsilon_seconds": look_up,
         "least_used": float(used.min()),
         "most_used": float(used.max()),
-        "distinct_scales": len(set(answer.scale.tolist())),  # type: ignore[attr-defined]
+        "distinct_scales": len(set(answer.noise_multiplier.tolist())),  # type: ignore[attr-defined]
     }
 
 
@@ -119,7 +119,9 @@ def main() -> None:
     drawn = np.exp(np.random.default_rng(0).uniform(math.log(0.05), math.log(10), options.budgets))
     asked = [float(value) for value in options.peer_budgets.split(",") if value.strip()]
     mine = ours([Budget(float(value), DELTA) for value in drawn])
-    scales = calibrate([Budget(value, DELTA) for value in asked], price, STEPS, tolerance=1e-3).scale.tolist()
+    scales = calibrate(
+        [Budget(value, DELTA) for value in asked], price, STEPS, tolerance=1e-3
+    ).noise_multiplier.tolist()
     same = dict(zip(map(str, asked), scales, strict=True))
     theirs = peers(asked)
     help_seconds = start_up()

@@ -130,7 +130,7 @@ def measure(asked: argparse.Namespace, kind: str, rank: int, seed: int) -> Outco
     # Of the same layers, whether or not the model tells their directions; "paid" could compress the last one too.
     factors = low_rank(people.model.slices, max(rank, 1), directions="model")
     price = lambda scale: Poisson(COHORT / AGENTS, Gaussian(scale))  # noqa: E731
-    scale = float(calibrate([Budget(1.0, 1e-4)], price, asked.rounds).scale[0])
+    scale = float(calibrate([Budget(1.0, 1e-4)], price, asked.rounds).noise_multiplier[0])
     loop = Loop(people, factors, kind, scale, asked.clip, torch.Generator().manual_seed(1000 + seed))
     found, judged, model, records = Outcome(kind, rank, seed), [], people.start.to(people.device), people.records
     paid = factors.subspace_size if kind == "paid" else 0

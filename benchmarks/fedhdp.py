@@ -38,7 +38,7 @@ from polyeps.core import Budget, Records, State
 from polyeps.engine.noise import SeededStreams
 from polyeps.engine.sampling import fixed_batches
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 from polyeps.models import MODELS, Model
 from polyeps.participation import Participation
 from polyeps.server import Round, serve
@@ -189,7 +189,7 @@ def _with_ledger(model: Model, steps: int, records: Records, rounds: int) -> tup
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         price = Batched(model, steps, records).algorithm.round_price
         assert price is not None
-        agreed = Terms(Budget(3.6, 1e-4), "client", "zero-out", "fixed", plan=price(SCALE))
+        agreed = BudgetTerms(Budget(3.6, 1e-4), "client", "zero-out", "fixed", plan=price(SCALE))
         terms = dict.fromkeys(IDS[:-OPEN], agreed)
         ledger = Ledger.create(Path(folder) / "ledger.db", terms)
         Batched(model, steps, records, ledger).run(rounds, observe)

@@ -25,7 +25,7 @@ from polyeps.clients import Clients
 from polyeps.core import Budget, Records, State
 from polyeps.engine.noise import SeededStreams
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 from polyeps.models import binary_logistic
 from polyeps.participation import Participation
 from polyeps.server import serve
@@ -45,7 +45,7 @@ def epoch(clients: int, dimension: int = 123) -> dict[str, float]:
     algorithm = fedsel(local, Course(2.0, 1.0, clients // batches, batches, 1))
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        terms = Terms(Budget(2.0, 0.0), "client", "replace-one")
+        terms = BudgetTerms(Budget(2.0, 0.0), "client", "replace-one")
         ledger = Ledger.create(Path(folder) / "ledger.db", dict.fromkeys(ids, terms))
         opened = time.perf_counter()
         cohort = Clients(

@@ -19,9 +19,9 @@ import torch
 
 from polyeps.engine.noise import SeededStreams
 from polyeps.mechanisms.integer import Grid
-from polyeps.mechanisms.lattice_noise import NoiseName
-from polyeps.mechanisms.random_words import SeededWords, SystemWords, Words
-from polyeps.mechanisms.rounding import decode, encoded_sum
+from polyeps.mechanisms.integer_encoding import decode_sum, encode_rows
+from polyeps.mechanisms.integer_noise import NoiseName
+from polyeps.mechanisms.random_words import SeededWords, SystemWords, WordStreams
 
 AGENTS, HONEST = 100, 80
 ALLOWED = {78_942: 5.0, 1_663_370: 60.0}  # coordinates, seconds on two cores
@@ -34,11 +34,11 @@ def measure(size: int, noise: NoiseName, source: str, repeats: int) -> dict[str,
     vectors = torch.randn(AGENTS, size, generator=torch.Generator().manual_seed(1))
     times = []
     for _ in range(repeats):
-        words: Words = SystemWords(AGENTS)
+        words: WordStreams = SystemWords(AGENTS)
         if source == "seeded":
             words = SeededWords(SeededStreams(1, range(AGENTS), 0), "benchmark")
         begin = time.perf_counter()
-        decode(grid, encoded_sum(grid, vectors, words))
+        decode_sum(grid, encode_rows(grid, vectors, words).sum(0))
         times.append(time.perf_counter() - begin)
     return {
         "noise": noise,

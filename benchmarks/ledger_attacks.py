@@ -21,7 +21,7 @@ from support.crash import TERMS, die_charging, die_creating, flip, kill, race
 from polyeps.accounting.events import Gaussian
 from polyeps.core import Budget
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 
 
 def main() -> None:
@@ -59,7 +59,9 @@ def main() -> None:
 def timed(folder: Path, appends: int) -> dict[str, float]:
     """Return the seconds for many charges, one after the other, and for a ledger of 10 000 clients."""
     began = time.perf_counter()
-    Ledger.create(folder / "many.db", {str(k): Terms(Budget(1 + k / 10_000, 1e-5)) for k in range(10_000)}).close()
+    Ledger.create(
+        folder / "many.db", {str(k): BudgetTerms(Budget(1 + k / 10_000, 1e-5)) for k in range(10_000)}
+    ).close()
     created = time.perf_counter()
     ledger = Ledger.create(folder / "timed.db", TERMS)
     for _ in range(appends):

@@ -15,7 +15,7 @@ from polyeps.core import Action, Algorithm, Budget, Payload, PerClient, Records,
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError, TaskRefused
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 from polyeps.messages import whole_number
 
 IDS = ("a", "b", "c", "d")
@@ -32,7 +32,7 @@ def federation(
     takes = {"season": whole_number(1, 100)}
     action = Action(run, lambda noise, own: PureDpEvent(own.get("steps", 1.0) / noise), takes=takes)
     algorithm = Algorithm({"first": action, "second": action}, lambda state, _: state, once_per=once_per, unit="client")
-    terms = {client: Terms(Budget(3.0, 0.0), "client", "zero-out") for client in IDS}
+    terms = {client: BudgetTerms(Budget(3.0, 0.0), "client", "zero-out") for client in IDS}
     clients = Clients(
         IDS,
         Records(torch.zeros(4, 1), torch.zeros(4), torch.arange(5)),

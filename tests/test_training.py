@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from polyeps import training
 from polyeps.accounting.events import Gaussian, Poisson
 from polyeps.core import Records
-from polyeps.engine import captured, loop, placing
-from polyeps.engine.captured import Graphs, train_on_device
+from polyeps.engine import cuda_graphs, device_batches, loop
+from polyeps.engine.allocator import keep_freed_memory
+from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deferred import Deferral
+from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
 from polyeps.engine.layout import Plan, lay_out, plan_exact, plan_padded, plan_sorted
 from polyeps.engine.loop import Settings, choose_plan, pace, train_on_cpu
-from polyeps.engine.memory import keep_freed_memory
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.engine.philox import normals
-from polyeps.engine.placing import Placed, Shape, place
 from polyeps.engine.sampling import Batches, poisson_batches
 from polyeps.errors import InputError
 from polyeps.models import MODELS, Model, cnn, cross_entropy, linear_svm, logistic, mlp
@@ -194,7 +194,9 @@ def test_a_step_kept_from_other_rows_works_with_the_new_rows_numbers(fixed: bool
     """What replaying a graph does: the old step on the old buffers, filled with what the new rows need."""
     records, starts = cohort(counts=[12, 9, 30, 12, 9, 30]), start().expand(3, -1).contiguous()
 
-    def of(rows: slice, shift: float, last: Shape | None) -> tuple[Settings, Records, SeededStreams, Placed]:
+    def of(
+        rows: slice, shift: float, last: BatchShape | None
+    ) -> tuple[Settings, Records, SeededStreams, PlacedBatches]:
         quarter = np.array([0.3, 0.6, 0.2]) - shift
         some = Settings(
             rate=quarter,
@@ -210,22 +212,22 @@ def test_a_step_kept_from_other_rows_works_with_the_new_rows_numbers(fixed: bool
         )
         mine = Records(records.features, records.labels, records.offsets[rows])
         own = streams(list(range(rows.start, rows.stop - 1)))
-        placed = place(own, mine.spans, some, SMALL.size, SMALL.floats_per_row, last, starts.device)
+        placed = place_batches(own, mine.spans, some, SMALL.size, SMALL.floats_per_row, last, starts.device)
         return some, mine, streams(list(range(rows.start, rows.stop - 1))), placed
 
     first, mine, own, placed = of(slice(0, 4), 0.0, None)
-    layout, held = captured._prepare(starts, starts, placed, pace(first, None, starts.device), own)
+    layout, held = cuda_graphs._prepare(starts, starts, placed, pace(first, None, starts.device), own)
     with torch.no_grad():
         for _ in range(4):
-            captured._step(SMALL, Deferral(SMALL.network), mine, layout, held)
+            cuda_graphs._step(SMALL, Deferral(SMALL.network), mine, layout, held)
     second, mine, own, placed = of(slice(3, 7), 0.1, placed.shape)
-    fresh = captured._prepare(starts + 0.1, starts, placed, pace(second, None, starts.device), own)[1]
+    fresh = cuda_graphs._prepare(starts + 0.1, starts, placed, pace(second, None, starts.device), own)[1]
     assert lay_out(3, list(placed.shape.cuts), np.array(placed.shape.widths), starts.device).groups == layout.groups
-    captured._refill(held, fresh)
+    cuda_graphs._refill(held, fresh)
     with torch.no_grad():
         for _ in range(4):
-            captured._step(SMALL, Deferral(SMALL.network), mine, layout, held)
-        wanted = train_on_device(SMALL, starts + 0.1, starts, mine, own, second, Graphs())
+            cuda_graphs._step(SMALL, Deferral(SMALL.network), mine, layout, held)
+        wanted = train_on_device(SMALL, starts + 0.1, starts, mine, own, second, CudaGraphs())
     torch.testing.assert_close(held.models, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -408,10 +410,10 @@ def test_what_is_no_number_stays_with_its_client(
     """Not even padding takes it elsewhere."""
     records = cohort()
     records.features[: COUNTS[0]] = broken
-    for module in (loop, placing):
+    for module in (loop, device_batches):
         monkeypatch.setattr(module, "padding_is_cheaper", lambda *_: padded)
     if device:
-        monkeypatch.setattr(training, "train_on_cpu", partial(train_on_device, graphs=Graphs()))
+        monkeypatch.setattr(training, "train_on_cpu", partial(train_on_device, graphs=CudaGraphs()))
     updates = of_each(sgd, SMALL, rate=RATE, steps=STEPS, learning_rate=0.2).run(start(), records, streams())
     assert updates.isfinite().all(1).tolist() == [False, True, True, True, True]
 
@@ -498,7 +500,7 @@ def test_the_captured_step_run_eagerly_is_the_cpu_path() -> None:
     records, starts = cohort(), start().expand(CLIENTS, -1).contiguous()
     anchor = starts + 0.1
     with torch.no_grad():
-        device = train_on_device(SMALL, starts, anchor, records, streams(), settings(STEPS, False), Graphs())
+        device = train_on_device(SMALL, starts, anchor, records, streams(), settings(STEPS, False), CudaGraphs())
         host = train_on_cpu(SMALL, starts, anchor, records, streams(), settings(STEPS, False))
     torch.testing.assert_close(device, host, rtol=1e-5, atol=1e-6)
 
@@ -508,8 +510,8 @@ def test_the_captured_step_adds_each_clients_own_noise() -> None:
     keys = torch.tensor([key & (2**63 - 1) for key in streams().keys])
     quick = settings([1] * CLIENTS, True)
     with torch.no_grad():
-        noisy = train_on_device(SMALL, starts, starts, records, streams(), quick, Graphs())
-        plain = train_on_device(SMALL, starts, starts, records, streams(), settings([1] * CLIENTS, False), Graphs())
+        noisy = train_on_device(SMALL, starts, starts, records, streams(), quick, CudaGraphs())
+        plain = train_on_device(SMALL, starts, starts, records, streams(), settings([1] * CLIENTS, False), CudaGraphs())
     column = (np.array(SCALE) * CLIP * LEARNING_RATE / (np.array(RATE) * COUNTS))[:, None]
     wanted = torch.from_numpy(column).float() * normals(keys, torch.tensor([0]), SMALL.size)
     torch.testing.assert_close(plain - noisy, wanted, rtol=1e-4, atol=1e-5)

@@ -16,7 +16,7 @@ from torch import Tensor
 from polyeps.accounting import epsilon
 from polyeps.cli.quick import quick_dp_sgd
 from polyeps.core import Records
-from polyeps.engine.captured import Graphs, train_on_device
+from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.loop import Settings, train_on_cpu
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
@@ -122,7 +122,7 @@ def test_the_captured_step_run_eagerly_is_the_cpu_path() -> None:
     )
     starts = start().expand(CLIENTS, -1).contiguous()
     with torch.no_grad():
-        device = train_on_device(SMALL, starts, starts, cohort(), streams(), settings, Graphs())
+        device = train_on_device(SMALL, starts, starts, cohort(), streams(), settings, CudaGraphs())
         host = train_on_cpu(SMALL, starts, starts, cohort(), streams(), settings)
     torch.testing.assert_close(device, host, rtol=1e-5, atol=1e-6)
 
@@ -131,7 +131,7 @@ def test_the_captured_step_run_eagerly_is_the_cpu_path() -> None:
 @pytest.mark.parametrize("name", ["logistic", "cnn"])
 def test_on_a_device_as_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Steps without clips round products to ten bits, enough to turn a kink of the CNN the other way.
-    monkeypatch.setattr("polyeps.engine.captured._coarse_products", nullcontext)
+    monkeypatch.setattr("polyeps.engine.cuda_graphs._coarse_products", nullcontext)
     model = MODELS[name]()
     records = cohort(model, classes=2)
     there = Records(records.features.cuda(), records.labels.cuda(), records.offsets.cuda())

@@ -17,14 +17,14 @@ from typing import Any, get_args
 import dp_accounting as dp
 from dp_accounting.dp_event import DpEvent
 
-from polyeps.accounting import Accountant, epsilon
-from polyeps.accounting.afford import best_accountant
+from polyeps.accounting import Accountant, best_accountant, epsilon
 from polyeps.accounting.calibration import calibrate
-from polyeps.accounting.events import Gaussian, Poisson, history_of
+from polyeps.accounting.events import Gaussian, Poisson
+from polyeps.accounting.histories import history_of
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import InputError
 from polyeps.mechanisms.integer import event_of_parts, padded
-from polyeps.mechanisms.lattice_noise import NoiseName
+from polyeps.mechanisms.integer_noise import NoiseName
 from polyeps.methods import Method, certify, cmp_fed
 
 DROPPED = (0.05, 0.1, 0.2, 0.3)  # shares of a cohort
@@ -74,7 +74,7 @@ class Setting:
             [self.budget], price, uses or self.rounds,
             adjacency=adjacency, accountant=accountant, tolerance=_TOLERANCE, directory=self.tables,
         )  # fmt: skip
-        return float(answer.scale[0])
+        return float(answer.noise_multiplier[0])
 
 
 def table(setting: Setting) -> dict[str, Any]:

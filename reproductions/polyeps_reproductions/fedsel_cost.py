@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from polyeps.engine.noise import SeededStreams
-from polyeps.mechanisms.perturb import perturb
-from polyeps.mechanisms.pick import pick
-from polyeps.mechanisms.selection import SelectName
+from polyeps.mechanisms.selection import SelectName, pick
+from polyeps.mechanisms.values import perturb
 
 SELECTIONS: tuple[SelectName, ...] = ("uniform", "ps", "pe", "exp")
 COHORTS = {10: 10_000, 100: 10_000, 300: 10_000, 1000: 3_000, 10_000: 1_000}

@@ -35,7 +35,7 @@ from polyeps.data.synthetic import synthetic
 from polyeps.errors import InputError
 from polyeps.experiment.population import generator
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 from polyeps.mechanisms.selection import SelectName
 from polyeps.mechanisms.values import ValueMechanism
 from polyeps.models import binary_logistic, binary_svm
@@ -205,7 +205,7 @@ class _Federation(Ask):
         if self.event is not None:
             # What it costs: ε, but more for the controls "-c" and for published PE, whose owners must know.
             budget = max(trial.epsilon, trial.epochs * float(self.event.epsilon))
-            terms = Terms(Budget(budget * (1 + 1e-12), 0.0), "client", "replace-one")
+            terms = BudgetTerms(Budget(budget * (1 + 1e-12), 0.0), "client", "replace-one")
             self.ledger = Ledger.create(folder / "ledger.db", {"everybody": terms})
 
     def pay(self) -> None:

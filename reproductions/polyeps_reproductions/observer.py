@@ -19,7 +19,7 @@ from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
 from polyeps.accounting import epsilon
-from polyeps.aggregation.noise_estimation import noise_apart
+from polyeps.aggregation.noise_estimation import estimate_noise_variances
 from polyeps.core import check_delta
 from polyeps.errors import InputError
 from polyeps.methods import Method, dp_sgd
@@ -86,7 +86,7 @@ def infer(updates: Sequence[Tensor], facts: Facts, silent: Tensor | None = None)
         squares = rows[:, :, silent].square().mean(2)
         variances = squares.where(heard, 0).sum(1) / heard.sum(1)  # NaN for one never heard
     else:
-        variances = noise_apart(rows)
+        variances = estimate_noise_variances(rows)
     scale = variances.sqrt().numpy() / facts.deviation
     return Inferred(scale, _epsilons(scale, facts))
 

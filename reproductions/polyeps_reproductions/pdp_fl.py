@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.accounting.certificate import Form
-from polyeps.aggregation.client_groups import quiet_by_log_norms, quiet_by_mixture
+from polyeps.aggregation.client_groups import group_by_log_norms, group_by_norms
 from polyeps_reproductions.cells import FORMS, Cell, Method
 from polyeps_reproductions.figures import Figure
 from polyeps_reproductions.tabulated import Content, Tabulated
@@ -102,9 +102,9 @@ def groups(results: Sequence[Result], _: bool) -> Content:
         name, form = told["cell"]["budgets"], told["form"]
         table = table_of(result)
         found = {
-            "one round, as published": [quiet_by_mixture(now, MIXTURES[name]) for now in table.T],
+            "one round, as published": [group_by_norms(now, MIXTURES[name]) for now in table.T],
             "rounds so far, robust": [
-                quiet_by_log_norms(np.log(table[:, : last + 1]).mean(1), result["parameters"]).labels
+                group_by_log_norms(np.log(table[:, : last + 1]).mean(1), result["parameters"]).labels
                 for last in range(table.shape[1])
             ],
         }

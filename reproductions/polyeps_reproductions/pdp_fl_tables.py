@@ -24,8 +24,8 @@ from torch import Tensor
 from polyeps.accounting import cache
 from polyeps.accounting.calibration import calibrate_each
 from polyeps.accounting.certificate import Form
-from polyeps.aggregation.client_groups import quiet_by_log_norms, quiet_by_mixture
-from polyeps.aggregation.noise_estimation import noise_apart
+from polyeps.aggregation.client_groups import group_by_log_norms, group_by_norms
+from polyeps.aggregation.noise_estimation import estimate_noise_variances
 from polyeps.core import Budget
 from polyeps.data.budgets import DISTRIBUTIONS, draw_budgets
 from polyeps.engine.noise import SeededStreams
@@ -85,12 +85,12 @@ def recovery(_: Sequence[Result], quick: bool) -> Content:
 def grouped(updates: Tensor, groups: int) -> dict[str, NDArray[np.int64]]:
     """Labels by each rule, from updates (clients, rounds, d)."""
     norms = torch.linalg.vector_norm(updates, dim=2, dtype=torch.float64)
-    each = [noise_apart(updates[:, now : now + 1]).log() / 2 for now in range(updates.shape[1])]
+    each = [estimate_noise_variances(updates[:, now : now + 1]).log() / 2 for now in range(updates.shape[1])]
     size = updates.shape[2]
     return {
-        "one round, as published": quiet_by_mixture(norms[:, -1].numpy(), groups),
-        "three rounds, robust": quiet_by_log_norms(norms.log().mean(1).numpy(), size).labels,
-        "three rounds, noise": quiet_by_log_norms(torch.stack(each).mean(0).numpy(), size).labels,
+        "one round, as published": group_by_norms(norms[:, -1].numpy(), groups),
+        "three rounds, robust": group_by_log_norms(norms.log().mean(1).numpy(), size).labels,
+        "three rounds, noise": group_by_log_norms(torch.stack(each).mean(0).numpy(), size).labels,
     }
 
 
@@ -134,7 +134,7 @@ def calibrated(epsilons: Array) -> Array:
     price = dp_sgd(records=RECORDS, batch=BATCH, steps=ROUNDS * STEPS).price
     budgets = [Budget(float(epsilon), DELTA) for epsilon in epsilons]
     found = calibrate_each(budgets, lambda sigma, _: price(sigma), ROUNDS * STEPS, directory=cache.default_directory())
-    return found.scale
+    return found.noise_multiplier
 
 
 def people_of(partition: str, clients: int, seed: int = 1) -> Population:

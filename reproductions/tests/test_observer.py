@@ -53,7 +53,7 @@ def test_silent_coordinates_give_every_scale_away() -> None:
 def test_budgets_follow_from_scales() -> None:
     budgets = [Budget(epsilon, 1e-5) for epsilon in (0.1, 0.4, 1.0, 3.0, 10.0, 20.0)]
     price = dp_sgd(records=6000, batch=64, steps=94).price
-    scales = calibrate(budgets, lambda at: price(at), 94 * 2, tolerance=1e-3).scale
+    scales = calibrate(budgets, lambda at: price(at), 94 * 2, tolerance=1e-3).noise_multiplier
     truth = [budget.epsilon for budget in budgets]
     known = judge(infer(simulated(scales, 2), FACTS, torch.arange(SIZE - SILENT, SIZE)), truth)
     assert known.r_squared > 0.99

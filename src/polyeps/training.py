@@ -19,12 +19,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from polyeps.core import Adjacency, Arithmetic, PerClient, Records
+from polyeps.core import Adjacency, Arithmetic, PerClient, Records, Streams
 from polyeps.engine.batching import Batching, Sampler
-from polyeps.engine.captured import Graphs, train_on_device
-from polyeps.engine.exact import train_exactly
+from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
+from polyeps.engine.deployed_training import train_deployed
 from polyeps.engine.loop import Settings, train_on_cpu
-from polyeps.engine.noise import Streams
 from polyeps.engine.per_client import CohortSettings, settings_of
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import check_clip
@@ -212,7 +211,7 @@ def _runner(
     empty: bool = False,
 ) -> Trainer:
     """Return the function that trains with the settings which `read` returns; device graphs live as long as it."""
-    graphs = Graphs()
+    graphs = CudaGraphs()
 
     def run(
         starts: Tensor,
@@ -249,7 +248,7 @@ def _train(
     streams: Streams,
     settings: Settings,
     memory: int | None,
-    graphs: Graphs,
+    graphs: CudaGraphs,
 ) -> Tensor:
     clients, device = records.clients, records.features.device
     _check(model, starts, records, streams)
@@ -262,7 +261,7 @@ def _train(
         some = streams.select(range(rows.start, rows.stop))
         before, fixed = starts[rows], pulled_to[rows]
         if some.exact and settings.deviation is not None:
-            after = train_exactly(model, before, mine, some, settings.select(rows))
+            after = train_deployed(model, before, mine, some, settings.select(rows))
         elif device.type == "cpu":
             after = train_on_cpu(model, before, fixed, mine, some, settings.select(rows))
         else:

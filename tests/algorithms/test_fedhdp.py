@@ -14,7 +14,8 @@ from support.grouped import SERVER_SEED, cohort, federation, run
 from support.summed import MODEL, drawn
 from support.transports import Securely
 
-from polyeps.accounting.events import RareFailureDpEvent, fold, history_of, split_clip_bit
+from polyeps.accounting.events import RareFailureDpEvent
+from polyeps.accounting.histories import fold_gaussians, history_of, split_clip_bit
 from polyeps.algorithms._group_sums import Noise, summed_by_server
 from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.client import answer
@@ -41,7 +42,7 @@ def noise_of(plan: Plan, number: int) -> tuple[dict[str, Any], float]:
     for place, name in enumerate(plan.multipliers):
         grid = GridSum(1.0, MODEL.size, plan.noise_of_sums(name))
         empty = torch.zeros(MODEL.size, dtype=torch.float64)
-        sums[name] = grid.release(empty, words, place).numpy() / (grid.scale or 1.0)
+        sums[name] = grid.release(empty, words, place).numpy() / (grid.noise_multiplier or 1.0)
     if not plan.bit_deviation:
         return sums, 0.0
     bits = GridSum(0.5, 1, 2 * plan.bit_deviation)
@@ -215,7 +216,7 @@ def test_sums_and_bits_have_the_noise_their_price_says(
         if not z:
             assert not rows.any()
             continue
-        together = fold(split_clip_bit(z, deviation), 2 * deviation)
+        together = fold_gaussians(split_clip_bit(z, deviation), 2 * deviation)
         assert together == pytest.approx(z)
         wanted = split_clip_bit(z, deviation) * clip * surplus[name]
         for part in (rows, *(rows[[len(who) < 4 for who in found.cohorts]],) * (rate < 1)):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.federations import experiment, finish, job_of, promised
+from support.grid_piecewise import GridPiecewise
 from torch import Tensor
 
 from polyeps.algorithms._averaging import Course
@@ -24,7 +25,7 @@ from polyeps.core import Algorithm, Budget, Records, State, Task
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError, TaskRefused
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 from polyeps.mechanisms import selection, values
 from polyeps.models import binary_logistic
 from polyeps.participation import Participation
@@ -52,7 +53,7 @@ def cohort(algorithm: Algorithm, path: Path, *, clients: int = 40, epsilon: floa
     """Clients with one record and a budget each; without a price there is no ledger."""
     ids = tuple(map(str, range(clients)))
     private = algorithm.actions["report"].price is not None
-    terms = {client: Terms(Budget(epsilon, 0.0), "client", "replace-one") for client in ids}
+    terms = {client: BudgetTerms(Budget(epsilon, 0.0), "client", "replace-one") for client in ids}
     return Clients(
         ids,
         records(clients),
@@ -277,7 +278,7 @@ def test_known_variances() -> None:
     for mechanism in ("duchi", "pm", "hm"):
         expected = [values.variance(mechanism, e, 0.0) for e in epsilon]
         assert known_variance(mechanism, epsilon) == pytest.approx(expected)
-    grid = [values.GridPiecewise(e).variance(0.0) for e in epsilon]
+    grid = [GridPiecewise(e).variance(0.0) for e in epsilon]
     assert known_variance("grid-pm", epsilon) == pytest.approx(grid, rel=2e-3)
 
 
@@ -342,7 +343,7 @@ def test_selection_law_decides_what_is_reported(tmp_path: Path) -> None:
     who = cohort(algorithm, tmp_path / "a.db", clients=20_000, epsilon=2.0)
     index = answer(who, algorithm, task(algorithm, who, 1)).payload["index"]
     ranks = true_gradients(who.data, torch.zeros(SIZE)).abs().argsort(1).argsort(1).gather(1, index)
-    law = selection.law("ps", SIZE, 2, 1.0)
+    law = selection.selection_law("ps", SIZE, 2, 1.0)
     hits = float((ranks >= SIZE - 2).float().mean())
     assert abs(hits - 2 * law.top) < 5 * math.sqrt(hits * (1 - hits) / 20_000)
 

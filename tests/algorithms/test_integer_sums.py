@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from support.summed import MODEL, alone_with, cohort, drawn, federation, run
 from support.transports import AsBytes, Securely
 
-from polyeps.accounting import epsilon
-from polyeps.accounting.afford import best_accountant
-from polyeps.accounting.events import Poisson, TogetherDpEvent, history_of
+from polyeps.accounting import best_accountant, epsilon
+from polyeps.accounting.events import Poisson, TogetherDpEvent
+from polyeps.accounting.histories import history_of
 from polyeps.algorithms._releases import FINE, NoiseKind, Release
 from polyeps.algorithms._secure_sums import SecureSums
 from polyeps.algorithms._sum_counts import Counts
@@ -27,7 +27,7 @@ from polyeps.algorithms.dp_randagg import dp_randagg
 from polyeps.core import Algorithm, Ask, Replies, State, SumTerms, Task, Total
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
-from polyeps.mechanisms.lattice_noise import LARGEST
+from polyeps.mechanisms.integer_noise import LARGEST_DEVIATION
 from polyeps.participation import Participation
 from polyeps.secagg.messages import Step
 from polyeps.server import serve
@@ -222,7 +222,7 @@ def test_noise_too_large_to_be_drawn_is_refused_before_anybody_pays(noise: Any, 
 def test_what_is_not_refused_can_be_drawn(noise: Any) -> None:
     """Close to the limit, where the server draws what nobody drawn would release."""
     surplus = 1 / 0.75 + (1 / CLIENTS if noise == "discrete-gaussian" else 0.0)
-    limit = LARGEST / FINE / math.sqrt(surplus)
+    limit = LARGEST_DEVIATION / FINE / math.sqrt(surplus)
     people = federation(CLIENTS, drawn(CLIENTS), scale=0.9999 * limit)
     algorithm = dp_randagg(people, rank=0, noise=noise, dropouts=0.25)
     assert algorithm.round(alone_with(algorithm), Unasked()).model.any()

@@ -131,17 +131,17 @@ def test_parts_of_integers(noise: NoiseKind, cohort: int, chosen: Any) -> None:
         grids.append(grid)
         return np.zeros((len(values), grid.dimension), np.int64)
 
-    with patch.object(_secure_sums, "encode", noted):
+    with patch.object(_secure_sums, "encode_rows", noted):
         sums.from_clients(release, work(sums.noise_multiplier, asked(release, sums, cohort)), torch.zeros(1, SIZE))
     (own,) = grids
     event = release.event(sums.noise_multiplier)
-    part = Fraction(own.agent_variance)
-    priced = event.variance if noise == "skellam" else event.agents * event.deviation**2
+    part = Fraction(own.client_variance)
+    priced = event.variance if noise == "skellam" else event.clients * event.deviation**2
     honest = max(1, sums.counts.least(cohort) - sums.counts.colluders)
     assert honest * part >= Fraction(priced) * Fraction(1 - SLACK)
     if noise == "discrete-gaussian":  # what a sum of them lacks to be one is less than is charged
         assert part >= Fraction(event.deviation) ** 2 * Fraction(1 - SLACK)
-        assert cohort < event.agents  # and the server is one more
+        assert cohort < event.clients  # and the server is one more
     assert own.largest_square <= Fraction(event.l2_sensitivity) ** 2
     assert (own.bits, own.granularity) == (sums.bits(release), release.clip / FINE)
 

@@ -6,9 +6,9 @@ from polyeps.audit.canary import audit, certified
 from polyeps.audit.canary_cases import DELTA, accounts, judge
 from polyeps.audit.montecarlo import Floats
 from polyeps.audit.rows import Effort, Row
-from polyeps.engine.layout import Group, Layout
+from polyeps.engine.contributions import RowGradients
+from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.network import clip_rows
-from polyeps.engine.sums import Each
 
 ACCOUNTS = {account.what.replace(" account", ""): account for account in accounts()}
 DEAR = ("cmp-fed: C5 noise of dropouts lost", "cmp-fed: C3 one of two releases charged")  # five seconds and more
@@ -73,9 +73,9 @@ def test_the_clipping_of_the_engine_is_sound() -> None:
 
 def engine_clip(update: Floats) -> Floats:
     """What DP-SGD does to one record's gradient, layer after layer of it."""
-    layout = Layout(1, (Group(0, 1, 1, 0),), torch.zeros(1, dtype=torch.int64))
+    layout = Layout(1, (RowGroup(0, 1, 1, 0),), torch.zeros(1, dtype=torch.int64))
     layers = torch.from_numpy(update.reshape(len(update), -1)).float()
-    contributions = [Each(layout, layer[None]) for layer in layers]
+    contributions = [RowGradients(layout, layer[None]) for layer in layers]
     factors = clip_rows(list(contributions), torch.ones(1))
     clipped = torch.zeros(len(layers), 1, layers.shape[1])
     for contribution, into in zip(contributions, clipped, strict=True):

@@ -4,17 +4,17 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from support.grid_piecewise import GridPiecewise
 from support.scripted import at_most_exp
 
 from polyeps.audit import exact
 from polyeps.cli.quick import quick_fedsel
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection
-from polyeps.mechanisms.selection import WORD, Form, SelectName
-from polyeps.mechanisms.values import GridPiecewise
+from polyeps.mechanisms.selection import WORD, SelectionForm, SelectName
 
 SHAPES = [(1, 1), (2, 1), (2, 2), (3, 2), (5, 1), (7, 3), (10, 1), (12, 2), (12, 6), (12, 12)]
-FORMS: list[tuple[SelectName, Form]] = [
+FORMS: list[tuple[SelectName, SelectionForm]] = [
     ("exp", "sound"),
     ("pe", "sound"),
     ("pe", "published"),
@@ -26,7 +26,7 @@ FORMS: list[tuple[SelectName, Form]] = [
 
 @pytest.mark.parametrize(("dimension", "top"), SHAPES)
 @pytest.mark.parametrize(("select", "form"), FORMS)
-def test_certificates_agree_with_enumeration(dimension: int, top: int, select: SelectName, form: Form) -> None:
+def test_certificates_agree_with_enumeration(dimension: int, top: int, select: SelectName, form: SelectionForm) -> None:
     for epsilon in (0.1, 1.0, 4.0):
         if select == "ps" and form == "published" and epsilon * top > 30:
             continue  # e^(ε·k) of the misprinted formula is beyond any use
@@ -37,7 +37,7 @@ def test_certificates_agree_with_enumeration(dimension: int, top: int, select: S
         if form == "sound":
             assert certified <= epsilon
         ratio = exact.sampler_ratio(select, dimension, top, epsilon, form)
-        law = selection.law(select, dimension, top, epsilon, form)
+        law = selection.selection_law(select, dimension, top, epsilon, form)
         if select == "uniform":
             assert ratio == 1
         elif math.isfinite(law.epsilon) and top < dimension:
@@ -54,7 +54,7 @@ def test_a_few_orders_stand_for_all_permutations(dimension: int) -> None:
 
 
 @pytest.mark.parametrize(("select", "form"), FORMS)
-def test_sampler_laws_are_laws_near_the_mechanisms(select: SelectName, form: Form) -> None:
+def test_sampler_laws_are_laws_near_the_mechanisms(select: SelectName, form: SelectionForm) -> None:
     rows = exact.sampler_laws(select, 6, 2, 1.0, form)
     assert {sum(row) for row in rows} == {WORD}
     found = np.array(rows, dtype=float) / WORD

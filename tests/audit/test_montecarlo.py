@@ -16,7 +16,7 @@ TRIALS = 30_000
 def test_published_encoding_is_refuted(seed: int) -> None:
     found = audit_selection("pe", 10, 1, 2.0, form="published", trials=TRIALS, seed=seed)
     assert found.refutes(2.0)
-    assert not found.refutes(selection.law("pe", 10, 1, 2.0, "published").epsilon)  # what we certify it at
+    assert not found.refutes(selection.selection_law("pe", 10, 1, 2.0, "published").epsilon)  # what we certify it at
 
 
 def test_published_encoding_is_refuted_at_one() -> None:
@@ -32,7 +32,7 @@ def test_sampling_as_printed_is_refuted() -> None:
 def test_sound_selections_are_never_refuted(select: SelectName, seed: int) -> None:
     for dimension, top, epsilon in ((10, 1, 1.0), (10, 3, 2.0)):
         found = audit_selection(select, dimension, top, epsilon, trials=TRIALS, seed=seed)
-        certified = selection.law(select, dimension, top, epsilon).epsilon
+        certified = selection.selection_law(select, dimension, top, epsilon).epsilon
         assert not found.refutes(certified)
         assert found.epsilon >= 0.85 * certified or select == "exp"  # and the audit is not toothless
 

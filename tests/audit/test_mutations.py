@@ -12,11 +12,11 @@ from support.audited import row
 from torch import Tensor
 
 from polyeps import training
-from polyeps.accounting import afford
+from polyeps.accounting import affordability
 from polyeps.engine import loop, network, noise, sampling
 from polyeps.errors import PolyepsError
 from polyeps.ledger import Ledger
-from polyeps.mechanisms import lattice_noise
+from polyeps.mechanisms import integer_noise
 from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.participation import Participation
 
@@ -43,7 +43,7 @@ def halved_when_deployed(patch: Patch) -> None:
 
 
 def halved_in_secure_sums(patch: Patch) -> None:
-    made = lattice_noise.table_for
+    made = integer_noise.table_for
     patch.setattr("polyeps.audit.deployed_cases.table_for", lambda name, variance: made(name, variance / 4))
 
 
@@ -121,8 +121,8 @@ def adjacency_forgotten(patch: Patch) -> None:
 
 def reach_of_one_clip(patch: Patch) -> None:
     """Accountants price a replaced record as if it moved a sum by one clip."""
-    patch.setattr(afford, "_known", {})
-    patch.setattr("polyeps.accounting.profiles.clip_norms_moved", lambda _: 1)
+    patch.setattr(affordability, "_known", {})
+    patch.setattr("polyeps.accounting.privacy_profiles.clip_norms_moved", lambda _: 1)
 
 
 FOUND_BY: list[tuple[Any, str, float]] = [  # fault, row, and how many times the trials of the quick audit find it

@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyeps.accounting import epsilon
-from polyeps.accounting.afford import best_accountant
-from polyeps.accounting.events import history_of
+from polyeps.accounting import best_accountant, epsilon
+from polyeps.accounting.histories import history_of
 from polyeps.algorithms._releases import NoiseKind, Release, round_price
 from polyeps.algorithms._secure_sums import DRAWN, SecureSums
 from polyeps.algorithms._sum_counts import Counts

@@ -64,9 +64,9 @@ def test_contributions_are_measured_in_clips() -> None:
 
 def test_the_search_finds_norms_by_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Embeddings whose norm is taken from float32 inner products of positions, as in version 0.1."""
-    from polyeps.engine import sums
+    from polyeps.engine import contributions
 
-    looked = next(one for one in vars(sums).values() if getattr(one, "__name__", "") == "Looked")
+    looked = contributions.LookupGradients
     monkeypatch.setattr(looked, "squared_norms", _by_inner_products(looked.squared_norms))
     small = lstm(vocabulary=20, embedding=4, hidden=4, length=3)
     assert search(small, 1.0, 3, torch.Generator().manual_seed(0)) > 1.01

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from dp_accounting.dp_event import DpEvent
 
-from polyeps.accounting import Accountant
-from polyeps.accounting.afford import known_epsilon
-from polyeps.accounting.events import FixedSize, History, Poisson, history_of
-from polyeps.accounting.known_draws import epsilon_if_draws_known
+from polyeps.accounting import Accountant, epsilon_if_draws_known
+from polyeps.accounting.affordability import known_epsilon
+from polyeps.accounting.events import FixedSize, Poisson
+from polyeps.accounting.histories import History, history_of
 from polyeps.core import Adjacency, Algorithm, Arithmetic, Trust, Unit, check_delta
 
 Form = Literal["sound", "published"]

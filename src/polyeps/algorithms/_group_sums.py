@@ -16,7 +16,7 @@ from torch import Tensor
 from polyeps.algorithms._releases import Release
 from polyeps.algorithms._secure_sums import SecureSums
 from polyeps.core import Ask, Payload, State, Streams, Task, Work
-from polyeps.mechanisms.clipping import clip_to_norm, norms_of
+from polyeps.mechanisms.clipping import clip_to_norm, row_norms
 from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.mechanisms.random_words import words_of
 
@@ -83,7 +83,7 @@ class GroupRelease:
         of_update, of_bit = self._factors(clip)
         values = clip_to_norm(updates, clip) * of_update
         if self.bits is not None:
-            within = (norms_of(updates) <= clip).to(updates) - 0.5
+            within = (row_norms(updates) <= clip).to(updates) - 0.5
             values = torch.cat([values, (2 * of_bit) * within[:, None]], 1)
         return self.sums.from_clients(self.release, work, values)
 

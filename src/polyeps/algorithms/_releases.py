@@ -16,11 +16,12 @@ from typing import Any, Literal, get_args
 
 import dp_accounting
 
-from polyeps.accounting.events import Gaussian, Poisson, RareFailureDpEvent, on_one_sample
+from polyeps.accounting.events import Gaussian, Poisson, RareFailureDpEvent
+from polyeps.accounting.histories import on_one_sample
 from polyeps.core import Spec, Specs
 from polyeps.errors import InputError
 from polyeps.mechanisms.integer import UNIT, Grid, event_of_parts, padded
-from polyeps.mechanisms.lattice_noise import LARGEST, SMALLEST, NoiseName
+from polyeps.mechanisms.integer_noise import LARGEST_DEVIATION, SMALLEST_DEVIATION, NoiseName
 from polyeps.messages import vector
 
 # gaussian: ideal, in floating point. Others: on integers, which a secure sum can hide, with the price of what is sent.
@@ -86,10 +87,11 @@ class Release:
 
     def check_drawable(self, steps: float, drawing: str) -> None:
         """Refuse noise with a deviation of so many steps of the grid, if it cannot be drawn."""
-        if not SMALLEST <= steps <= LARGEST:
+        if not SMALLEST_DEVIATION <= steps <= LARGEST_DEVIATION:
             raise InputError(
-                f'noise = "{self.noise}" can be drawn for deviations of {SMALLEST:g} to {LARGEST:g} steps of the grid, '
-                f"and {drawing} would need {steps:g}; {_REMEDY[steps > LARGEST]}"
+                f'noise = "{self.noise}" can be drawn for deviations of {SMALLEST_DEVIATION:g} to '
+                f"{LARGEST_DEVIATION:g} steps of the grid, and {drawing} would need {steps:g}; "
+                + _REMEDY[steps > LARGEST_DEVIATION]
                 + (", move split nearer to 0.5" if self.share < 1 else "")
                 + ', or take noise = "gaussian"'
             )
@@ -106,7 +108,7 @@ class Release:
 def _part(release: Release, noise_multiplier: float, parts: int) -> Fraction:
     if release.noise == "gaussian":
         return Fraction(release.deviation(noise_multiplier)) ** 2 / parts
-    return Fraction(release.grid(noise_multiplier, parts, 1).agent_variance)
+    return Fraction(release.grid(noise_multiplier, parts, 1).client_variance)
 
 
 @lru_cache(maxsize=256)

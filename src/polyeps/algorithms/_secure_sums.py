@@ -30,8 +30,8 @@ from polyeps.engine.noise import normals_for
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
 from polyeps.mechanisms.integer import Grid, padded
+from polyeps.mechanisms.integer_encoding import decode_sum, encode_rows, top_up_noise
 from polyeps.mechanisms.random_words import words_of
-from polyeps.mechanisms.rounding import decode, encode, topped_up
 from polyeps.messages import whole_number
 
 DRAWN = "drawn"  # in a task: how many clients were asked
@@ -141,7 +141,7 @@ class SecureSums:
             return {release.action: clipped + deviation * normals_for(work.streams, clipped, release.action)}
         rotation = int(work.memory[PROGRESS][0, 0]) - 1  # the round's number
         grid = release.grid(self.noise_multiplier, parts, bits, rotation)
-        return {release.action: torch.from_numpy(encode(grid, values, words_of(work.streams, release.action)))}
+        return {release.action: torch.from_numpy(encode_rows(grid, values, words_of(work.streams, release.action)))}
 
     def of(self, state: State, ask: Ask, release: Release, asked: Payload) -> Tensor | None:
         """Return the noisy sum over the clients drawn, or noise where too few were; None where too few answered."""
@@ -180,8 +180,8 @@ class SecureSums:
         grid = release.grid(self.noise_multiplier, 1, bits, state.round)
         steps: Any = total.cpu().numpy().astype(np.int64)
         if variance > 0:
-            steps = topped_up(grid, steps, float(variance), words_of(own, release.action))
-        return decode(grid, steps).to(state.model)
+            steps = top_up_noise(grid, steps, float(variance), words_of(own, release.action))
+        return decode_sum(grid, steps).to(state.model)
 
 
 # Equal in every round and for every client of a run, so computed once.

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from polyeps.aggregation.low_rank import Directions, WarmStart, Whole, low_rank
+from polyeps.aggregation.low_rank import DirectionSource, WarmStart, WholeTensors, low_rank
 from polyeps.algorithms._averaging import Federation, check_learning_rates, start_of, starting, step, trained_in_cohort
 from polyeps.algorithms._releases import NoiseKind, Release, round_price
 from polyeps.algorithms._secure_sums import SecureSums
@@ -53,9 +53,9 @@ def cmp_fed(
     clip_subspace: float | None = None,
     clip_embedding: float | None = None,
     split: float = 0.5,
-    whole: Whole = "when-cheaper",
+    whole: WholeTensors = "when-cheaper",
     warm_start: WarmStart = "orthonormal",
-    directions: Directions = "paid",
+    directions: DirectionSource = "paid",
     server_rate: float = 1.0,
     rate_decay: float = 1.0,
     dropouts: float = 0.1,

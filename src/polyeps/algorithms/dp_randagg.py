@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from polyeps.aggregation.low_rank import Whole, low_rank
+from polyeps.aggregation.low_rank import WholeTensors, low_rank
 from polyeps.algorithms._averaging import Federation, check_learning_rates, start_of, starting, step, trained_in_cohort
 from polyeps.algorithms._releases import NoiseKind, Release, round_price
 from polyeps.algorithms._secure_sums import SecureSums
@@ -34,7 +34,7 @@ def dp_randagg(
     *,
     rank: int = 4,
     mask_first: bool = True,
-    whole: Whole = "when-cheaper",
+    whole: WholeTensors = "when-cheaper",
     server_rate: float = 1.0,
     rate_decay: float = 1.0,
     dropouts: float = 0.1,

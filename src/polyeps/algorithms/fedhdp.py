@@ -33,8 +33,9 @@ from torch import Tensor
 
 from polyeps.accounting import epsilon
 from polyeps.accounting.certificate import PUBLIC_GROUP, SECRET_COHORT
-from polyeps.accounting.events import Gaussian, Poisson, split_clip_bit
-from polyeps.aggregation.group_weights import Groups, best_weights, learn_differences, weights_by_ratio
+from polyeps.accounting.events import Gaussian, Poisson
+from polyeps.accounting.histories import split_clip_bit
+from polyeps.aggregation.group_weights import PrivacyGroups, best_group_weights, learn_differences, weights_by_ratio
 from polyeps.algorithms._averaging import Federation, step, trained_in_cohort
 from polyeps.algorithms._group_sums import GroupRelease, Noise, summed_by_server, summed_securely
 from polyeps.algorithms._personal_models import Personal
@@ -43,7 +44,7 @@ from polyeps.algorithms._secure_sums import SecureSums, conditions
 from polyeps.algorithms._sum_counts import Counts
 from polyeps.core import Action, Algorithm, Ask, Payload, Spec, Specs, State, SumTerms, Work
 from polyeps.errors import InputError
-from polyeps.mechanisms.clipping import LONGEST, SHORTEST, clip_to_norm, norms_of
+from polyeps.mechanisms.clipping import LONGEST_CLIP, SHORTEST_CLIP, clip_to_norm, row_norms
 from polyeps.messages import vector
 
 _STEEPEST = 50.0  # largest exponent by which a clip norm changes in a round: noise on few bits is unbounded
@@ -114,7 +115,7 @@ def fedhdp(
             return group.from_clients(work, updates, clip), kept
         reply = {"update": clip_to_norm(updates, clip)}
         if adaptive:
-            reply["bit"] = (norms_of(updates) <= clip).to(updates) - 0.5
+            reply["bit"] = (row_norms(updates) <= clip).to(updates) - 0.5
         return reply, kept
 
     def group_of(asked: Payload) -> GroupRelease:
@@ -137,8 +138,8 @@ def fedhdp(
         means = torch.stack(list(found.sums.values())) / expected.to(state.model)[:, None]
         kept: dict[str, Tensor] = {}
         if ratio == "auto":
-            weighed = Groups(sizes, federation.rate, federation.rounds, len(state.model) * variances)
-            weights = best_weights(weighed, state.kept, present)
+            weighed = PrivacyGroups(sizes, federation.rate, federation.rounds, len(state.model) * variances)
+            weights = best_group_weights(weighed, state.kept, present)
             if len(present) == len(names) > 1:
                 kept = learn_differences(weighed, state.kept, means / clip.to(means))
         else:
@@ -147,10 +148,10 @@ def fedhdp(
             share = found.bits / float(expected.sum()) + 0.5
             # Floats cannot clip to less: a clip that fell so low has stopped the training anyway.
             exponent = min(max(-clip_rate * (share - quantile), -_STEEPEST), _STEEPEST)
-            clip = (clip * math.exp(exponent)).clamp(SHORTEST, LONGEST)
+            clip = (clip * math.exp(exponent)).clamp(SHORTEST_CLIP, LONGEST_CLIP)
         return step(state, weights.to(means) @ means, clip=clip, **kept)
 
-    bounds = (SHORTEST, LONGEST) if adaptive else (federation.clip, federation.clip)
+    bounds = (SHORTEST_CLIP, LONGEST_CLIP) if adaptive else (federation.clip, federation.clip)
     takes = {"model": vector(training.model.size), "clip": Spec((), "float64", *bounds)}
     if trust == "secure-sum":
         # For all groups: the fingerprint of a task names its group.

@@ -37,10 +37,8 @@ from polyeps.core import Algorithm, Payload, Replies, State, Work
 from polyeps.engine.per_client import Floats
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection, values
-from polyeps.mechanisms.perturb import perturb
-from polyeps.mechanisms.pick import pick
-from polyeps.mechanisms.selection import SelectName
-from polyeps.mechanisms.values import ValueMechanism
+from polyeps.mechanisms.selection import SelectName, pick
+from polyeps.mechanisms.values import ValueMechanism, perturb
 from polyeps.training import Training
 
 
@@ -61,7 +59,7 @@ def fedsel(
     """Return federated SGD under local differential privacy with private choice of coordinates."""
     size = training.model.size
     marked = max(1, size // 10) if top is None else top
-    selection.check(size, marked, 0.0)
+    selection.check_selection(size, marked, 0.0)
     split = splitting(size, course.cohort, "uniform" if select == "uniform" else share, theta, on_top)
     # A step is α·g: the learning rate is inside what is sent, so the server must not apply it again.
     unit, rate = (1.0, course.learning_rate) if accumulate == "gradient" else (course.learning_rate, 1.0)
@@ -82,9 +80,9 @@ def fedsel(
 
     def price(noise_multiplier: float, _: Mapping[str, float]) -> PureDpEvent:
         first, second = (float(part[0]) for part in split(np.array([1 / noise_multiplier])))
-        values.check(second)
+        values.check_epsilon_value(second)
         # One report is one adaptive composition of two pure steps, so its log-ratios add.
-        return PureDpEvent(selection.law(select, size, marked, first, course.form).epsilon + second)
+        return PureDpEvent(selection.selection_law(select, size, marked, first, course.form).epsilon + second)
 
     def direction(state: State, replies: Replies) -> Tensor:
         budgets = disclosed(state.roster, replies.ids) if weights == "variance" else None

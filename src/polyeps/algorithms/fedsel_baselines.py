@@ -27,10 +27,8 @@ from polyeps.algorithms._averaging import Course
 from polyeps.algorithms._ldp_reports import gradients_of, reporting, sparse, sparse_mean
 from polyeps.core import Algorithm, Payload, Replies, State, Streams, Work
 from polyeps.errors import InputError
-from polyeps.mechanisms.perturb import perturb
-from polyeps.mechanisms.pick import pick, whole_numbers
-from polyeps.mechanisms.selection import SelectName
-from polyeps.mechanisms.values import ValueMechanism, check
+from polyeps.mechanisms.selection import SelectName, pick, whole_numbers
+from polyeps.mechanisms.values import ValueMechanism, check_epsilon_value, perturb
 from polyeps.messages import update
 from polyeps.training import Training
 
@@ -133,7 +131,7 @@ def _price(count: int) -> Callable[[float, Mapping[str, float]], PureDpEvent]:
     """Return the price of `count` values, whose ε add up to ε′; coordinates chosen at random cost nothing."""
 
     def price(noise_multiplier: float, _: Mapping[str, float]) -> PureDpEvent:
-        check(1 / noise_multiplier / count)
+        check_epsilon_value(1 / noise_multiplier / count)
         return PureDpEvent(1 / noise_multiplier)
 
     return price

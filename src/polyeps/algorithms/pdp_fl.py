@@ -29,8 +29,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from polyeps.aggregation.client_groups import quiet_by_log_norms, quiet_by_mixture
-from polyeps.aggregation.noise_estimation import noise_apart
+from polyeps.aggregation.client_groups import group_by_log_norms, group_by_norms
+from polyeps.aggregation.noise_estimation import estimate_noise_variances
 from polyeps.aggregation.subspace import inverse_variance_weights, variances_of_norms
 from polyeps.algorithms._averaging import ask_updates, step, train_locally, with_local_noise
 from polyeps.algorithms._projection import (
@@ -110,7 +110,7 @@ def remember(state: State, replies: Replies, grouping: Grouping, anew: bool) -> 
     if grouping == "noise":
         # Without measurable noise, the noise level is the smallest that floats resolve; log 0 must not be left out.
         floor = norms.square() / replies.payload["update"].shape[1] * 1e-12
-        variances = torch.maximum(noise_apart(replies.payload["update"][:, None]).cpu(), floor)
+        variances = torch.maximum(estimate_noise_variances(replies.payload["update"][:, None]).cpu(), floor)
         noise[places] += torch.where(finite, variances.log() / 2, 0.0)
         memory["log_noise"] = noise
     return memory
@@ -127,10 +127,10 @@ def estimates(
         return low_noise, weight
     logs = memory["log_norms"].cpu().numpy()[known] / seen[known]
     if grouping == "mixture":
-        low_noise[known] = quiet_by_mixture(np.exp(logs), groups) == 0
+        low_noise[known] = group_by_norms(np.exp(logs), groups) == 0
     else:
         levels = memory["log_noise"].cpu().numpy()[known] / seen[known] if grouping == "noise" else logs
-        found = quiet_by_log_norms(levels, size)
+        found = group_by_log_norms(levels, size)
         low_noise[known] = found.public & found.projecting
     if weights == "noise":
         squares = torch.from_numpy(np.exp(2 * logs))

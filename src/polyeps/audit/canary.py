@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.accounting import epsilon
-from polyeps.accounting.events import FixedSize, Gaussian, Poisson, fold
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson
+from polyeps.accounting.histories import fold_gaussians
 from polyeps.audit.montecarlo import Finding, Floats, Scores, bound, guesses_in_one_run, log_ratio
 from polyeps.core import check_delta
 from polyeps.errors import InputError
@@ -104,10 +105,10 @@ def certified(mechanism: Mechanism, delta: float) -> float:
     if mechanism.shows_count:
         return math.inf
     if mechanism.sampler == "fixed":  # whose accounting doubles the reach itself
-        inner = Gaussian(2 * fold(*(1 / shift for shift in mechanism.shifts)))
+        inner = Gaussian(2 * fold_gaussians(*(1 / shift for shift in mechanism.shifts)))
         event = FixedSize(mechanism.population, mechanism.cohort, inner)
         return epsilon(dp.SelfComposedDpEvent(event, mechanism.rounds), delta, adjacency="replace-one")
-    event = Poisson(mechanism.rate, Gaussian(fold(*(1 / shift for shift in mechanism.shifts))))
+    event = Poisson(mechanism.rate, Gaussian(fold_gaussians(*(1 / shift for shift in mechanism.shifts))))
     return epsilon(dp.SelfComposedDpEvent(event, mechanism.rounds), delta)
 
 

@@ -16,7 +16,8 @@ import torch
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import Accountant, epsilon
-from polyeps.accounting.events import FixedSize, Gaussian, Poisson, split_clip_bit
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson
+from polyeps.accounting.histories import split_clip_bit
 from polyeps.audit.canary import Clip, Mechanism, Release, audit, certified
 from polyeps.audit.montecarlo import Floats
 from polyeps.audit.rows import Case, Effort, Shown

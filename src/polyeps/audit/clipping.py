@@ -19,7 +19,7 @@ from torch import Tensor
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import Gaussian
 from polyeps.audit.rows import Case, Effort, Shown
-from polyeps.engine.layout import Group, Layout
+from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.network import add_gradients
 from polyeps.mechanisms.clipping import clip_to_norm
 from polyeps.models import MODELS, Model, Slice
@@ -57,7 +57,7 @@ def contributions(model: Model, weights: Tensor, rows: Tensor, labels: Tensor, c
 def _added(model: Model, weights: Tensor, rows: Tensor, labels: Tensor, clip: float | None) -> Tensor:
     """Return each record's gradient as the engine adds it, (n, d) float64."""
     count = len(rows)
-    layout = Layout(count, (Group(0, count, 1, 0),), torch.arange(count))
+    layout = Layout(count, (RowGroup(0, count, 1, 0),), torch.arange(count))
     into = torch.zeros(count, model.size)
     clips = None if clip is None else torch.full((count,), clip)
     with torch.no_grad():

@@ -27,9 +27,9 @@ from polyeps.audit.trial_clients import StreamsOf, ask_trials, deployed, seeded
 from polyeps.core import Records
 from polyeps.engine.noise import SystemStreams, normals_for
 from polyeps.errors import InputError
-from polyeps.mechanisms.lattice_noise import NoiseName, add_noise, table_for
-from polyeps.mechanisms.perturb import perturb
+from polyeps.mechanisms.integer_noise import NoiseName, add_noise, table_for
 from polyeps.mechanisms.random_words import SystemWords
+from polyeps.mechanisms.values import perturb
 from polyeps.models import MODELS, Model
 from polyeps.training import dp_sgd
 

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection
-from polyeps.mechanisms.perturb import CELLS
-from polyeps.mechanisms.selection import WORD, Form, SelectName
-from polyeps.mechanisms.values import cells_of, duchi_lead
+from polyeps.mechanisms.selection import WORD, SelectionForm, SelectName
+from polyeps.mechanisms.values import CELLS, cell_counts, duchi_lead
 
 LARGEST = 12  # dimension: 4096 perturbed vectors for each of up to 924 inputs
 
@@ -38,9 +37,9 @@ def orders(dimension: int) -> NDArray[np.int64]:
     return (np.arange(dimension) + np.arange(dimension)[:, None]) % dimension
 
 
-def laws(select: SelectName, dimension: int, top: int, epsilon: float, form: Form = "sound") -> Laws:
+def laws(select: SelectName, dimension: int, top: int, epsilon: float, form: SelectionForm = "sound") -> Laws:
     """What a mechanism does with every input, from first principles."""
-    selection.check(dimension, top, epsilon)
+    selection.check_selection(dimension, top, epsilon)
     if dimension > LARGEST:
         raise InputError(f"enumeration goes up to dimension {LARGEST}, not {dimension}; use the Monte-Carlo audit")
     if select == "uniform":
@@ -79,14 +78,18 @@ def largest_log_ratio(found: Laws) -> float:
     return float(np.log(high[possible] / low[possible]).max())
 
 
-def sampler_ratio(select: SelectName, dimension: int, top: int, epsilon: float, form: Form = "sound") -> Fraction:
+def sampler_ratio(
+    select: SelectName, dimension: int, top: int, epsilon: float, form: SelectionForm = "sound"
+) -> Fraction:
     """The largest ratio between two inputs of the sampler's own probabilities, as a fraction."""
     weights = sampler_laws(select, dimension, top, epsilon, form)
     columns = zip(*weights, strict=True)
     return max(Fraction(max(column), min(column)) for column in columns if max(column))
 
 
-def sampler_laws(select: SelectName, dimension: int, top: int, epsilon: float, form: Form = "sound") -> list[list[int]]:
+def sampler_laws(
+    select: SelectName, dimension: int, top: int, epsilon: float, form: SelectionForm = "sound"
+) -> list[list[int]]:
     """What `pick` does with every input: whole numbers out of 2⁵³, the last of each row for "none"."""
     if select == "uniform" or (select == "ps" and top == dimension):
         each = WORD // dimension
@@ -95,7 +98,7 @@ def sampler_laws(select: SelectName, dimension: int, top: int, epsilon: float, f
         by_rank = selection.rank_counts(dimension, epsilon).tolist()
         rows = [[by_rank[rank] for rank in ranks] + [0] for ranks in orders(dimension).tolist()]
     else:
-        law = selection.counts(select, dimension, top, epsilon, form)
+        law = selection.selection_counts(select, dimension, top, epsilon, form)
         rows = [[law.top if yes else law.rest for yes in marked] + [law.none] for marked in statuses(dimension, top)]
     left = WORD - sum(rows[0])
     spare = [left // dimension + (j < left % dimension) for j in range(dimension)] + [0]
@@ -118,7 +121,7 @@ def value_laws(mechanism: Literal["duchi", "grid-pm"], epsilon: float) -> list[l
     if mechanism == "duchi":
         lead = int(duchi_lead(np.array([epsilon]))[0])
         return [[WORD // 2 + lean, WORD // 2 - lean] for lean in (lead, -lead)]
-    law = cells_of(np.array([epsilon]), CELLS)
+    law = cell_counts(np.array([epsilon]), CELLS)
     band, inside, outside = int(law.band[0]), int(law.inside[0]), int(law.outside[0])
     left = WORD - band * inside - (CELLS - band) * outside
     spare = [0] * CELLS

@@ -31,7 +31,7 @@ from polyeps.clients import Clients
 from polyeps.core import Algorithm, Budget, Records, State, SumTerms, Task, Total
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 from polyeps.models import Model, logistic
 from polyeps.participation import Participation
 from polyeps.server import Round, serve
@@ -141,7 +141,7 @@ def _observed(
     divisor: float,
 ) -> Watched:
     ids = tuple(f"client {number}" for number in range(records.clients))
-    terms = Terms(Budget(PLENTY, run.delta), algorithm.unit, algorithm.adjacency)
+    terms = BudgetTerms(Budget(PLENTY, run.delta), algorithm.unit, algorithm.adjacency)
     moved: list[Scores] = []
     before = [torch.zeros(model.size), torch.tensor(1.0)]
 

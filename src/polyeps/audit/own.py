@@ -19,7 +19,7 @@ from polyeps.core import Algorithm, Budget, Payload, Records, State
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 from polyeps.participation import Participation
 from polyeps.server import Round, serve
 from polyeps.transport.memory import InMemory
@@ -136,7 +136,7 @@ def _runs(
         lots = seed * trials + number
         serve(algorithm, transport, State(model), rounds=rounds, participation=participation, seed=lots, observe=look)
 
-    terms = Terms(Budget(PLENTY, delta), algorithm.unit, algorithm.adjacency)
+    terms = BudgetTerms(Budget(PLENTY, delta), algorithm.unit, algorithm.adjacency)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.db", dict.fromkeys(ids, terms))
         run(0, ledger)

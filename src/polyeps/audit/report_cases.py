@@ -33,7 +33,7 @@ def _selected(select: SelectName, form: Form, top: int, epsilon: float, _: Effor
     """The sampler's own law, over all inputs."""
     ratio = exact.sampler_ratio(select, _WIDE, top, epsilon, form)
     claimed = 0.0 if select == "uniform" else epsilon
-    return Shown(claimed, selection.law(select, _WIDE, top, epsilon, form).epsilon, math.log(ratio))
+    return Shown(claimed, selection.selection_law(select, _WIDE, top, epsilon, form).epsilon, math.log(ratio))
 
 
 def _tied(ranks: Any, dimension: int, epsilon: float, _: Effort) -> Shown:

@@ -8,10 +8,8 @@ import torch
 from polyeps.audit.montecarlo import Finding, compare
 from polyeps.core import Streams
 from polyeps.engine.noise import SeededStreams
-from polyeps.mechanisms.perturb import perturb
-from polyeps.mechanisms.pick import pick
-from polyeps.mechanisms.selection import Form, SelectName
-from polyeps.mechanisms.values import ValueMechanism
+from polyeps.mechanisms.selection import SelectionForm, SelectName, pick
+from polyeps.mechanisms.values import ValueMechanism, perturb
 
 BINS = 64  # of the histogram a value mechanism's answers are sorted into
 
@@ -22,7 +20,7 @@ def audit_selection(
     top: int,
     epsilon: float,
     *,
-    form: Form = "sound",
+    form: SelectionForm = "sound",
     trials: int = 100_000,
     seed: int = 0,
     confidence: float = 0.99,
@@ -57,7 +55,7 @@ def audit_report(
     top: int,
     epsilon: tuple[float, float],
     *,
-    form: Form = "sound",
+    form: SelectionForm = "sound",
     trials: int = 100_000,
     seed: int = 0,
     confidence: float = 0.99,

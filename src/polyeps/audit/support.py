@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.engine.noise import SeededStreams
-from polyeps.mechanisms.perturb import CELLS, Floats, band_start, perturb
 from polyeps.mechanisms.selection import WORD
-from polyeps.mechanisms.values import ValueMechanism, cells_of
+from polyeps.mechanisms.values import CELLS, ValueArray, ValueMechanism, band_start, cell_counts, perturb
 
 _NEARBY = 8  # neighbours of the inverted uniform that could round to the same answer
 
@@ -32,12 +31,12 @@ def leak(
     return float(1 - reachable(mechanism, answers, epsilon, other).mean()) if len(answers) else 0.0
 
 
-def reachable(mechanism: ValueMechanism, answers: Floats, epsilon: float, value: float) -> NDArray[np.bool_]:
+def reachable(mechanism: ValueMechanism, answers: ValueArray, epsilon: float, value: float) -> NDArray[np.bool_]:
     """Whether a value could have led to answers, bit for bit; of PM's only answers inside its band are judged."""
     if mechanism == "duchi":
         return np.isin(np.abs(answers), 1 / np.tanh(np.array([epsilon]) / 2))
     if mechanism == "grid-pm":
-        apart = cells_of(np.array([epsilon]), CELLS).step
+        apart = cell_counts(np.array([epsilon]), CELLS).step
         return np.isin(answers, apart * (np.arange(CELLS) - (CELLS - 1) / 2))
     bound = 1 / np.tanh(np.array([epsilon]) / 4)
     left = band_start(np.array([value]), bound)
@@ -51,7 +50,7 @@ def reachable(mechanism: ValueMechanism, answers: Floats, epsilon: float, value:
     return found
 
 
-def _in_band(answers: Floats, epsilon: float, value: float) -> NDArray[np.bool_]:
+def _in_band(answers: ValueArray, epsilon: float, value: float) -> NDArray[np.bool_]:
     bound = 1 / np.tanh(np.array([epsilon]) / 4)
     left = band_start(np.array([value]), bound)
     return np.asarray((answers >= left) & (answers <= left + bound - 1))

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from polyeps.accounting.afford import best_accountant, known_epsilon
+from polyeps.accounting import best_accountant
+from polyeps.accounting.affordability import known_epsilon
 from polyeps.client import answer
 from polyeps.clients import Clients
 from polyeps.core import Algorithm, Budget, Payload, Records, Streams, Task
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 from polyeps.server import Round
 
 PLENTY = 1e3  # the ε of a trial's account: no trial is to decline
@@ -77,7 +78,7 @@ def ask_trials(
     if algorithm.round_price is not None:
         raise InputError("clients of this algorithm add no noise of their own; audit its rounds instead")
     ids = tuple(f"trial {number}" for number in range(trials))
-    terms = Terms(Budget(PLENTY, delta), algorithm.unit, algorithm.adjacency)
+    terms = BudgetTerms(Budget(PLENTY, delta), algorithm.unit, algorithm.adjacency)
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.db", dict.fromkeys(ids, terms))
         cohort = Clients(

@@ -84,7 +84,7 @@ def _calibrate(
             directory=cache.default_directory(),
             progress=report,
         )
-    sigmas = [method.sigma(float(multiplier)) for multiplier in answer.scale]
+    sigmas = [method.sigma(float(multiplier)) for multiplier in answer.noise_multiplier]
     certificates = [method.certificate(sigma, delta, accountant) for sigma in sigmas]
     results = [
         {"epsilon": budget.epsilon, "sigma": sigma if noisy else None, "certified": certificate.certified}

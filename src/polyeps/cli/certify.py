@@ -114,11 +114,11 @@ def certify_fedsel(
     """FedSel: an index and a value per report, trusting nobody."""
     from polyeps.mechanisms import selection, values
 
-    selection.check(dimension, top, epsilon_select)
+    selection.check_selection(dimension, top, epsilon_select)
     first = 0.0 if select == "uniform" else epsilon_select
     second = 0.0 if value in ("none", "exact") else epsilon_value
     if value not in ("none", "exact"):
-        values.check(second)
+        values.check_epsilon_value(second)
     if not first + second:
         raise InputError("--epsilon-select is 0, and no value is sent; give the ε of the choice, above 0")
     share = first / (first + second)

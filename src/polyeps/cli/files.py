@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     import click
 
-    from polyeps.accounting.calibration import Progress
+    from polyeps.accounting.calibration import ProgressCallback
     from polyeps.experiment.job import Job
 
 Experiment = Annotated[Path, typer.Argument(help="A TOML file, as for polyeps run.")]
@@ -35,7 +35,7 @@ class FileOrMethod(TyperGroup):
 
 
 def jobs_of(
-    file: Path, changes: list[str] | None, seed: int | None, trust_code: bool, progress: Progress | None
+    file: Path, changes: list[str] | None, seed: int | None, trust_code: bool, progress: ProgressCallback | None
 ) -> Iterator[Job]:
     """Yield the job of each method of an experiment, calibrated; no record has been used."""
     from polyeps.experiment import config

@@ -16,7 +16,7 @@ from polyeps.errors import InputError, LedgerError
 
 if TYPE_CHECKING:
     from polyeps.ledger import Ledger
-    from polyeps.ledger.account import Terms
+    from polyeps.ledger.account import BudgetTerms
 
 app = typer.Typer(help="A client's own record of what it spent.", no_args_is_help=True)
 File = Annotated[Path, typer.Option(help="The ledger.")]
@@ -137,14 +137,14 @@ def set_budget(
     """Set a client's budget, once; change it only with --raise and a reason."""
     from polyeps.core import Budget
     from polyeps.ledger import Ledger
-    from polyeps.ledger.account import Terms
+    from polyeps.ledger.account import BudgetTerms
 
     if raise_:
         ledger = Ledger(file)
         kept = ledger.account(client).terms.budget.delta
         ledger.change_budget(client, Budget(epsilon, kept if delta is None else delta), reason)
     else:
-        terms = {client: Terms(Budget(epsilon, 1e-5 if delta is None else delta), unit, adjacency, schedule)}
+        terms = {client: BudgetTerms(Budget(epsilon, 1e-5 if delta is None else delta), unit, adjacency, schedule)}
         ledger = _enrolled(file, terms)
     state = _state(ledger, client)
     if as_json:
@@ -153,7 +153,7 @@ def set_budget(
         print_table(list(state), [list(state.values())])
 
 
-def _enrolled(file: Path, terms: dict[str, Terms]) -> Ledger:
+def _enrolled(file: Path, terms: dict[str, BudgetTerms]) -> Ledger:
     """Return the ledger with new clients, created if there is none."""
     from polyeps.ledger import Ledger
 

@@ -14,7 +14,7 @@ import typer
 from polyeps.errors import InputError
 
 if TYPE_CHECKING:  # commands import what computes only when they run: the help must come at once
-    from polyeps.accounting.calibration import Progress
+    from polyeps.accounting.calibration import ProgressCallback
     from polyeps.accounting.certificate import Certificate
 
 Row = TypeVar("Row")
@@ -77,7 +77,7 @@ def print_certificate(certificate: Certificate, as_json: bool) -> None:
 
 
 @contextmanager
-def progress(task: str) -> Iterator[Progress]:
+def progress(task: str) -> Iterator[ProgressCallback]:
     """A bar on stderr for what takes longer than a moment; silent when nobody watches."""
     from rich.console import Console
     from rich.progress import Progress as Bar

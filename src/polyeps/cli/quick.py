@@ -12,8 +12,9 @@ from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import Accountant
 from polyeps.accounting.certificate import Certificate, Form, Sampler, certify
-from polyeps.accounting.events import FixedSize, PureDpEvent, fold, split_clip_bit
-from polyeps.accounting.open_cohorts import known_draws_epsilon
+from polyeps.accounting.events import FixedSize, PureDpEvent
+from polyeps.accounting.histories import fold_gaussians, split_clip_bit
+from polyeps.accounting.known_cohorts import known_draws_epsilon
 from polyeps.algorithms._averaging import Course, Federation
 from polyeps.algorithms.cmp_fed import cmp_fed
 from polyeps.algorithms.fedavg import fedavg
@@ -98,7 +99,7 @@ def quick_fedhdp(*, rate: float, rounds: int, clip_bit_sigma: float | None = Non
         return fedhdp(federation, personal=False, adaptive=clip_bit_sigma is not None, clip_noise=clip_bit_sigma)
 
     def details(sigma: float, _: float) -> dict[str, Any]:
-        shown = {"rate": rate, "rounds": rounds, "sigma": sigma, "effective_sigma": fold(sigma, 2 * bits)}
+        shown = {"rate": rate, "rounds": rounds, "sigma": sigma, "effective_sigma": fold_gaussians(sigma, 2 * bits)}
         if clip_bit_sigma is not None:
             shown["clip_bit_sigma"] = bits
             if 2 * bits > sigma:
@@ -109,7 +110,7 @@ def quick_fedhdp(*, rate: float, rounds: int, clip_bit_sigma: float | None = Non
         "fedhdp",
         build,
         rounds,
-        multiplier=lambda sigma: fold(sigma, 2 * bits),
+        multiplier=lambda sigma: fold_gaussians(sigma, 2 * bits),
         sigma=lambda multiplier: split_clip_bit(multiplier, bits),
         details=details,
     )
@@ -144,7 +145,7 @@ def quick_cmp_fed(
         )
 
     def details(sigma: float, delta: float) -> dict[str, Any]:
-        effective, adjacency = fold(sigma, sigma) * left, build(0.0).adjacency
+        effective, adjacency = fold_gaussians(sigma, sigma) * left, build(0.0).adjacency
         return {
             "rate": cohort / clients,
             "rounds": rounds,
@@ -158,7 +159,7 @@ def quick_cmp_fed(
         "cmp-fed",
         build,
         rounds,
-        multiplier=lambda sigma: fold(sigma, sigma) * left,
+        multiplier=lambda sigma: fold_gaussians(sigma, sigma) * left,
         sigma=lambda multiplier: multiplier * math.sqrt(2) / left,
         details=details,
     )
@@ -179,7 +180,7 @@ def quick_fedsel(
     Without a value, or with the exact one, all of it does.
     """
     _at_least_one(reports=reports)
-    selection.check(dimension, top, 0.0)
+    selection.check_selection(dimension, top, 0.0)
     if not 0 <= share <= 1:
         raise InputError(f"share must lie between 0 and 1, not {share}")
     local = sgd(binary_logistic(dimension), rate=1.0, steps=1, learning_rate=1.0)
@@ -187,7 +188,7 @@ def quick_fedsel(
     choice = 1.0 if value in ("none", "exact") else 0.0 if select == "uniform" else share
 
     def chosen(sigma: float) -> selection.Selection:
-        return selection.law(select, dimension, top, 0.0 if select == "uniform" else choice / sigma, form)
+        return selection.selection_law(select, dimension, top, 0.0 if select == "uniform" else choice / sigma, form)
 
     def build(_: float) -> Algorithm:
         if value == "exact":

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps.accounting.calibration import Progress
+from polyeps.accounting.calibration import ProgressCallback
 from polyeps.accounting.certificate import Form
 from polyeps.algorithms import Entry
 from polyeps.algorithms._averaging import Course, Federation
@@ -26,7 +26,7 @@ from polyeps.experiment.noise_calibration import Cost, claimed_noise, cost_of, e
 from polyeps.experiment.population import Population, seed_for
 from polyeps.experiment.registry import BUILT_IN, Parts, checked_options, entry_of
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 from polyeps.participation import Participation, check_secret_cohorts, cohort_size
 from polyeps.server import Transport, serve
 from polyeps.training import Training, dp_sgd, sgd
@@ -95,13 +95,15 @@ class Job:
         )
 
     @cached_property
-    def terms(self) -> dict[str, Terms]:
+    def terms(self) -> dict[str, BudgetTerms]:
         """The terms of each client's account: a budget and, since it serves this one run, the run's one price."""
         if self.budgets is None:
             return {}
         cost = cost_of(self.algorithm, self.population.ids, self.settings)
         return {
-            client: Terms(budget, cost.unit, cost.adjacency, "fixed", plan=cost.event(self.noise_multiplier[row], row))
+            client: BudgetTerms(
+                budget, cost.unit, cost.adjacency, "fixed", plan=cost.event(self.noise_multiplier[row], row)
+            )
             for row, (client, budget) in enumerate(zip(self.population.ids, self.budgets, strict=True))
             if budget is not None
         }
@@ -115,7 +117,7 @@ def prepare(
     experiment: config.Experiment,
     method: config.Method,
     population: Population,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     parts: Parts = BUILT_IN,
 ) -> Job:
     """Build one method's algorithm for a population and calibrate its noise, without looking at records."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polyeps.accounting import epsilon_if_draws_known
 from polyeps.accounting.certificate import SECRET_COHORT
-from polyeps.accounting.known_draws import epsilon_if_draws_known
 from polyeps.algorithms import ALGORITHMS
 from polyeps.clients import Clients
 from polyeps.experiment import config

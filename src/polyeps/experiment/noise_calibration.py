@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.accounting import cache
-from polyeps.accounting.afford import known_epsilon
-from polyeps.accounting.calibration import Progress, calibrate_each
-from polyeps.accounting.events import PureDpEvent, history_of
+from polyeps.accounting.affordability import known_epsilon
+from polyeps.accounting.calibration import ProgressCallback, calibrate_each
+from polyeps.accounting.events import PureDpEvent
+from polyeps.accounting.histories import history_of
 from polyeps.core import Adjacency, Algorithm, Budget, PerClient, Unit
 from polyeps.errors import InputError
 from polyeps.experiment import config
-from polyeps.ledger.account import Account, Schedule, Terms
+from polyeps.ledger.account import BudgetTerms, ClientAccount, Schedule
 from polyeps.participation import Participation
 
 
@@ -104,7 +105,7 @@ def sound_noise(
     budgets: Sequence[Budget | None],
     cost: Cost,
     uses: int,
-    progress: Progress | None,
+    progress: ProgressCallback | None,
     schedule: Schedule = "fixed",
 ) -> NDArray[np.float64]:
     """Return every client's noise multiplier: calibrated to its budget and expected rounds, or one for all.
@@ -124,7 +125,7 @@ def _own_noise(
     cost: Cost,
     uses: int,
     rows: Sequence[int],
-    progress: Progress | None,
+    progress: ProgressCallback | None,
     schedule: Schedule,
 ) -> NDArray[np.float64]:
     """Return the noise multipliers of some clients of the population, which have these budgets."""
@@ -143,7 +144,7 @@ def _own_noise(
                 schedule=schedule,
                 directory=cache.default_directory(),
                 progress=progress,
-            ).scale
+            ).noise_multiplier
         except InputError as problem:
             strictest = min(budgets)
             client = ids[list(budgets).index(strictest)]
@@ -152,7 +153,7 @@ def _own_noise(
                 f"{problem}" + ("" if strictest.delta else "; Gaussian noise needs a delta above 0")
             ) from None
     for row, client, budget in zip(rows, ids, budgets, strict=True):
-        account = Account(Terms(budget, cost.unit, cost.adjacency, schedule))
+        account = ClientAccount(BudgetTerms(budget, cost.unit, cost.adjacency, schedule))
         once = account.with_charge(cost.event(common, row), 1, cost.unit)
         if not account.affords(once):
             raise InputError(

@@ -14,17 +14,17 @@ import dp_accounting
 import numpy as np
 from scipy.stats import binom
 
-from polyeps.accounting import cache
-from polyeps.accounting.afford import affordable, best_accountant
-from polyeps.accounting.calibration import Progress, calibrate_each
+from polyeps.accounting import best_accountant, cache
+from polyeps.accounting.affordability import affordable
+from polyeps.accounting.calibration import ProgressCallback, calibrate_each
 from polyeps.accounting.certificate import Certificate, certify
-from polyeps.accounting.events import history_of
+from polyeps.accounting.histories import history_of
 from polyeps.algorithms.fedavg import fedavg
 from polyeps.core import Budget
 from polyeps.errors import InputError
 from polyeps.experiment.job import Job, Rounds
 from polyeps.experiment.noise_calibration import cost_of
-from polyeps.ledger.account import Account, Terms
+from polyeps.ledger.account import BudgetTerms, ClientAccount
 from polyeps.models import binary_logistic
 from polyeps.participation import Participation
 from polyeps.training import dp_sgd
@@ -46,9 +46,9 @@ class ClientPlan:
     limit: Literal["budget", "rounds"]
 
 
-def plan_client(client: str, terms: Terms, records: int, sigma: float, rounds: Rounds) -> ClientPlan:
+def plan_client(client: str, terms: BudgetTerms, records: int, sigma: float, rounds: Rounds) -> ClientPlan:
     """Return how many rounds a client's budget lasts, and what it will have spent."""
-    account = Account(terms)
+    account = ClientAccount(terms)
     once = history_of(terms.plan)
 
     def after(joined: int) -> dict[Any, int]:
@@ -69,9 +69,9 @@ def plan_client(client: str, terms: Terms, records: int, sigma: float, rounds: R
     )
 
 
-def plan(job: Job, progress: Progress | None = None) -> list[ClientPlan]:
+def plan(job: Job, progress: ProgressCallback | None = None) -> list[ClientPlan]:
     """Return the prospects of the clients of a job that have a guarantee."""
-    sizes, alike, plans = job.population.partition.sizes.tolist(), dict[Terms, ClientPlan](), list[ClientPlan]()
+    sizes, alike, plans = job.population.partition.sizes.tolist(), dict[BudgetTerms, ClientPlan](), list[ClientPlan]()
     for row, client in enumerate(job.population.ids):
         if progress:
             progress(row, len(sizes))
@@ -91,7 +91,7 @@ def plan_dp_sgd(
     rounds: int,
     participation: float = 1.0,
     sigma: float | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> tuple[Rounds, list[ClientPlan]]:
     """Plan DP-SGD with Poisson batches for clients (name, budget, records), without an experiment.
 
@@ -115,10 +115,10 @@ def plan_dp_sgd(
     if sigma is None:
         noise = calibrate_each(
             budgets, cost.event, found.expected, directory=cache.default_directory(), progress=progress
-        ).scale
+        ).noise_multiplier
     plans = []
     for row, (client, budget, records) in enumerate(clients):
-        terms = Terms(budget, cost.unit, cost.adjacency, "fixed", plan=cost.event(noise[row], row))
+        terms = BudgetTerms(budget, cost.unit, cost.adjacency, "fixed", plan=cost.event(noise[row], row))
         plans.append(plan_client(client, terms, records, float(noise[row]), found))
     return found, plans
 

@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from polyeps import __version__
-from polyeps.accounting.calibration import Progress
+from polyeps.accounting.calibration import ProgressCallback
 from polyeps.algorithms import Entry
 from polyeps.algorithms._personal_models import personal_models
 from polyeps.core import Algorithm, Profile, State
@@ -47,7 +47,7 @@ _KEPT = 1 << 31  # bytes of records that prepared jobs may hold together; jobs b
 class Watch:
     """Callbacks that show the progress of a run; an error in one of them stops the run."""
 
-    calibrating: Progress | None = None
+    calibrating: ProgressCallback | None = None
     round_done: Callable[[str, Round, int, Mapping[str, float]], None] = lambda *_: None
     job_done: Callable[[str], None] = lambda *_: None
 

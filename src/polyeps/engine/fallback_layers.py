@@ -1,4 +1,4 @@
-"""Modules without a batched rule: one row at a time through `vmap`, which cannot mix rows."""
+"""Layers for modules without a batched rule: one row at a time, by `vmap` or, where that fails, by a loop."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.overrides import TorchFunctionMode
 
+from polyeps.engine.contributions import Contribution, RowGradients
 from polyeps.engine.layout import Layout
-from polyeps.engine.sums import Contribution, Each
 from polyeps.errors import InputError
 
 
 @dataclass(frozen=True)
-class Mapped:
-    """Any other module: one row at a time through `vmap`, every row's gradient formed."""
+class VmapLayer:
+    """Any module, one row at a time through `vmap`, which cannot mix rows; every row's gradient is formed."""
 
     module: nn.Module
 
@@ -28,7 +28,7 @@ class Mapped:
 
     def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         over_clients = vmap(vmap(self._one, in_dims=(None, 0)))
-        with SafeUnderVmap():
+        with _SafeUnderVmap():
             outputs = [over_clients(weights[g.first : g.last], g.rows(rows)).flatten(0, 1) for g in layout.groups]
         return torch.cat(outputs), rows
 
@@ -43,25 +43,61 @@ class Mapped:
             return cast(tuple[Tensor, ...], vjp(lambda w: self._one(w, row), weights)[1](gradient))
 
         over_clients = vmap(vmap(one, in_dims=(None, 0, 0)))
-        with SafeUnderVmap():
+        with _SafeUnderVmap():
             found = [over_clients(weights[g.first : g.last], g.rows(saved), g.rows(gradients)) for g in layout.groups]
         onwards = torch.cat([of[1].flatten(0, 1) for of in found]) if wanted else None
         if not self.size:
             return onwards, None
-        return onwards, Each(layout, torch.cat([of[0].flatten(0, 1) for of in found]))
+        return onwards, RowGradients(layout, torch.cat([of[0].flatten(0, 1) for of in found]))
 
     def _one(self, weights: Tensor, row: Tensor) -> Tensor:
         named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         parts = torch.split(weights, [p.numel() for p in named.values()])
         values = {name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=True)}
-        # A copy of the row: a module may work in place on what it is given.
-        return one_tensor(self.module, call(self.module, values, row[None].clone()), 1)[0]
+        # A copy of the row: a module may work in place on its input.
+        return check_one_tensor(self.module, call_module(self.module, values, row[None].clone()), 1)[0]
 
 
-class SafeUnderVmap(TorchFunctionMode):
-    """Write out what torch gets wrong under nested `vmap`.
+@dataclass(frozen=True)
+class LoopedLayer(VmapLayer):
+    """A module that `vmap` cannot run, for instance because its branches depend on the data."""
 
-    The gradient of `prelu` pairs rows with clients there: an error, or wrong where there are as many of both.
+    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        owners = layout.owner.tolist()
+        with torch.no_grad():
+            outputs = [self._one(weights[owner], row) for owner, row in zip(owners, rows, strict=True)]
+        return torch.stack(outputs), rows
+
+    def backward(
+        self, weights: Tensor, saved: Tensor, gradients: Tensor, layout: Layout, inputs: bool
+    ) -> tuple[Tensor | None, Contribution | None]:
+        wanted = inputs and saved.is_floating_point()
+        found = [
+            self._gradients(weights[owner], row, gradient, wanted)
+            for owner, row, gradient in zip(layout.owner.tolist(), saved, gradients, strict=True)
+        ]
+        onwards = torch.stack([of_row for _, of_row in found]) if wanted else None
+        return onwards, RowGradients(layout, torch.stack([of for of, _ in found])) if self.size else None
+
+    def _gradients(self, weights: Tensor, row: Tensor, gradient: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
+        """Return the gradients of the weights and, if `wanted`, of the row."""
+        with torch.enable_grad():
+            leaf, start = weights.detach().clone().requires_grad_(), row.detach()
+            if wanted:
+                start = start.clone().requires_grad_()
+            output = self._one(leaf, start)
+        leaves = (leaf, start) if wanted else (leaf,)
+        if not output.requires_grad:
+            return torch.zeros_like(leaf), torch.zeros_like(start)
+        found = torch.autograd.grad(output, leaves, gradient, allow_unused=True)
+        filled = [torch.zeros_like(of) if by is None else by for of, by in zip(leaves, found, strict=True)]
+        return filled[0], filled[-1]
+
+
+class _SafeUnderVmap(TorchFunctionMode):
+    """Replace `prelu`, whose gradient torch gets wrong under nested `vmap`.
+
+    It pairs rows with clients: an error, or a wrong result if there are as many rows as clients.
     """
 
     def __torch_function__(
@@ -78,12 +114,12 @@ def _prelu(input: Tensor, weight: Tensor) -> Tensor:
     return torch.where(input > 0, input, slope * input)
 
 
-def one_tensor(module: nn.Module, outputs: object, count: int) -> Tensor:
-    """The outputs of a module for a number of rows, refused unless they are one tensor with a row for each."""
+def check_one_tensor(module: nn.Module, outputs: object, count: int) -> Tensor:
+    """Return the outputs of a module for `count` rows; refuse anything but one tensor with a row for each."""
     name = type(module).__name__
     if not isinstance(outputs, Tensor):
         raise InputError(
-            f"{name} returns a {type(outputs).__name__}, where one tensor with a row per example is allowed;"
+            f"{name} returns a {type(outputs).__name__}; it must return one tensor with a row per example:"
             " wrap it in a module that picks one (polyeps.engine.recurrent.LastState does so for nn.LSTM)"
         )
     if not outputs.dim() or len(outputs) != count:
@@ -94,11 +130,11 @@ def one_tensor(module: nn.Module, outputs: object, count: int) -> Tensor:
     return outputs
 
 
-def call(module: nn.Module, values: dict[str, Tensor], rows: Tensor) -> Tensor:
-    """The outputs of a module whose parameters, by their names in `named_parameters`, have these values.
+def call_module(module: nn.Module, values: dict[str, Tensor], rows: Tensor) -> Tensor:
+    """Return the outputs of a module whose parameters, by their names in `named_parameters`, have these values.
 
-    Every place of a shared parameter is named once. Left to find them itself, torch names those of a module that
-    occurs twice twice, and in the end leaves it with the values.
+    Every place of a shared parameter is passed once: torch's own search passes a module that occurs twice two times,
+    and does not restore it.
     """
     found = {parameter: values[name] for name, parameter in module.named_parameters() if name in values}
     places = {

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
 from polyeps.engine.loop import Settings, draw_batches
 from polyeps.engine.noise import SeededStreams
-from polyeps.engine.placing import Placed, Shape, place
 from polyeps.errors import InputError
 
 COUNTS = [50, 7, 200, 90, 1]
@@ -29,8 +29,8 @@ SETTINGS = Settings(
 )
 
 
-def placed(size: int, last: Shape | None = None, settings: Settings = SETTINGS) -> Placed:
-    return place(SeededStreams(5, range(5), 0), SPANS, settings, size, 100, last, CPU)
+def placed(size: int, last: BatchShape | None = None, settings: Settings = SETTINGS) -> PlacedBatches:
+    return place_batches(SeededStreams(5, range(5), 0), SPANS, settings, size, 100, last, CPU)
 
 
 FIXED = replace(SETTINGS, batch=np.array([8, 7, 20, 3, 1]))

@@ -1,8 +1,7 @@
-"""Training on a CUDA device: one step captured as a graph, replayed for every step of the run.
+"""Training on a CUDA device: one step captured as a graph, replayed for every step of a run.
 
-The step is the CPU's own `advance`, on static buffers: the plan of all steps lies on the device, a counter
-says which one is next, and noise is drawn inside the graph. A graph is kept and replayed in later rounds as
-long as shapes and records stay the same.
+The step is `advance`, as on the CPU, on static buffers: the plan of all steps is on the device, a counter selects the
+next one, and noise is drawn inside the graph. A graph is reused in later rounds while shapes and records are the same.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyeps.core import Records
+from polyeps.core import Records, Streams
 from polyeps.engine.deferred import Deferral
-from polyeps.engine.layout import Layout, Step, lay_out
+from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
+from polyeps.engine.layout import Layout, TrainingStep, lay_out
 from polyeps.engine.loop import Learning, Pace, Settings, advance, deferral_of, pace, step_directly
-from polyeps.engine.noise import SeededStreams, Streams
+from polyeps.engine.noise import SeededStreams
 from polyeps.engine.philox import fill_normals
-from polyeps.engine.placing import Placed, Shape, place
 from polyeps.errors import InputError
 from polyeps.models import Model
 
-KEPT = 4  # graphs; each holds the memory of its buffers
+_MOST_GRAPHS = 4  # each holds the memory of its buffers
 
 
 class Buffers(NamedTuple):
@@ -44,21 +43,21 @@ class Buffers(NamedTuple):
     pace: Pace
 
 
-class Captured(NamedTuple):
-    """A graph, and all it works on: a replay reads the very memory that was there at capture."""
+class CapturedStep(NamedTuple):
+    """A graph and all it works on: a replay reads the memory that was there at capture."""
 
     graph: torch.cuda.CUDAGraph
     buffers: Buffers
     layout: Layout
-    shape: Shape
+    shape: BatchShape
     deferral: Deferral
 
 
 @dataclass(frozen=True)
-class Graphs:
-    """Captured steps by shape: the one thing that outlives a call, held by whoever trains."""
+class CudaGraphs:
+    """Captured steps by shape: the only state that outlives a call, owned by the caller."""
 
-    held: dict[tuple[object, ...], Captured] = field(default_factory=dict)
+    held: dict[tuple[object, ...], CapturedStep] = field(default_factory=dict)
 
 
 def train_on_device(
@@ -68,9 +67,9 @@ def train_on_device(
     records: Records,
     streams: Streams,
     settings: Settings,
-    graphs: Graphs,
+    graphs: CudaGraphs,
 ) -> Tensor:
-    """What `train_on_cpu` does, on the device that holds `records`, with noise drawn there."""
+    """Train as `train_on_cpu` does, on the device that holds `records`, with noise drawn there."""
     if settings.deviation is not None and not isinstance(streams, SeededStreams):
         raise InputError("noise for deployment is drawn on the CPU; move the records there")
     device = starts.device
@@ -79,12 +78,12 @@ def train_on_device(
         return starts.clone()
     optional = tuple(values is None for values in settings.__dict__.values())
     data = (records.features.data_ptr(), records.labels.data_ptr(), *records.features.shape)
-    alike = starts.stride(0) == 0  # a layer that is deferred then has one start for all
+    alike = starts.stride(0) == 0  # a deferred layer then has one start for all clients
     key = (model, data, steps, len(starts), alike, optional)
     held = graphs.held.get(key)
-    # At least as wide as last time, so that rounds soon agree on one shape.
+    # At least as wide as last time, so that rounds soon share one shape.
     last = None if held is None else held.shape
-    placed = place(streams, records.spans, settings, model.size, model.floats_per_row, last, device)
+    placed = place_batches(streams, records.spans, settings, model.size, model.floats_per_row, last, device)
     sizes = placed.sizes.cpu().numpy() if settings.divisor is None else None
     fixed = pace(settings, sizes, device)
     if held is not None and held.shape != placed.shape:
@@ -101,18 +100,18 @@ def train_on_device(
         with _coarse_products(settings.clip is None):
             _step(model, deferral, records, layout, buffers)
 
-    if not starts.is_cuda:  # the same code without a graph: how it is tested where there is no device
+    if not starts.is_cuda:  # the same code without a graph, for tests without a device
         for _ in range(steps):
             step()
         return deferral.joined(buffers.models)
     if held is not None:
         _refill(held.buffers, buffers)
     else:
-        while len(graphs.held) >= KEPT:
+        while len(graphs.held) >= _MOST_GRAPHS:
             graphs.held.pop(next(iter(graphs.held)))
         graph = _capture(step, buffers, models)
         deferral.begin(starts, fixed.rate, fixed.momentum)
-        held = graphs.held[key] = Captured(graph, buffers, layout, placed.shape, deferral)
+        held = graphs.held[key] = CapturedStep(graph, buffers, layout, placed.shape, deferral)
     for _ in range(steps):
         held.graph.replay()
     learned = deferral.joined(held.buffers.models)
@@ -121,9 +120,9 @@ def train_on_device(
 
 @contextmanager
 def _coarse_products(allowed: bool) -> Iterator[None]:
-    """Products of numbers rounded to ten bits, which are faster; not where rows are clipped.
+    """Allow TF32 products, which are faster but rounded to ten bits; never where rows are clipped.
 
-    There, a row's norm and its part of the sum must be those of the same gradient.
+    There, a row's norm and its part of the sum must belong to the same gradient.
     """
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -137,7 +136,7 @@ def _step(model: Model, deferral: Deferral, records: Records, layout: Layout, bu
     now = buffers.counter
     fixed = buffers.pace
     learning = Learning(deferral.network, model.loss, buffers.models, buffers.velocity, buffers.anchor)
-    step = Step(
+    step = TrainingStep(
         layout,
         None if buffers.order is None else buffers.order.index_select(0, now)[0],
         buffers.records.index_select(0, now)[0],
@@ -158,8 +157,10 @@ def _step(model: Model, deferral: Deferral, records: Records, layout: Layout, bu
     now.add_(1)
 
 
-def _prepare(starts: Tensor, anchor: Tensor, placed: Placed, fixed: Pace, streams: Streams) -> tuple[Layout, Buffers]:
-    """Everything the steps work on, where they work."""
+def _prepare(
+    starts: Tensor, anchor: Tensor, placed: PlacedBatches, fixed: Pace, streams: Streams
+) -> tuple[Layout, Buffers]:
+    """Allocate everything the steps work on, on the device."""
     device, clients = starts.device, len(starts)
     layout = lay_out(clients, list(placed.shape.cuts), np.array(placed.shape.widths), device)
     models = starts.clone()
@@ -182,7 +183,7 @@ def _prepare(starts: Tensor, anchor: Tensor, placed: Placed, fixed: Pace, stream
 
 
 def _capture(step: Callable[[], None], buffers: Buffers, starts: Tensor) -> torch.cuda.CUDAGraph:
-    """Capture a step after a few trial runs on a side stream, as torch asks; then undo what they did."""
+    """Capture a step after a few trial runs on a side stream, as torch requires; then undo the trial runs."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -201,7 +202,7 @@ def _capture(step: Callable[[], None], buffers: Buffers, starts: Tensor) -> torc
 
 
 def _refill(held: Buffers, fresh: Buffers) -> None:
-    """Write a new run's values over an old run's, address by address."""
+    """Write a new run's values over an old run's, in place."""
     pairs = [*zip(held[:-1], fresh[:-1], strict=True)]
     pairs += [*zip(held.pace.__dict__.values(), fresh.pace.__dict__.values(), strict=True)]
     for old, new in pairs:

@@ -1,8 +1,8 @@
-"""Batches laid out on the device itself, Poisson ones drawn there too: what `sampling` and `layout` do.
+"""Batches on the device: Poisson batches are drawn and laid out there, as by `sampling` and `layout` on the CPU.
 
-For thousands of clients the host would need longer to draw Poisson batches than the device to train on them.
-Batches of fixed size, which only `published` forms take, are drawn by the host and copied over. All steps of a run
-get one shape, so that one captured graph serves them all.
+For thousands of clients the host would need longer to draw Poisson batches than the device to train on them. Batches of
+fixed size, used only by `published` forms, are drawn by the host and copied. All steps of a run have one shape, so that
+one captured graph serves them all.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyeps.core import Streams
 from polyeps.engine.layout import cuts_of, padding_is_cheaper
 from polyeps.engine.loop import Settings, draw_batches
-from polyeps.engine.noise import SeededStreams, Streams
-from polyeps.engine.sampling import Batches, check_rates, draws_needed
+from polyeps.engine.noise import SeededStreams
+from polyeps.engine.sampling import Batches, check_sampling_rates, draws_needed
 
-GROUPS = 8
+_GROUPS = 8
 
 
-class Shape(NamedTuple):
-    """What all steps of a run have in common: where the frame is cut, and how wide each group is."""
+class BatchShape(NamedTuple):
+    """The common shape of all steps of a run: where the frame is cut, and the width of each group."""
 
     ordered: bool  # by batch size; else the clients' own order
     cuts: tuple[int, ...]
@@ -35,28 +36,28 @@ class Shape(NamedTuple):
         return int(np.diff(self.cuts) @ np.array(self.widths))
 
     def per_client(self) -> NDArray[np.int64]:
-        """The number of rows of each frame position."""
+        """Return the number of rows of each frame position."""
         return np.repeat(np.array(self.widths, np.int64), np.diff(self.cuts))
 
     def starts(self) -> NDArray[np.int64]:
-        """The first row of each frame position."""
+        """Return the first row of each frame position."""
         per_client = self.per_client()
         starts: NDArray[np.int64] = np.cumsum(per_client) - per_client
         return starts
 
 
-class Placed(NamedTuple):
-    """All steps of a run."""
+class PlacedBatches(NamedTuple):
+    """The batches of all steps of a run."""
 
-    shape: Shape
+    shape: BatchShape
     sizes: Tensor  # (S, n)
     order: Tensor | None  # (S, n) frame position -> client
-    records: Tensor  # (S, T): which record is in the row; in padding, any of the same client
+    records: Tensor  # (S, T): the record in the row; in padding, any of the same client
     valid: Tensor  # (S, T) float32: 0 where the row is padding
 
 
-class Drawn(NamedTuple):
-    """The records drawn, in any order."""
+class DrawnRecords(NamedTuple):
+    """The records that were drawn, in any order."""
 
     client: Tensor
     step: Tensor
@@ -65,16 +66,16 @@ class Drawn(NamedTuple):
     sizes: Tensor  # (S, n)
 
 
-def place(
+def place_batches(
     streams: Streams,
     spans: Tensor,
     settings: Settings,
     size: int,
     floats_per_row: int,
-    last: Shape | None,
+    last: BatchShape | None,
     device: torch.device,
-) -> Placed:
-    """Draw all batches of a run (of at least one step), in the last run's shape where that suffices."""
+) -> PlacedBatches:
+    """Draw all batches of a run of at least one step, in the last run's shape if they fit."""
     if settings.batch is None:
         drawn = _draw(streams, spans.to(device), settings, device)
     else:
@@ -89,14 +90,14 @@ def place(
     if ordered:
         order = torch.argsort(drawn.sizes, dim=1, descending=True, stable=True)
         framed = torch.gather(drawn.sizes, 1, order)
-        cuts = last.cuts if last else tuple(cuts_of(framed.double().mean(0).cpu().numpy(), GROUPS))
+        cuts = last.cuts if last else tuple(cuts_of(framed.double().mean(0).cpu().numpy(), _GROUPS))
         position = torch.argsort(order, dim=1)[drawn.step, drawn.client]
     else:
         framed, cuts, position = drawn.sizes, (0, clients), drawn.client
     widest = torch.stack([framed[:, a:b].amax() for a, b in pairwise(cuts)]).tolist()
-    # A group that has outgrown the last shape gets room to spare: every new shape costs a captured graph.
+    # A group that has outgrown the last shape gets extra room: every new shape costs a captured graph.
     widths = tuple(b if a <= b else a + 1 for a, b in zip(widest, last.widths if last else widest, strict=True))
-    shape = Shape(ordered, cuts, widths)
+    shape = BatchShape(ordered, cuts, widths)
     slot = torch.from_numpy(shape.starts()).to(device)[position] + drawn.within
     first = spans[:, 0].to(device)
     own = first.expand(steps, -1) if order is None else first[order]
@@ -104,12 +105,12 @@ def place(
     valid = torch.zeros(steps, shape.rows, device=device)
     records[drawn.step, slot] = drawn.record
     valid[drawn.step, slot] = 1
-    return Placed(shape, drawn.sizes, order, records, valid)
+    return PlacedBatches(shape, drawn.sizes, order, records, valid)
 
 
-def _draw(streams: Streams, spans: Tensor, settings: Settings, device: torch.device) -> Drawn:
-    """The successes of each client's tosses, as in `sampling.poisson_batches`."""
-    check_rates(settings.rate)
+def _draw(streams: Streams, spans: Tensor, settings: Settings, device: torch.device) -> DrawnRecords:
+    """Draw Poisson batches, as `sampling.poisson_batches` does."""
+    check_sampling_rates(settings.rate)
     counts = spans.diff(dim=1)[:, 0]
     clients, longest = len(counts), int(settings.steps.max(initial=0))
     tosses = counts * torch.from_numpy(settings.steps).to(device)
@@ -135,11 +136,11 @@ def _draw(streams: Streams, spans: Tensor, settings: Settings, device: torch.dev
     by_client = sizes.T.reshape(-1)
     starts = torch.cumsum(by_client, 0) - by_client
     within = torch.arange(len(client), device=device) - starts[client * longest + step]
-    return Drawn(client, step, record, within, sizes)
+    return DrawnRecords(client, step, record, within, sizes)
 
 
-def _upload(batches: Batches, device: torch.device) -> Drawn:
-    """The batches that the host drew."""
+def _upload(batches: Batches, device: torch.device) -> DrawnRecords:
+    """Copy batches that the host drew."""
     sizes = torch.from_numpy(batches.sizes).to(device)
     steps, clients = sizes.shape
     flat = sizes.view(-1)  # by step, then client, as the records lie
@@ -147,4 +148,4 @@ def _upload(batches: Batches, device: torch.device) -> Drawn:
     batch = torch.repeat_interleave(torch.arange(steps * clients, device=device), flat, output_size=total)
     within = torch.arange(total, device=device) - (torch.cumsum(flat, 0) - flat)[batch]
     record = torch.from_numpy(batches.records).to(device)
-    return Drawn(batch % clients, batch // clients, record, within, sizes)
+    return DrawnRecords(batch % clients, batch // clients, record, within, sizes)

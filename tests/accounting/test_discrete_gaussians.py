@@ -1,4 +1,4 @@
-"""Sums of discrete Gaussians priced as Gaussians: against exact sums over the lattice."""
+"""Sums of discrete Gaussians priced as Gaussians: against exact sums over the discrete_gaussians."""
 
 from __future__ import annotations
 
@@ -12,18 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from polyeps.accounting import epsilon, judge, lattice
-from polyeps.accounting.afford import best_accountant
+from polyeps.accounting import best_accountant, discrete_gaussians, epsilon, history_epsilon
 from polyeps.accounting.calibration import calibrate_each
-from polyeps.accounting.events import (
-    DiscreteGaussianSumDpEvent,
-    Gaussian,
-    Poisson,
-    SkellamDpEvent,
-    TogetherDpEvent,
-    history_of,
-)
-from polyeps.accounting.lattice import as_gaussians, gap_of_sum
+from polyeps.accounting.discrete_gaussians import as_gaussians, gap_of_sum
+from polyeps.accounting.events import DiscreteGaussianSumDpEvent, Gaussian, Poisson, SkellamDpEvent, TogetherDpEvent
+from polyeps.accounting.histories import history_of
 from polyeps.algorithms._releases import Release
 from polyeps.core import Budget
 from polyeps.errors import UnknownEvent
@@ -158,7 +151,7 @@ def test_what_is_not_near_enough_stays_as_it_is(step: dp.DpEvent) -> None:
 
 def test_what_many_steps_lack_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     step = DiscreteGaussianSumDpEvent(4096.0, 1.75, 4096, 1 << 20)
-    monkeypatch.setattr(lattice, "_NEGLIGIBLE", 1e-1)
+    monkeypatch.setattr(discrete_gaussians, "_NEGLIGIBLE", 1e-1)
     assert any(isinstance(one, Gaussian) for one in as_gaussians({step: 1}))
     assert as_gaussians({step: 10_000_000}) == {step: 10_000_000}
 
@@ -180,7 +173,7 @@ def test_one_in_anothers_place_stays_refused() -> None:
 @pytest.mark.parametrize("sampled", [False, True])
 def test_numbers_that_no_double_can_hold_are_no_reason_to_fail(step: dp.DpEvent, sampled: bool) -> None:
     history = history_of(Poisson(0.1, step) if sampled else step)
-    assert judge(history, 1e-5, "add-remove", best_accountant(history)) >= 0.0
+    assert history_epsilon(history, 1e-5, "add-remove", best_accountant(history)) >= 0.0
 
 
 def test_the_gap_of_millions_is_bounded_without_a_term_for_each() -> None:
@@ -199,8 +192,8 @@ def test_noise_is_calibrated_by_the_price_that_ledgers_ask(epsilon: float, devia
         return DiscreteGaussianSumDpEvent(8.0, deviation * scale, 4, 1000)
 
     answer = calibrate_each([Budget(epsilon, 1e-5)], price, 10)
-    history = history_of(price(float(answer.scale[0]), 0), 10)
-    asked = judge(history, 1e-5, "add-remove", best_accountant(history))
+    history = history_of(price(float(answer.noise_multiplier[0]), 0), 10)
+    asked = history_epsilon(history, 1e-5, "add-remove", best_accountant(history))
     assert 0.98 * epsilon <= asked == answer.certified[0] <= epsilon
 
 
@@ -209,7 +202,7 @@ def test_a_total_does_not_fall_where_steps_become_too_many() -> None:
     spent = {}
     for uses in (1, 2, 4, 8, 16, 32, 64, 128, 256):
         accountant = best_accountant({step: uses})
-        spent[uses] = accountant, judge({step: uses}, 1e-5, "add-remove", accountant)
+        spent[uses] = accountant, history_epsilon({step: uses}, 1e-5, "add-remove", accountant)
     assert {name for name, _ in spent.values()} == {"pld", "rdp"}
     costs = [cost for _, cost in spent.values()]
     assert costs == sorted(costs)

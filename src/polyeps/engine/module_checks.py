@@ -1,7 +1,7 @@
-"""The check of a user's module and loss before anybody trains: the engine against autograd, one example at a time.
+"""Checks of a model's module and loss before training: the engine against autograd, one example at a time.
 
-Two clients with different weights and rows of several magnitudes; outputs, every record's gradient and the clipped
-sums must be those of autograd. A module that `vmap` cannot follow is looped over, with a warning; whatever then still
+Two clients have different weights and rows of several magnitudes; outputs, every record's gradient and the clipped sums
+must equal those of autograd. A module that `vmap` cannot run is looped over, with a warning; a module that still
 differs is refused.
 """
 
@@ -15,36 +15,37 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.layout import Group, Layout
-from polyeps.engine.looped import Looped
-from polyeps.engine.losses import Apart, Loss, per_row, treats_rows_apart
-from polyeps.engine.mapped import Mapped, call, one_tensor
+from polyeps.engine.fallback_layers import LoopedLayer, VmapLayer, call_module, check_one_tensor
+from polyeps.engine.layout import Layout, RowGroup
+from polyeps.engine.losses import Loss, RowWiseLoss, is_row_wise_loss, per_row_error
 from polyeps.engine.network import Network, add_gradients, record_gradients
 from polyeps.errors import InputError
 
-ROWS = 5  # of two clients: two and three
-MAGNITUDES = (0.3, 1.0, 30.0, 3.0, 0.03)
+_ROWS = 5  # two of one client and three of another
+_MAGNITUDES = (0.3, 1.0, 30.0, 3.0, 0.03)
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What is checked: a module, the shapes of its trainable parameters by name, and its loss."""
+class CheckedModel:
+    """A module to check, the shapes of its trainable parameters by name, and its loss."""
 
     module: nn.Module
     shapes: dict[str, tuple[int, ...]]
     loss: Loss
 
     def outputs(self, vector: Tensor, rows: Tensor) -> Tensor:
-        """The module's outputs under weights (d,), refused unless there is one row for each."""
+        """Return the module's outputs under weights (d,); refuse them unless there is one row for each input."""
         parts = torch.split(vector, [torch.Size(shape).numel() for shape in self.shapes.values()])
         values = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
-        return one_tensor(self.module, call(self.module, values, rows.clone()), len(rows))
+        return check_one_tensor(self.module, call_module(self.module, values, rows.clone()), len(rows))
 
 
-def checked(subject: Subject, network: Network, start: Tensor, candidates: list[Tensor]) -> tuple[Network, Loss]:
-    """The network and loss to train with; refused where they are not those of autograd.
+def check_model(
+    subject: CheckedModel, network: Network, start: Tensor, candidates: list[Tensor]
+) -> tuple[Network, Loss]:
+    """Return the network and loss to train with; refuse a model whose gradients are not those of autograd.
 
-    Weights are drawn around start (d,). Candidates are rows (ROWS, ...) to try: the first that the module takes.
+    Weights are drawn around start (d,). Of the candidate rows, the first that the module accepts are used.
     """
     generator = torch.Generator().manual_seed(0)
     spread = 0.1 * torch.randn(2, len(start), generator=generator).to(start.device)
@@ -53,29 +54,31 @@ def checked(subject: Subject, network: Network, start: Tensor, candidates: list[
         rows, outputs = _run(subject, models[0], candidates)
     with _deterministic(subject.module):
         _check_rows_apart(subject, models[0], rows, outputs)
-        loss, labels = checked_loss(subject.loss, outputs.detach(), generator)
+        loss, labels = _checked_loss(subject.loss, outputs.detach(), generator)
         network = _settled(network, models, rows)
         _compare(subject, network, loss, models, rows, labels)
     return network, loss
 
 
-def checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tuple[Loss, Tensor]:
-    """A loss that treats rows apart, and labels it takes; refused where a row's loss depends on another row."""
+def _checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tuple[Loss, Tensor]:
+    """Return a row-wise loss, and labels it accepts; refuse a loss in which a row depends on another row."""
     spread = torch.randn(outputs.shape, generator=generator).to(outputs)
-    magnitudes = torch.tensor(MAGNITUDES).to(outputs).reshape(-1, *(1,) * (outputs.dim() - 1))
+    magnitudes = torch.tensor(_MAGNITUDES).to(outputs).reshape(-1, *(1,) * (outputs.dim() - 1))
     outputs = outputs.nan_to_num(0.0, 0.0, 0.0).clamp(-100, 100) + spread * magnitudes
     labels = _labels(loss, outputs, generator)
-    if treats_rows_apart(loss):
+    if is_row_wise_loss(loss):
         return loss, labels
     leaf = outputs.clone().requires_grad_()
     with torch.enable_grad():
         together = loss(leaf, labels)
     if not isinstance(together, Tensor) or together.shape != labels.shape[:1]:
-        raise InputError(per_row(together, len(labels)))
+        raise InputError(per_row_error(together, len(labels)))
     if not together.requires_grad:
-        raise InputError("autograd cannot follow the loss to the outputs; compute it from them by operations of torch")
+        raise InputError(
+            "autograd cannot differentiate the loss by the outputs; compute it from them with torch operations"
+        )
     (gradients,) = torch.autograd.grad(together.sum(), leaf)
-    looped = Apart(loss, looped=True)
+    looped = RowWiseLoss(loss, looped=True)
     alone = [looped._autograd(output, label) for output, label in zip(outputs, labels, strict=True)]
     if not _close(together.detach(), looped(outputs, labels)) or not _close(gradients, torch.stack(alone)):
         raise InputError(
@@ -84,11 +87,11 @@ def checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tup
         )
     apart: Loss = looped
     try:
-        apart = Apart(loss)
+        apart = RowWiseLoss(loss)
         found = apart.gradients(outputs, labels)
     except InputError:
         raise
-    except Exception as error:  # whatever a user's code raises under vmap
+    except Exception as error:  # any error of user code under vmap
         _warn_slow(f"the loss {_name(loss)}", error)
         apart = looped
         found = looped.gradients(outputs, labels)
@@ -98,7 +101,7 @@ def checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tup
 
 
 def _labels(loss: Loss, outputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Labels (T,) that a loss takes: classes, or where it refuses them numbers."""
+    """Return labels (T,) that a loss accepts: classes or, if it refuses them, numbers."""
     classes = outputs.shape[1] if outputs.dim() > 1 and outputs.shape[1] > 1 else 2
     as_classes = torch.randint(0, classes, (len(outputs),), generator=generator).to(outputs.device)
     as_numbers = torch.randn(len(outputs), generator=generator).to(outputs.device)
@@ -116,8 +119,8 @@ def _labels(loss: Loss, outputs: Tensor, generator: torch.Generator) -> Tensor:
     )
 
 
-def _run(subject: Subject, vector: Tensor, candidates: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The first candidate that the module takes, and its outputs."""
+def _run(subject: CheckedModel, vector: Tensor, candidates: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the first candidate that the module accepts, and its outputs."""
     failed: Exception | None = None
     for rows in candidates:
         try:
@@ -129,15 +132,15 @@ def _run(subject: Subject, vector: Tensor, candidates: list[Tensor]) -> tuple[Te
             failed = failed or error
             continue
         if not outputs.is_floating_point():
-            raise InputError(f"{_name(subject.module)} returns {outputs.dtype}, where float32 outputs are allowed")
+            raise InputError(f"{_name(subject.module)} returns {outputs.dtype}; outputs must be float32")
         return rows, outputs
     raise InputError(
-        f"{_name(subject.module)} cannot be run on one tensor of {ROWS} rows of shape {tuple(candidates[0].shape[1:])}"
+        f"{_name(subject.module)} cannot be run on one tensor of {_ROWS} rows of shape {tuple(candidates[0].shape[1:])}"
         f" and {candidates[0].dtype}, the only input it gets: {failed}"
     )
 
 
-def _check_rows_apart(subject: Subject, vector: Tensor, rows: Tensor, together: Tensor) -> None:
+def _check_rows_apart(subject: CheckedModel, vector: Tensor, rows: Tensor, together: Tensor) -> None:
     with torch.no_grad():
         apart = torch.cat([subject.outputs(vector, row[None]) for row in rows])
     if together.shape != apart.shape or not _close(together, apart):
@@ -148,7 +151,7 @@ def _check_rows_apart(subject: Subject, vector: Tensor, rows: Tensor, together: 
 
 
 def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
-    """The network with its mapped layers looped where `vmap` cannot run them."""
+    """Return the network with its vmap layers looped where `vmap` cannot run them."""
     layout = _layout(((0, 1, 2), (1, 2, 3)), rows.device)
     layers = []
     for layer, weights in zip(network.layers, network.columns(models), strict=True):
@@ -157,18 +160,18 @@ def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
             outputs, saved = found.forward(weights, rows, layout)
             found.backward(weights, saved, torch.ones_like(outputs), layout, True)
         except Exception as error:
-            if not isinstance(layer, Mapped) or isinstance(error, InputError):
+            if not isinstance(layer, VmapLayer) or isinstance(error, InputError):
                 raise
             _warn_slow(_name(layer.module), error)
-            found = Looped(layer.module)
+            found = LoopedLayer(layer.module)
             outputs, _ = found.forward(weights, rows, layout)
         layers.append(found)
         rows = outputs
     return Network(tuple(layers))
 
 
-def _compare(subject: Subject, network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor) -> None:
-    """Refuse a network whose gradients, of records alone or in clipped sums, are not those of autograd."""
+def _compare(subject: CheckedModel, network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor) -> None:
+    """Refuse a network whose per-record gradients or clipped sums are not those of autograd."""
     owner = torch.tensor([0, 0, 1, 1, 1], device=rows.device)
     expected = torch.stack([_autograd(subject, models[i], rows[k], labels[k]) for k, i in enumerate(owner.tolist())])
     found = torch.cat(
@@ -190,7 +193,7 @@ def _compare(subject: Subject, network: Network, loss: Loss, models: Tensor, row
         _same(subject, sums, of_clients.float(), "the clipped sum")
 
 
-def _autograd(subject: Subject, vector: Tensor, row: Tensor, label: Tensor) -> Tensor:
+def _autograd(subject: CheckedModel, vector: Tensor, row: Tensor, label: Tensor) -> Tensor:
     with torch.enable_grad():
         leaf = vector.clone().requires_grad_()
         loss = subject.loss(subject.outputs(leaf, row[None]), label[None]).sum()
@@ -198,8 +201,8 @@ def _autograd(subject: Subject, vector: Tensor, row: Tensor, label: Tensor) -> T
     return torch.zeros_like(leaf) if found is None else found
 
 
-def _same(subject: Subject, found: Tensor, expected: Tensor, what: str) -> None:
-    """Refuse gradients that differ by more than rounding, naming the parameters."""
+def _same(subject: CheckedModel, found: Tensor, expected: Tensor, what: str) -> None:
+    """Refuse gradients that differ by more than rounding; name the parameters."""
     sizes = [torch.Size(shape).numel() for shape in subject.shapes.values()]
     length = torch.linalg.vector_norm(expected.nan_to_num(0.0, 0.0, 0.0).double(), dim=1, keepdim=True)
     off = (found.double() - expected.double()).abs() > 2e-3 * length
@@ -214,13 +217,15 @@ def _same(subject: Subject, found: Tensor, expected: Tensor, what: str) -> None:
 
 @contextmanager
 def _deterministic(module: nn.Module) -> Iterator[None]:
-    """Refuse a module that draws random numbers or changes its buffers; leave torch's generator as it was."""
+    """Refuse a module that draws random numbers or changes its buffers; restore torch's generator."""
     before = {name: buffer.clone() for name, buffer in module.named_buffers() if not buffer.is_meta}
     state = torch.random.get_rng_state()
     try:
         yield
         drawn = not torch.equal(torch.random.get_rng_state(), state)
-        changed = [name for name, buffer in module.named_buffers() if name in before and _differ(buffer, before[name])]
+        changed = [
+            name for name, buffer in module.named_buffers() if name in before and not torch.equal(buffer, before[name])
+        ]
     finally:
         torch.random.set_rng_state(state)
         for name, buffer in module.named_buffers():
@@ -228,23 +233,19 @@ def _deterministic(module: nn.Module) -> Iterator[None]:
                 buffer.data.copy_(before[name])
     if drawn:
         raise InputError(
-            f"{_name(module)} draws from torch's global generator, so runs could not be repeated; remove what is"
-            " random, or call eval() on it"
+            f"{_name(module)} draws from torch's global generator, so runs could not be repeated; remove its random"
+            " parts, or call eval() on it"
         )
     if changed:
-        raise InputError(f"the model changes its buffer '{changed[0]}' when it sees examples; it must keep nothing")
-
-
-def _differ(first: Tensor, second: Tensor) -> bool:
-    return first.shape != second.shape or not torch.equal(first, second)
+        raise InputError(f"the model changes its buffer '{changed[0]}' when it sees examples; remove that state")
 
 
 def _layout(groups: tuple[tuple[int, int, int], ...], device: torch.device) -> Layout:
-    """A layout of groups (first, last, width)."""
-    made: list[Group] = []
+    """Return a layout of groups (first, last, width)."""
+    made: list[RowGroup] = []
     owner: list[int] = []
     for first, last, width in groups:
-        made.append(Group(first, last, width, len(owner)))
+        made.append(RowGroup(first, last, width, len(owner)))
         owner += [client for client in range(first, last) for _ in range(width)]
     return Layout(2, tuple(made), torch.tensor(owner, device=device))
 
@@ -255,8 +256,55 @@ def _close(first: Tensor, second: Tensor) -> bool:
 
 def _warn_slow(what: str, error: Exception) -> None:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    warnings.warn(f"{what} runs one row after the other, which is slow: vmap cannot follow it ({reason})", stacklevel=2)
+    warnings.warn(f"{what} runs one row after the other, which is slow: vmap cannot run it ({reason})", stacklevel=2)
 
 
 def _name(thing: nn.Module | Callable[..., object]) -> str:
     return getattr(thing, "__name__", type(thing).__name__)
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse parts that mix rows of a batch, draw from a global generator or are not float32; name a remedy."""
+    for name, part in module.named_modules():
+        kind = type(part).__name__
+        where = f"{kind} at '{name}'" if name else kind
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise InputError(
+                f"{where} mixes the examples of a batch, so no example's gradient can be clipped on its own;"
+                " use GroupNorm or LayerNorm instead"
+            )
+        if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
+            raise InputError(f"{where} keeps statistics across examples; build it with track_running_stats=False")
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and part.training:
+            raise InputError(
+                f"{where} draws from torch's global generator, so runs could not be repeated;"
+                " remove it (clipping and noise regularise already), set p=0 or call eval() on the module"
+            )
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and (part.max_norm is not None or part.sparse):
+            raise InputError(f"{where} has max_norm or sparse gradients, which change weights as a whole; use neither")
+    for name, parameter in module.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise InputError(f"parameter '{name}' has no shape yet; run the module once before making a model of it")
+        if parameter.requires_grad and parameter.dtype != torch.float32:
+            raise InputError(f"parameter '{name}' is {parameter.dtype}; models are float32: call float() on the module")
+        if parameter._backward_hooks:
+            raise InputError(f"parameter '{name}' has hooks on its gradient, which are not run here; remove them")
+
+
+def candidate_rows(
+    module: nn.Module, shape: tuple[int, ...], kind: torch.dtype, example: Tensor | None
+) -> list[Tensor]:
+    """Return rows to check a model on: random ones of several magnitudes, and milder ones in case it refuses those."""
+    generator = torch.Generator().manual_seed(1)
+    size = (_ROWS, *shape)
+    if not kind.is_floating_point:
+        if example is not None:
+            picked = torch.randint(0, example.numel(), size, generator=generator)
+            return [example.flatten().cpu()[picked], example[torch.arange(_ROWS) % len(example)].cpu()]
+        tables = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
+        return [torch.randint(0, min(tables, default=2), size, generator=generator).to(kind)]
+    magnitudes = torch.tensor(_MAGNITUDES).reshape(-1, *(1,) * len(shape))
+    rows = [torch.randn(size, generator=generator) * magnitudes, torch.rand(size, generator=generator)]
+    if example is not None:
+        rows.append(example[torch.arange(_ROWS) % len(example)].cpu())
+    return rows

@@ -1,10 +1,10 @@
-"""What a layer contributes to the gradient: per-example norms, and sums weighted by clipping factors.
+"""A layer's contributions to the gradient: per-example norms, and sums weighted by clipping factors.
 
-Each kind keeps what one backward pass leaves (a layer's inputs and output gradients) and knows how to give
-the squared norm of every row's gradient without a second pass, and how to add the weighted sum of a client's
-rows to its gradient. No factors means plain sums.
+Each class stores the results of one backward pass (a layer's inputs and output gradients). It computes the squared norm
+of every row's gradient without a second pass, and adds the weighted sum of a client's rows to its gradient. Without
+factors, sums are plain.
 
-A norm bounds what a record can do only if it is the norm of the very numbers that are added, so no rule takes one by
+A norm bounds a record's influence only if it is the norm of the numbers that are added. So no rule computes a norm by
 cancellation (as Σ of inner products), squares are float64, and factors too small for float32 count as zero.
 """
 
@@ -15,35 +15,34 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from polyeps.engine.kernels import by_kernel
-from polyeps.engine.layout import Group, Layout
-from polyeps.engine.squares import row_squares
-from polyeps.engine.steady import aligned
+from polyeps.engine.layout import Layout, RowGroup
+from polyeps.engine.stable_products import align_matrices
+from polyeps.engine.triton_kernels import has_kernel, row_squares
 
-# Rows of a client from which on clipped sums are float64: float32 would round by more than the margin of the clip.
-WIDE = 32
-# Scales below this times float32's smallest numbers leave too few digits to keep a norm by.
+# Clients with more rows than this sum in float64: float32 would round by more than the margin of the clip.
+_WIDE = 32
+# Factors below this leave too few digits in float32 for a norm.
 SMALLEST = 2.0**-120
 _BLOCK = 1024  # squares added in float32
 _SHORT = 64  # rows for which float64 costs nothing
 _TINY, _SHIFT = 2.0**-100, 2.0**100
-_LOST = 2.0**-126  # at most this of a square is lost to float32's smallest numbers
+_LOST = 2.0**-126  # largest part of a square that underflows in float32
 
 
 class Contribution(Protocol):
     """One layer's part of every row's gradient."""
 
     def squared_norms(self) -> Tensor:
-        """(T,): the squared norm of each row's gradient of this layer's parameters."""
+        """Return (T,): the squared norm of each row's gradient of this layer's parameters."""
 
     def drop(self, rows: Tensor) -> None:
-        """Make the gradients of some rows, a mask (T,), zero whatever they are; asked for after the norms."""
+        """Set the gradients of some rows, a mask (T,), to zero whatever they hold; called after `squared_norms`."""
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         """Add Σ factor · row gradient over each client's rows to gradient (n, p)."""
 
 
-class Outer:
+class OuterProducts:
     """Rows whose gradient is an outer product g aᵀ (a linear layer): ‖g aᵀ‖ = ‖g‖ ‖a‖, never formed."""
 
     def __init__(self, layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool) -> None:
@@ -51,8 +50,8 @@ class Outer:
         self._lengths: Tensor | None = None  # (T,) squared, of the output gradients
 
     def squared_norms(self) -> Tensor:
-        self._lengths = squares_of(self.gradients)
-        return (squares_of(self.inputs) + float(self.bias)) * self._lengths
+        self._lengths = squared_row_norms(self.gradients)
+        return (squared_row_norms(self.inputs) + float(self.bias)) * self._lengths
 
     def drop(self, rows: Tensor) -> None:
         self.inputs, self.gradients = _without(self.inputs, rows), _without(self.gradients, rows)
@@ -61,27 +60,29 @@ class Outer:
         add_products(self.layout, gradient, self.scaled(factors), self.inputs, self.bias, factors is not None)
 
     def scaled(self, factors: Tensor | None) -> Tensor:
-        """The output gradients (T, out) times the rows' factors."""
+        """Return the output gradients (T, out) times the rows' factors."""
         if factors is None:
             return self.gradients
-        if self._lengths is not None:  # huge inputs may make up for what float32 would round to nothing here
+        if self._lengths is not None:  # huge inputs may compensate for an underflow here
             factors = factors.masked_fill(self._lengths * factors.square() < SMALLEST**2, 0.0)
         return self.gradients * factors.to(self.gradients.dtype)[:, None]
 
 
-class Positions:
-    """Rows whose gradient is Σ over positions of g aᵀ (convolutions, sequences): formed once for the norm."""
+class PositionProducts:
+    """Rows whose gradient is Σ over positions of g aᵀ (convolutions, sequences): formed once, for the norm."""
 
     def __init__(self, layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool) -> None:
         self.layout, self.bias = layout, bias
         self.inputs, self.gradients = inputs, gradients  # (T, L, in), (T, L, out)
-        self._each: list[Each] = []  # of the weights and, if any, the biases
+        self._each: list[RowGradients] = []  # of the weights and, if any, the biases
 
     def squared_norms(self) -> Tensor:
-        weights = torch.bmm(aligned(self.gradients).transpose(1, 2), aligned(self.inputs)).flatten(1)  # (T, out * in)
-        self._each = [Each(self.layout, weights)]
+        weights = torch.bmm(align_matrices(self.gradients).transpose(1, 2), align_matrices(self.inputs)).flatten(
+            1
+        )  # (T, out * in)
+        self._each = [RowGradients(self.layout, weights)]
         if self.bias:
-            self._each.append(Each(self.layout, self.gradients.sum(1)))
+            self._each.append(RowGradients(self.layout, self.gradients.sum(1)))
         norms = self._each[0].squared_norms()
         return norms + self._each[1].squared_norms() if self.bias else norms
 
@@ -90,8 +91,8 @@ class Positions:
             each.drop(rows)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
-        if not self._each:  # no norms were asked for: the sum of products needs no row's own gradient
-            scaled = self.gradients if factors is None else times_factors(self.gradients, factors)
+        if not self._each:  # without norms, a sum of products needs no row's own gradient
+            scaled = self.gradients if factors is None else _times_factors(self.gradients, factors)
             add_products(self.layout, gradient, scaled, self.inputs, self.bias, factors is not None)
             return
         sizes = [each.gradients.shape[1] for each in self._each]
@@ -99,14 +100,14 @@ class Positions:
             each.add_to(columns, factors)
 
 
-class Each:
-    """Rows whose gradients are all there, (T, p)."""
+class RowGradients:
+    """Rows whose gradients (T, p) are all formed."""
 
     def __init__(self, layout: Layout, gradients: Tensor) -> None:
         self.layout, self.gradients = layout, gradients
 
     def squared_norms(self) -> Tensor:
-        return squares_of(self.gradients)
+        return squared_row_norms(self.gradients)
 
     def drop(self, rows: Tensor) -> None:
         self.gradients = _without(self.gradients, rows)
@@ -122,10 +123,10 @@ class Each:
                 gradient[group.first : group.last] += weighted[:, 0]
 
 
-class Looked:
-    """Rows that look vectors up in a table (an embedding): a token that recurs in a row adds up.
+class LookupGradients:
+    """Rows that look vectors up in a table (an embedding); gradients of a token that recurs in a row add up.
 
-    Its gradients are added before the norm is taken: two that nearly cancel have inner products which do not.
+    They are added before the norm is computed: two that nearly cancel have inner products that do not.
     """
 
     def __init__(self, layout: Layout, tokens: Tensor, gradients: Tensor, width: int) -> None:
@@ -134,15 +135,15 @@ class Looked:
 
     def squared_norms(self) -> Tensor:
         self.tokens, self.gradients = _once_a_row(self.tokens, self.gradients)
-        return squares_of(self.gradients.flatten(1))
+        return squared_row_norms(self.gradients.flatten(1))
 
     def drop(self, rows: Tensor) -> None:
         self.gradients = _without(self.gradients, rows)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
-        rows = self.gradients if factors is None else times_factors(self.gradients, factors)
+        rows = self.gradients if factors is None else _times_factors(self.gradients, factors)
         into = gradient
-        if factors is not None and any(group.width > WIDE for group in self.layout.groups):
+        if factors is not None and any(group.width > _WIDE for group in self.layout.groups):
             into, rows = torch.zeros_like(gradient, dtype=torch.float64), rows.double()
         table = torch.unflatten(into, 1, (-1, self.width))  # (n, vocabulary, width)
         clients = self.layout.owner[:, None].expand_as(self.tokens)
@@ -151,8 +152,8 @@ class Looked:
             gradient += into
 
 
-class Parts:
-    """Several contributions to neighbouring slices of one layer's parameters."""
+class ContributionParts:
+    """Contributions to consecutive slices of one layer's parameters."""
 
     def __init__(self, parts: list[tuple[int, Contribution]]) -> None:
         self.parts = parts  # (number of parameters, contribution)
@@ -197,18 +198,18 @@ def add_products(
             gradient[group.first : group.last, size:] += a.sum(1)
 
 
-def times_factors(gradients: Tensor, factors: Tensor) -> Tensor:
-    """Every row of gradients (T, ...) times its factor (T,)."""
+def _times_factors(gradients: Tensor, factors: Tensor) -> Tensor:
+    """Return every row of gradients (T, ...) times its factor (T,)."""
     return gradients * factors.to(gradients.dtype).reshape(-1, *(1,) * (gradients.dim() - 1))
 
 
-def squares_of(rows: Tensor) -> Tensor:
-    """The squared norm of each row (T, p) in float64, right to about a millionth whatever the rows hold.
+def squared_row_norms(rows: Tensor) -> Tensor:
+    """Return the squared norm of each row (T, p) in float64, accurate to about 10⁻⁶ whatever the rows hold.
 
-    As fast as in float32: that adds up to 1024 squares at a time. Squares too small for it are replaced by a bound, or
-    in short rows, like those too large, found again by scaling with a power of two. A device adds in float64.
+    Float32 sums up to 1024 squares at a time, which is fast. Squares that underflow are replaced by a bound or, in
+    short rows, like those that overflow, computed again after scaling by a power of two. A device sums in float64.
     """
-    if by_kernel(rows):
+    if has_kernel(rows):
         return row_squares(rows)
     size = rows.shape[1]
     short = size <= 4 * _BLOCK
@@ -226,7 +227,7 @@ def squares_of(rows: Tensor) -> Tensor:
 
 
 def _by_block(rows: Tensor) -> Tensor:
-    """The squared norm of each row, added in float32 within blocks and in float64 across them."""
+    """Return the squared norm of each row, summed in float32 within blocks and in float64 across them."""
     whole = rows.shape[1] // _BLOCK * _BLOCK
     if not whole:
         return _square_of_norm(rows)
@@ -240,7 +241,7 @@ def _square_of_norm(rows: Tensor) -> Tensor:
 
 
 def _once_a_row(tokens: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens (T, L) and their gradients (T, L, width), each token's added at one of its places and zero elsewhere."""
+    """Add each token's gradients at one of its places, zero elsewhere; tokens (T, L) and gradients (T, L, width)."""
     count, length = tokens.shape
     if length < 2:
         return tokens, gradients
@@ -256,11 +257,11 @@ def _once_a_row(tokens: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
     return named.view_as(tokens), summed.view_as(gradients)
 
 
-def _exact(group: Group, rows: Tensor) -> Tensor:
-    """Rows of a group, in float64 where a client has many."""
-    return rows.double() if group.width > WIDE else rows
+def _exact(group: RowGroup, rows: Tensor) -> Tensor:
+    """Return rows of a group, in float64 if clients have many."""
+    return rows.double() if group.width > _WIDE else rows
 
 
 def _without(values: Tensor, rows: Tensor) -> Tensor:
-    """The values (T, ...) with some rows zero; multiplying by zero would keep what is not a number."""
+    """Return values (T, ...) with some rows zero; multiplying by zero would keep NaN."""
     return values.masked_fill(rows.reshape(-1, *(1,) * (values.dim() - 1)), 0.0)

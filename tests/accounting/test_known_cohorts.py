@@ -6,10 +6,10 @@ from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 from scipy.stats import binom, norm
 from support import oracles
 
-from polyeps.accounting import epsilon, open_cohorts
+from polyeps.accounting import epsilon, known_cohorts
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson
-from polyeps.accounting.gaussians import gaussian_epsilon
-from polyeps.accounting.open_cohorts import known_draws_epsilon
+from polyeps.accounting.known_cohorts import known_draws_epsilon
+from polyeps.accounting.privacy_profiles import gaussian_epsilon
 from polyeps.core import Adjacency
 
 
@@ -87,10 +87,10 @@ def test_far_tails_are_known() -> None:
 @pytest.mark.parametrize(("rate", "rounds"), [(0.01, 20_000), (0.5, 3000)])
 def test_many_counts_as_few_cost_little_more(rate: float, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = known_draws_epsilon(30.0, rate, rounds, 1e-5)
-    monkeypatch.setattr(open_cohorts, "_MOST_COUNTS", 150)
-    open_cohorts._draws.cache_clear()
+    monkeypatch.setattr(known_cohorts, "_MOST_COUNTS", 150)
+    known_cohorts._draws.cache_clear()
     assert exact <= known_draws_epsilon(30.0, rate, rounds, 1e-5) < 1.01 * exact
-    open_cohorts._draws.cache_clear()
+    known_cohorts._draws.cache_clear()
 
 
 def test_any_number_of_rounds_has_an_answer() -> None:

@@ -1,11 +1,11 @@
-"""DP-SGD as a deployed client runs it: sums of integers, with integer noise, so that no reply leaks in its low digits.
+"""DP-SGD for deployed clients: integer sums with integer noise, so that no reply leaks in its low digits.
 
-Each record's gradient is computed alone, by autograd through the module as it is. In a batch, the last bits of a matrix
-product or of an activation depend on how many rows there are and where they lie; a server's weights can magnify such
-a bit until it turns other records' gradients round, and then one record would move them all. Alone, no record knows of
-the others, whatever the module does. The gradient is clipped by a norm taken of itself, rounded to the grid of
-`mechanisms.grid_sums` and added up exactly; discrete Gaussian noise follows. All that a client sends is computed from
-these noisy integers and from what the server sent.
+Each record's gradient is computed alone, by autograd through the module itself. In a batch, the last bits of a matrix
+product or of an activation depend on the number of rows and their alignment; a malicious server's weights can magnify
+such a bit until other records' gradients change sign, and then one record would move them all. Computed alone, a
+record's gradient is independent of the others, whatever the module does. It is clipped by its own norm, rounded to the
+grid of `mechanisms.grid_sums` and summed exactly; discrete Gaussian noise follows. All that a client sends is computed
+from these noisy integers and from what the server sent.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyeps.core import Records
+from polyeps.core import Records, Streams
+from polyeps.engine.fallback_layers import check_one_tensor
 from polyeps.engine.layers import Linear
 from polyeps.engine.loop import Settings, draw_batches
-from polyeps.engine.mapped import one_tensor
 from polyeps.engine.network import output_gradients
-from polyeps.engine.noise import Streams
 from polyeps.errors import InputError
 from polyeps.mechanisms.grid_sums import GridSum
-from polyeps.mechanisms.random_words import Words, words_of
+from polyeps.mechanisms.random_words import WordStreams, words_of
 from polyeps.models import Model
 
 _AT_ONCE = 1 << 23  # numbers of records' gradients held at a time
-_NOISE_BLOCK = 1 << 20  # numbers of noise drawn at once: enough to hide the calls
+_NOISE_BLOCK = 1 << 20  # numbers of noise drawn at once: enough to hide the cost of calls
 
 
-def train_exactly(model: Model, starts: Tensor, records: Records, streams: Streams, settings: Settings) -> Tensor:
+def train_deployed(model: Model, starts: Tensor, records: Records, streams: Streams, settings: Settings) -> Tensor:
     """Return the models (n, d) after local DP-SGD from starts (n, d); deployed, n is 1."""
     if settings.batch is not None:
-        raise InputError("a deployed client draws Poisson batches; fixed sizes are for published forms, in simulation")
+        raise InputError("a deployed client draws Poisson batches; batches of fixed size are for simulations only")
     assert settings.clip is not None
     assert settings.deviation is not None
     assert settings.divisor is not None
@@ -45,9 +44,9 @@ def train_exactly(model: Model, starts: Tensor, records: Records, streams: Strea
     ends = np.cumsum(batches.sizes.ravel()).reshape(batches.sizes.shape)
     trained = []
     for client in range(len(starts)):
-        scale = float(settings.deviation[client] / settings.clip[client])
-        grid = GridSum(float(settings.clip[client]), model.size, scale)
-        alone = Alone(model, starts[client])
+        multiplier = float(settings.deviation[client] / settings.clip[client])
+        grid = GridSum(float(settings.clip[client]), model.size, multiplier)
+        alone = RecordGradients(model, starts[client])
         alone.check(records)
         current = alone.weights
         velocity = torch.zeros_like(current)
@@ -66,7 +65,7 @@ def train_exactly(model: Model, starts: Tensor, records: Records, streams: Strea
     return torch.stack(trained)
 
 
-def _noise(grid: GridSum, words: Words, client: int, steps: int) -> Iterator[Tensor]:
+def _noise(grid: GridSum, words: WordStreams, client: int, steps: int) -> Iterator[Tensor]:
     """Yield the noise of each of a client's steps, (d,) int64, drawn several steps at once."""
     block = max(1, _NOISE_BLOCK // grid.size)
     for first in range(0, steps, block):
@@ -75,8 +74,8 @@ def _noise(grid: GridSum, words: Words, client: int, steps: int) -> Iterator[Ten
         yield from torch.from_numpy(drawn)
 
 
-class Alone:
-    """A copy of a model's module whose parameters are parts of one vector, for one record at a time."""
+class RecordGradients:
+    """Gradients of one record at a time: a copy of a model's module whose parameters are views of one vector."""
 
     def __init__(self, model: Model, start: Tensor) -> None:
         self.model, self.weights = model, start.detach().clone()
@@ -93,17 +92,17 @@ class Alone:
         self._linear = layers[0] if len(layers) == 1 and isinstance(layers[0], Linear) else None
 
     def check(self, records: Records) -> None:
-        """Refuse a module that fails whatever the data are: it would count all records as empty without a word."""
+        """Refuse a module that fails on any data: otherwise all its records would silently count as empty."""
         zeros = self.weights.new_zeros(1, *self.model.input_shape, dtype=self.model.input_type)
         try:
             self.gradient(zeros, records.labels.new_zeros(1, *records.labels.shape[1:]))
-        except Exception as error:  # whatever a user's module raises; no record is in it
-            raise InputError(f"the model has no gradient even for a record of zeros ({error}); mend it") from error
+        except Exception as error:  # any error of user code; it holds no record
+            raise InputError(f"the model has no gradient even for a record of zeros ({error}); correct it") from error
 
     def gradient(self, row: Tensor, label: Tensor) -> Tensor:
         """Return the gradient (d,) of one record (1, ...)."""
         with torch.enable_grad():
-            outputs = one_tensor(self._module, self._module(row), 1)
+            outputs = check_one_tensor(self._module, self._module(row), 1)
         by_outputs = output_gradients(self.model.loss, outputs.detach(), label, None)
         if not outputs.requires_grad:
             return torch.zeros_like(self.weights)
@@ -125,8 +124,8 @@ class Alone:
     def _of_linear(self, layer: Linear, records: Records, some: list[int]) -> Tensor | None:
         """Return records' gradients under a single linear layer, several times as fast; None where one has none.
 
-        Outputs and losses are of one record at a time. The gradient is an outer product: one multiplication for each
-        number, which is rounded alike wherever it stands.
+        Outputs and losses are computed one record at a time. The gradient is an outer product: one multiplication for
+        each number, rounded independently of its place.
         """
         weight, bias = self.weights[: layer.fan_in * layer.fan_out].view(layer.fan_out, -1), self._parameters[1:]
         inputs = [records.features[record].reshape(-1).to(torch.float32, copy=True) for record in some]
@@ -140,19 +139,19 @@ class Alone:
                 )
                 for row, record in zip(inputs, some, strict=True)
             ]
-        except Exception:  # of one of them: which is found out one by one
+        except Exception:  # of one record: the caller then goes record by record
             return None
         left, right = torch.cat(by_outputs), torch.stack(inputs)
         products = (left[:, :, None] * right[:, None, :]).flatten(1)
         return torch.cat([products, left], dim=1) if layer.bias else products
 
     def _of(self, records: Records, record: int) -> Tensor:
-        """Return one record's gradient; zeros where it has none, since failing for some data would tell of them."""
+        """Return one record's gradient; zeros if it has none, since an error would reveal something about the data."""
         alone = slice(record, record + 1)
         try:
-            # Copies, which begin where an allocation does; an image is one row for a model of rows.
+            # Copies, so that alignment is always the same; an image is one row for a model of rows.
             row = records.features[alone].reshape(1, *self.model.input_shape)
             return self.gradient(row.to(self.model.input_type, copy=True), records.labels[alone].clone())
-        except Exception:  # whatever a user's module raises
+        except Exception:  # any error of user code
             logging.getLogger(__name__).warning("a record has no gradient under the model received; it counts as empty")
             return torch.zeros_like(self.weights)

@@ -1,9 +1,9 @@
-"""Matrix products that round every row alike, whatever other rows there are.
+"""Matrix products whose rounding of a row does not depend on the other rows.
 
-The library behind torch picks another kernel, and so another order of summation, for few rows, for few columns and for
-rows at odd addresses. A record that comes or goes would then change the last digits of the others' gradients, and
-under weights made for it, whose terms cancel, all of their digits. Products are kept to the shapes and addresses for
-which rounding was measured not to depend on the number of rows or on a row's place.
+The BLAS behind torch picks another kernel, and so another order of summation, for few rows, for few columns and for
+unaligned rows. A record that comes or goes would then change the last digits of other records' gradients and, under
+malicious weights whose terms cancel, all of their digits. Products here use only shapes and alignments for which
+rounding was measured to be independent of the number of rows and of a row's place.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_LINE = 16  # numbers of a line of the cache
+_LINE = 16  # numbers per cache line
 _FEWEST_ROWS = 4
 _FEWEST_PRODUCTS = 400  # torch itself multiplies smaller matrices
 
@@ -24,7 +24,7 @@ def multiply(rows: Tensor, weights: Tensor, bias: Tensor | None, into: Tensor) -
         _multiply(rows, weights, bias, into)
         return
     wanted = max(width, _FEWEST_ROWS, -(-_FEWEST_PRODUCTS // (fan_in * fan_out)))
-    if width == 1:  # records apart: always alone, so all that matters is where they lie
+    if width == 1:  # single records: only their alignment matters
         wanted = 1
     by_columns = weights.stride(1) == 1 and fan_in % _LINE == 0  # as a linear layer's weights are stored
     if wanted == width and ((by_columns and (fan_out > 1 or width == 1)) or (fan_out >= _LINE and width > 1)):
@@ -41,8 +41,8 @@ def multiply(rows: Tensor, weights: Tensor, bias: Tensor | None, into: Tensor) -
     into.copy_(room[:, :width])
 
 
-def aligned(items: Tensor) -> Tensor:
-    """Matrices (T, rows, columns), copied if need be so that all begin at addresses alike."""
+def align_matrices(items: Tensor) -> Tensor:
+    """Return matrices (T, rows, columns), copied if needed so that all have the same alignment."""
     columns = items.shape[2]
     if items.is_cuda or items.stride(0) % _LINE == 0:
         return items

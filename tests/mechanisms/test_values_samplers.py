@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.grid_piecewise import GridPiecewise
 from support.scripted import Scripted, at_most_exp
 
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.mechanisms import values
-from polyeps.mechanisms.perturb import CELLS, perturb
 from polyeps.mechanisms.selection import WORD
-from polyeps.mechanisms.values import ValueMechanism
+from polyeps.mechanisms.values import CELLS, ValueMechanism, perturb
 
 MECHANISMS: list[ValueMechanism] = ["duchi", "pm", "hm", "grid-pm"]
 every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -40,7 +40,7 @@ def test_answers_have_the_mean_and_variance_they_should(
 @settings(max_examples=200, deadline=None)
 @given(epsilon=st.one_of(st.floats(1e-12, 1e-3), st.floats(1e-3, 36.0)))
 def test_whole_numbers_keep_the_ratio(epsilon: float) -> None:
-    law = values.cells_of(np.array([epsilon]), CELLS)
+    law = values.cell_counts(np.array([epsilon]), CELLS)
     inside, outside, band = int(law.inside[0]), int(law.outside[0]), int(law.band[0])
     assert band * inside + (CELLS - band) * outside <= WORD
     assert outside >= 1
@@ -54,7 +54,7 @@ def test_whole_numbers_keep_the_ratio(epsilon: float) -> None:
 @pytest.mark.parametrize("value", [-1.0, -0.3, 0.0, 0.7, 1.0])
 def test_grid_sampler_has_exactly_the_masses_of_its_law(epsilon: float, value: float) -> None:
     """First and last of the whole numbers of every piece, once rounded down and once up."""
-    law, exact = values.cells_of(np.array([epsilon]), CELLS), values.GridPiecewise(epsilon)
+    law, exact = values.cell_counts(np.array([epsilon]), CELLS), GridPiecewise(epsilon)
     inside, outside, band = int(law.inside[0]), int(law.outside[0]), int(law.band[0])
     assert band == exact.band
     assert law.step[0] == pytest.approx(exact.step, rel=1e-12)

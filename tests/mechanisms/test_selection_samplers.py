@@ -13,10 +13,9 @@ from support.scripted import Scripted, at_most_exp
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection
-from polyeps.mechanisms.pick import NONE, pick
-from polyeps.mechanisms.selection import WORD, Form, SelectName
+from polyeps.mechanisms.selection import NONE, WORD, SelectionForm, SelectName, pick
 
-SELECTIONS: list[tuple[SelectName, Form]] = [
+SELECTIONS: list[tuple[SelectName, SelectionForm]] = [
     ("exp", "sound"),
     ("pe", "sound"),
     ("pe", "published"),
@@ -27,12 +26,12 @@ SELECTIONS: list[tuple[SelectName, Form]] = [
 every_selection = pytest.mark.parametrize(("select", "form"), SELECTIONS)
 
 
-def pieces(select: SelectName, dimension: int, top: int, epsilon: float, form: Form) -> list[tuple[int, int]]:
+def pieces(select: SelectName, dimension: int, top: int, epsilon: float, form: SelectionForm) -> list[tuple[int, int]]:
     """How many of the 2⁵³ whole numbers lead to what: (count, rank), −1 none, −2 left over."""
     if select == "exp":
         found = [(int(count), rank) for rank, count in enumerate(selection.rank_counts(dimension, epsilon))]
     else:
-        law = selection.counts(select, dimension, top, epsilon, form)
+        law = selection.selection_counts(select, dimension, top, epsilon, form)
         found = [(law.top, dimension - 1 - place) for place in range(top)]
         found += [(law.rest, rank) for rank in range(dimension - top)]
         found += [(law.none, -1)]
@@ -41,7 +40,9 @@ def pieces(select: SelectName, dimension: int, top: int, epsilon: float, form: F
 
 @pytest.mark.parametrize(("select", "form"), SELECTIONS[:-1])
 @pytest.mark.parametrize(("dimension", "top"), [(2, 1), (5, 2), (12, 3)])
-def test_every_number_leads_where_the_exact_law_says(select: SelectName, form: Form, dimension: int, top: int) -> None:
+def test_every_number_leads_where_the_exact_law_says(
+    select: SelectName, form: SelectionForm, dimension: int, top: int
+) -> None:
     """First and last number of each piece: the law of the sampler is then known for all 2⁵³ of them."""
     values = torch.randn(dimension, generator=torch.Generator().manual_seed(3))
     ranks = values.abs().argsort().argsort().tolist()
@@ -89,18 +90,18 @@ def test_within_the_top_and_the_rest_all_are_alike(select: SelectName) -> None:
     epsilon=st.one_of(st.just(0.0), st.floats(1e-18, 1e-9), st.floats(0, 8), st.floats(8, 60)),
 )
 def test_whole_numbers_keep_the_certified_ratio(
-    data: st.DataObject, chosen: tuple[SelectName, Form], dimension: int, epsilon: float
+    data: st.DataObject, chosen: tuple[SelectName, SelectionForm], dimension: int, epsilon: float
 ) -> None:
     select, form = chosen
     top = data.draw(st.integers(1, dimension))
-    certified = selection.law(select, dimension, top, epsilon, form).epsilon
+    certified = selection.selection_law(select, dimension, top, epsilon, form).epsilon
     if select == "exp":
         counts = selection.rank_counts(dimension, epsilon).tolist()
         assert sum(counts) <= WORD
         assert min(counts) >= 1
         assert at_most_exp(Fraction(max(counts), min(counts)), certified)
         return
-    law = selection.counts(select, dimension, top, epsilon, form)
+    law = selection.selection_counts(select, dimension, top, epsilon, form)
     assert law.top * top + law.rest * (dimension - top) + law.none <= WORD
     assert min(law.top, law.rest) >= 1
     assert law.none >= 0
@@ -111,22 +112,22 @@ def test_whole_numbers_keep_the_certified_ratio(
 @every_selection
 @pytest.mark.parametrize(("dimension", "top", "epsilon"), [(10, 1, 1.0), (123, 12, 0.2), (300, 30, 4.0)])
 def test_rounding_hardly_changes_the_law(
-    select: SelectName, form: Form, dimension: int, top: int, epsilon: float
+    select: SelectName, form: SelectionForm, dimension: int, top: int, epsilon: float
 ) -> None:
     epsilon = min(epsilon, 0.1) if form == "published" else epsilon  # the misprint takes e^(ε·k)
-    exact = selection.law(select, dimension, top, epsilon, form)
+    exact = selection.selection_law(select, dimension, top, epsilon, form)
     if select == "exp":
         by_rank = selection.rank_counts(dimension, epsilon)
         found = (by_rank[-1] / WORD, by_rank[0] / WORD)
     else:
-        law = selection.counts(select, dimension, top, epsilon, form)
+        law = selection.selection_counts(select, dimension, top, epsilon, form)
         found = (law.top / WORD, law.rest / WORD)
         assert law.none / WORD == pytest.approx(exact.none, abs=1e-15)
     assert found == pytest.approx((exact.top, exact.rest), rel=1e-9)
 
 
 @every_selection
-def test_equal_magnitudes_have_equal_chances(select: SelectName, form: Form) -> None:
+def test_equal_magnitudes_have_equal_chances(select: SelectName, form: SelectionForm) -> None:
     trials = 20_000
     nothing = torch.zeros(trials, 9)
     found = pick(select, nothing, 2, np.full(trials, 3.0), SeededStreams(4, range(trials), 0), form)
@@ -141,7 +142,7 @@ def test_equal_magnitudes_have_equal_chances(select: SelectName, form: Form) -> 
 
 @every_selection
 def test_one_client_alone_as_among_many_and_as_in_chunks(
-    select: SelectName, form: Form, monkeypatch: pytest.MonkeyPatch
+    select: SelectName, form: SelectionForm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = torch.randn(40, 7, generator=torch.Generator().manual_seed(1)).round(decimals=0)
     epsilon = np.tile([0.5, 2.0, 1.0, 0.5], 10)
@@ -149,12 +150,12 @@ def test_one_client_alone_as_among_many_and_as_in_chunks(
     for row in range(40):
         alone = pick(select, values[[row]], 2, epsilon[[row]], SeededStreams(1, [row], 3), form)
         assert alone[0] == together[row]
-    monkeypatch.setattr("polyeps.mechanisms.pick._AT_ONCE", 20)
+    monkeypatch.setattr("polyeps.mechanisms.selection._AT_ONCE", 20)
     assert np.array_equal(pick(select, values, 2, epsilon, SeededStreams(1, range(40), 3), form), together)
 
 
 @every_selection
-def test_strange_numbers_are_numbers(select: SelectName, form: Form) -> None:
+def test_strange_numbers_are_numbers(select: SelectName, form: SelectionForm) -> None:
     for odd in (math.nan, math.inf, -math.inf, 1e300, 0.0):
         found = pick(
             select, torch.full((500, 4), odd, dtype=torch.float64), 2, np.full(500, 1.0), SystemStreams(500), form
@@ -172,7 +173,7 @@ def test_infinite_is_largest_and_nan_is_zero() -> None:
 
 
 @every_selection
-def test_one_dimension_and_a_top_of_all(select: SelectName, form: Form) -> None:
+def test_one_dimension_and_a_top_of_all(select: SelectName, form: SelectionForm) -> None:
     one = pick(select, torch.ones(50, 1), 1, np.full(50, 1.0), SeededStreams(1, range(50), 0), form)
     assert set(one.tolist()) <= {0, NONE}
     assert 0 in one
