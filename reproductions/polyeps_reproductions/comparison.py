@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from polyeps.accounting.certificate import Form
-from polyeps_reproductions.studies import Content, Panel, Record, difference, grouped, line, panel, spread_of
+from polyeps_reproductions.studies import Cell, Content, Panel, Record, difference, grouped, line, panel, spread_of
 
 FORMS: tuple[Form, ...] = ("published", "sound")
 POINTS = 0.04  # accuracy this near to the paper's counts as reproduced
@@ -29,19 +29,31 @@ ORDERINGS = (
     ("non-private", "pdp-fl"),
 )
 Axis = Literal["clients", "budgets", "method"]
-Sides = dict[str, dict[str, Record]]  # by method, by form
+NOTHING: Record = {"mean": None, "deviation": None, "count": 0, "finals": {}}
+Sides = dict[str, dict[str, Any]]  # by method: the paper's number, and records by form
 
 
-def comparison(axis: Axis = "clients", uplink: bool = False) -> Callable[[Sequence[Record], bool], Content]:
-    """Return the function that compares methods along an axis, by accuracy or by uplink in MiB."""
+def comparison(
+    cells: Sequence[Cell], axis: Axis = "clients", uplink: bool = False
+) -> Callable[[Sequence[Record], bool], Content]:
+    """Return the function that compares methods along an axis, by accuracy or by uplink in MiB.
+
+    A method of which nothing is finished has an empty record; a cell of which nothing is finished is left out.
+    """
+    wanted = [{**cell.labels, "paper": cell.paper, **NOTHING} for cell in cells]
 
     def show(records: Sequence[Record], quick: bool) -> Content:
-        common = paired(records)
+        done = {(one["cell"], one["method"], one["form"]): one for one in paired(records)}
+        begun = {title for title, *_ in done}
+        common = [done.get((o["cell"], o["method"], o["form"]), o) for o in wanted if o["cell"] in begun]
         cells = {title: _sides(some) for (title,), some in grouped(common, "cell").items()}
         columns = ["cell", "method", f"paper, {'MiB' if uplink else '%'}", "published form", "sound form"]
         columns += ["control (published · sound)", ""]
         rows = [row for title, cell in cells.items() for row in _rows(title, cell, uplink, quick)]
         findings = _sentences(cells, uplink, quick)
+        total = len({one["cell"] for one in wanted})
+        if len(cells) < total:
+            findings.append(f"{total - len(cells)} of {total} cells have no finished trial and are left out")
         return Content(columns, rows, findings, _panels(common, axis, uplink), pairs=True)
 
     return show
@@ -61,18 +73,13 @@ def paired(records: Iterable[Record]) -> list[Record]:
 def _sides(records: Iterable[Record]) -> Sides:
     found: Sides = {}
     for one in records:
-        found.setdefault(one["method"], {})[one["form"]] = one
+        found.setdefault(one["method"], {"paper": one["paper"]}).update({one["form"]: one} if one["count"] else {})
     return found
 
 
-def _paper(forms: dict[str, Record]) -> float | None:
-    value: float | None = next(iter(forms.values()))["paper"]
-    return value
-
-
-def off(forms: dict[str, Record]) -> float | None:
+def off(forms: dict[str, Any]) -> float | None:
     """Return the distance of the published form from the paper's value."""
-    printed, published = _paper(forms), forms.get("published")
+    printed, published = forms["paper"], forms.get("published")
     return None if printed is None or published is None else round(published["mean"] - printed, 5)
 
 
@@ -94,7 +101,7 @@ def _rows(title: str, cell: Sides, uplink: bool, quick: bool) -> list[list[Any]]
     control = " · ".join(shown(cell[CONTROL].get(form)) for form in FORMS) if CONTROL in cell else "–"
     rows = []
     for name, forms in cell.items():
-        printed, distance = _paper(forms), None if quick else off(forms)
+        printed, distance = forms["paper"], None if quick else off(forms)
         verdict = ""
         if distance is not None:
             away = f"off by {number(distance, '+')}{' MiB' if uplink else ''}"
@@ -178,7 +185,7 @@ def _panels(records: Iterable[Record], axis: Axis, uplink: bool) -> list[Panel]:
             series: list[dict[str, Any]] = []
             for number, name in enumerate(names):
                 shift = (number - (len(names) - 1) / 2) * step
-                mine = {one["cell"]: one for one in some if (one["method"], one["form"]) == (name, form)}
+                mine = {one["cell"]: one for one in some if (one["method"], one["form"]) == (name, form) and one["count"]}
                 printed = {one["cell"]: one["paper"] for one in some if one["method"] == name}
                 at = {cell: float(number) if axis == "method" else place + shift for place, cell in enumerate(cells)}
                 shown = [cell for cell in cells if cell in mine or not lines]

@@ -116,7 +116,7 @@ def figure(
         methods = [name for name in methods if int(name.partition("rank=")[2] or 1) <= QUICK_RANK]
         title = f"{title}; quick, 20 clients at most"
     cells = compared(settings, methods, paper, "uplink" if uplink else "final")
-    return Part("figure", number, title, comparison(axis, uplink), lambda _: cells, note, partial=True)
+    return Part("figure", number, title, comparison(cells, axis, uplink), lambda _: cells, note, partial=True)
 
 
 def figures(in_quick: bool) -> list[Part]:

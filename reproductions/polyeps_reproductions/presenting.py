@@ -117,7 +117,7 @@ def draw(summary: Summary, path: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     panels = summary["panels"]
-    across = 2 if summary["pairs"] else min(ACROSS, len(panels))
+    across = 2 if summary["pairs"] or len(panels) == 4 else min(ACROSS, len(panels))
     down = -(-len(panels) // across)
     figure = Figure(figsize=(PANEL[0] * across, PANEL[1] * down + 1), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharey="row" if summary["pairs"] else False).ravel()

@@ -36,7 +36,7 @@ def figure(axis: Any = "clients", uplink: bool = False, paper: float = 0.5, **ch
     """Three methods in one cell, with a number from nowhere for one of them."""
     settings, methods = changes.get("settings", (SETTING,)), changes.get("methods", METHODS)
     cells = compared(settings, methods, {(SETTING, "pfa"): paper})
-    return Part("figure", "1", "Small", comparison(axis, uplink), lambda _: cells, partial=True)
+    return Part("figure", "1", "Small", comparison(cells, axis, uplink), lambda _: cells, partial=True)
 
 
 STUDY = Study("test", lambda _: (figure(),))
