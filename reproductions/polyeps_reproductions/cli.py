@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,9 +13,7 @@ from polyeps.errors import InputError
 
 if TYPE_CHECKING:
     from polyeps_reproductions.running import Progress
-    from polyeps_reproductions.studies import Part, Study, Summary
-
-STUDIES = ("pfa", "fedsel", "pdp-fl", "fedhdp", "cmp-fed")
+    from polyeps_reproductions.studies import Summary
 
 
 def reproduce(
@@ -50,13 +46,13 @@ def reproduce(
     from polyeps.cli.run import check_device
     from polyeps_reproductions import presenting
     from polyeps_reproductions.running import Machines, run_all
-    from polyeps_reproductions.studies import available
+    from polyeps_reproductions.studies import available, find
     from polyeps_reproductions.trials import Store
 
     if not show:
         check_device(device)
     machines = Machines(device, processes, _shard(shard))
-    chosen = _study(study)
+    chosen = find(study)
     parts = chosen.choose(tuple(figure or ()), tuple(table or ()), quick)
     folder = output or _results()
     if show and work is None:
@@ -70,15 +66,14 @@ def reproduce(
     repeats = seeds or (1 if quick else chosen.seeds)
     if not show:
         presenting.make(folder)
+        trials = []
+        for part in parts:
+            cells, sentences = available(part.cells(quick))
+            for sentence in sentences:
+                remark(f"{part.kind} {part.number}: {sentence}")
+            trials += [one for cell in cells for one in chosen.trials(part, cell, repeats, quick)]
         try:
-            with _progress() as progress:
-                trials = []
-                for part in parts:
-                    cells, sentences = available(part.cells(quick))
-                    for sentence in sentences:
-                        remark(f"{part.kind} {part.number}: {sentence}")
-                    trials += [one for cell in cells for one in chosen.trials(part, cell, repeats, quick)]
-                run_all(trials, store, machines, progress)
+            run_all(trials, store, machines, _progress())
         except KeyboardInterrupt:
             remark(f"stopped; the same command continues with the trials in {store.folder}")
             raise typer.Exit(130) from None
@@ -109,13 +104,6 @@ def _present(summaries: list[Summary], folder: Path, quick: bool, as_json: bool)
         print_json(summaries)
 
 
-def _study(name: str) -> Study:
-    if name not in STUDIES:
-        raise InputError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
-    found: Study = import_module(f"polyeps_reproductions.{name.replace('-', '_')}").STUDY
-    return found
-
-
 def _results() -> Path:
     """The results of this repository, or a folder of one's own."""
     here = Path("reproductions") / "results"
@@ -136,29 +124,14 @@ def _shard(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """Show a bar in a terminal, and otherwise a line now and then."""
-    import time
-
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    tasks: dict[str, TaskID] = {}
+def _progress() -> Progress:
+    """Return what reports progress: a line at the beginning and at the end of a stage, and every 20 seconds."""
     last = 0.0
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
 
-        def progress(stage: str, done: int, total: int) -> None:
-            nonlocal last
-            if not total:
-                return
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=total)
-            bar.update(tasks[stage], completed=done, total=total)
-            if not console.is_terminal and (time.monotonic() - last > 20 or done == total):
-                last = time.monotonic()
-                remark(f"{stage}: {done} of {total}")
+    def progress(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        if total and (time.monotonic() - last > 20 or done == total):
+            last = time.monotonic()
+            remark(f"{stage}: {done} of {total}")
 
-        yield progress
+    return progress

@@ -36,7 +36,7 @@ RIVALS = {OURS[0]: ("DP-FedAvg", "DP-RandAgg"), OURS[1]: ("DP-FedAvg, tuned", "D
 PANELS = {"iid": "at random", "labels": "five labels each"}
 
 
-def accuracies(records: Sequence[Record], quick: bool) -> Content:
+def accuracies(records: Sequence[Record], _: bool) -> Content:
     """Return a row for each method and rank: ours, the paper's, the certified ε, and the settings chosen."""
     columns = ["method", "rank", "accuracy %", "paper", "seeds", "rate", "clip", "certified ε", "uplink MB a round"]
     rows: list[list[Any]] = []

@@ -185,7 +185,9 @@ def _panels(records: Iterable[Record], axis: Axis, uplink: bool) -> list[Panel]:
             series: list[dict[str, Any]] = []
             for number, name in enumerate(names):
                 shift = (number - (len(names) - 1) / 2) * step
-                mine = {one["cell"]: one for one in some if (one["method"], one["form"]) == (name, form) and one["count"]}
+                mine = {
+                    one["cell"]: one for one in some if (one["method"], one["form"]) == (name, form) and one["count"]
+                }
                 printed = {one["cell"]: one["paper"] for one in some if one["method"] == name}
                 at = {cell: float(number) if axis == "method" else place + shift for place, cell in enumerate(cells)}
                 shown = [cell for cell in cells if cell in mine or not lines]

@@ -91,7 +91,8 @@ class Simulated:
         return self.population.evaluate(state.model)["accuracy"]
 
     def measured(self, state: State) -> dict[str, Any]:
-        population, found = self.population, self._traffic(self.population.ids)
+        population = self.population
+        found: dict[str, Any] = {**self._traffic(population.ids)}
         if self.tells_groups:
             found |= {f"{way}_private": total for way, total in self._traffic(self._low_epsilon()).items()}
         if population.own_tests is not None:

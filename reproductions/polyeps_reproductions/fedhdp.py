@@ -20,7 +20,18 @@ from typing import Any
 from polyeps.data.sources import places
 from polyeps.data.tables import SUFFIXES
 from polyeps_reproductions.algorithms import algorithm
-from polyeps_reproductions.fedhdp_tables import AUTO, FEMNIST, MNIST, OPEN, OURS, PAPER, PLAIN, SKEWED, WRITERS, compared
+from polyeps_reproductions.fedhdp_tables import (
+    AUTO,
+    FEMNIST,
+    MNIST,
+    OPEN,
+    OURS,
+    PAPER,
+    PLAIN,
+    SKEWED,
+    WRITERS,
+    compared,
+)
 from polyeps_reproductions.fedhdp_theory import FIGURES
 from polyeps_reproductions.studies import Cell, Part, Study
 from polyeps_reproductions.trials import Settings, choice, trial
@@ -53,11 +64,12 @@ def settings(clients: str, quick: bool, **chosen: Any) -> dict[str, Any]:
     """Return an experiment, whose algorithm is the chosen one."""
     opting_out = {"name": "open", "share": 0.05, **({"labels": [7]} if clients == SKEWED else {})}
     levels = [{"name": "private", "epsilon": EPSILONS[clients]}, opting_out]
-    data, batch, share = {
+    kinds: dict[str, tuple[dict[str, Any], int, float]] = {
         MNIST: ({"name": "mnist", "partition": "one-label", "clients": 2000}, 20, COHORT / 2000),
         WRITERS: ({"name": "mnist-writers", "partition": "by-writer"}, 10, COHORT / 539),
         FEMNIST: ({"file": str(femnist()), "partition": "as-in-file"}, 10, COHORT / 3400),
-    }[MNIST if clients == SKEWED else clients]
+    }
+    data, batch, share = kinds[MNIST if clients == SKEWED else clients]
     values: dict[str, Any] = {
         "name": "fedhdp",
         "rounds": 500,
@@ -116,8 +128,8 @@ PARTS: tuple[Part, ...] = (
         "Clients that are writers",
         compared,
         table_two,
-        f"{NOTE}. MNIST's writers stand in for the 3383 of the paper's FMNIST, whose numbers are shown: ε = 0.6 there needs more noise here, since a client "
-        "is drawn in every fifth round instead of every thirtieth",
+        f"{NOTE}. MNIST's writers stand in for the 3383 of the paper's FMNIST, whose numbers are shown: ε = 0.6 there "
+        "needs more noise here, since a client is drawn in every fifth round instead of every thirtieth",
     ),
 )
 STUDY = Study("fedhdp", lambda _: PARTS, seeds=3)

@@ -37,8 +37,6 @@ PAPER: Mapping[tuple[str, str, float | str | None], str] = {
 }
 
 
-
-
 def compared(records: Sequence[Record], quick: bool) -> Content:
     """Return a row for each method, ours beside the paper's; accuracy by r as points."""
     said = ["Quick: 200 clients that share the 1797 digits of scikit-learn, 40 rounds"] if quick else []

@@ -113,11 +113,11 @@ def second(_: Sequence[Record], quick: bool) -> Content:
         ),
     )
     curves, findings = [], []
-    for panel, plain in (("Ditto with FedAvg", True), ("FedHDP", False)):
+    for title, plain in (("Ditto with FedAvg", True), ("FedHDP", False)):
         for name, setting, group in scenarios:
             ratio = 1.0 if plain else setting.best_ratio
-            curve = client_curve(panel, name, setting, group, ratio, trials, generator)
-            findings.append(f"{panel}, {name}: λ* = {curve.optimum:.4f} with error {curve.least:.5f}")
+            curve = client_curve(title, name, setting, group, ratio, trials, generator)
+            findings.append(f"{title}, {name}: λ* = {curve.optimum:.4f} with error {curve.least:.5f}")
             curves.append(curve)
     moments, best = points.personal(FEW.federation, PRIVATE), points.bayes_error(FEW.federation, PRIVATE)
     more = moments.error(FEW.private_penalty_printed) - moments.error(FEW.private_penalty)

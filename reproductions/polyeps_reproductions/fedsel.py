@@ -153,7 +153,9 @@ PARTS: tuple[Part, ...] = (
 
 def folds(repeats: int, quick: bool) -> list[int]:
     """Return the seeds that stand for all folds of all repetitions."""
-    return [FOLDS * repeat + fold for repeat in range(repeats) for fold in range(1, (QUICK_FOLDS if quick else FOLDS) + 1)]
+    return [
+        FOLDS * repeat + fold for repeat in range(repeats) for fold in range(1, (QUICK_FOLDS if quick else FOLDS) + 1)
+    ]
 
 
 STUDY = Study("fedsel", lambda _: PARTS, seeds=10, trial_seeds=folds)

@@ -120,9 +120,7 @@ def built(experiment: config.Experiment, size: int, asked: int, batches: int) ->
     """Return the experiment's algorithm for models of this size; no client is needed for it."""
     (method,) = experiment.algorithm
     entry, training = entry_of(method), experiment.training
-    course = Course(
-        training.learning_rate, training.clip, asked, batches, experiment.rounds // ITERATIONS, method.form
-    )
+    course = Course(training.learning_rate, training.clip, asked, batches, experiment.rounds // ITERATIONS, method.form)
     local = gradients(MODELS[experiment.model.name](size), training.decay)
     return entry.build(local, course, **checked_options(method, entry))
 

@@ -109,7 +109,9 @@ def gains(records: Sequence[Record], _: bool) -> Content:
             )
     words = {"shared": "one α for all", "own": "own α"}
     said = [f"{words[rate]}: {order} in {sum(one)} of {len(one)} rows" for (rate, order), one in ahead.items()]
-    said += ["Clearly: by two standard errors of the folds' differences, a little too easily, since folds share records"]
+    said += [
+        "Clearly: by two standard errors of the folds' differences, a little too easily, since folds share records"
+    ]
     return Content(columns, rows, said)
 
 
@@ -138,7 +140,11 @@ def variants(_: Sequence[Record], __: bool) -> Content:
     methods += ["-".join(parts) for parts in product(("exp", "pe", "ps", "random"), ("pm", "pm-c"))]
     rows: list[list[Any]] = []
     for method, form in product(methods, FORMS):
-        values = {"rounds": ITERATIONS, "model": {"name": "binary_logistic"}, "algorithm": fedsel(method, form, 0.1, 2.0)}
+        values = {
+            "rounds": ITERATIONS,
+            "model": {"name": "binary_logistic"},
+            "algorithm": fedsel(method, form, 0.1, 2.0),
+        }
         (action,) = built(experiment(values), size=123, asked=488, batches=100).actions.values()
         rows.append([method, form, "∞" if action.price is None else f"{action.price(0.5, 0).epsilon:.6g}"])
     return Content(["method", "form", "ε of one report, d = 123, k = 12, ε′ = 2"], rows)

@@ -168,7 +168,8 @@ def _draw_series(
     axes: Axes, series: Mapping[str, Any], colour: str, number: int, panel: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Draw one series by its look; looks that accompany a line, such as the paper's values, share its colour."""
-    name, x, y, errors = series["name"], series["x"], series["y"], series.get("error")
+    name, x, y = series["name"], series["x"], series["y"]
+    errors: Any = series.get("error")
     style = "--" if series.get("dashed", number >= len(COLOURS)) else "-"
     match series.get("look", "line"):
         case "bar":

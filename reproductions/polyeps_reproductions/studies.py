@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from statistics import fmean, stdev
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from polyeps.errors import DataError, InputError
 from polyeps_reproductions.running import settle
 from polyeps_reproductions.trials import Result, Store, Trial
 
+STUDIES = ("pfa", "fedsel", "pdp-fl", "fedhdp", "cmp-fed")  # modules of these names have a STUDY
 Record = dict[str, Any]
 Summary = dict[str, Any]
 Panel = dict[str, Any]  # as `panel` makes it
@@ -102,6 +104,14 @@ class Study:
         ready = records or not cells
         shown = part.show(records, quick) if ready and (part.partial or not missing) else Content([], [])
         return summarise(part, self.name, shown, records if cells else [], missing, seeds, command)
+
+
+def find(name: str) -> Study:
+    """Return a study by name."""
+    if name not in STUDIES:
+        raise InputError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
+    found: Study = import_module(f"polyeps_reproductions.{name.replace('-', '_')}").STUDY
+    return found
 
 
 def summarise(

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import simulated_twins
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polyeps_reproductions.theory import points, simulation
@@ -48,10 +49,10 @@ def test_closed_forms_are_what_simulations_find(federation: Federation) -> None:
         for weights in (even, best):
             errors = simulation.personal_error(federation, group, PENALTIES, TRIALS, generator, weights)
             assert errors.off(points.personal(federation, group, weights).error(PENALTIES)).max() < 4
-        bayes = simulation.bayes_error(federation, group, TRIALS, generator)
+        bayes = simulated_twins.bayes_error(federation, group, TRIALS, generator)
         assert bayes.off(points.bayes_error(federation, group)) < 4
         if federation.tau2:  # the best λ may be infinite otherwise
-            penalty = simulation.best_penalty(federation, group, TRIALS, generator)
+            penalty = simulated_twins.best_penalty(federation, group, TRIALS, generator)
             assert penalty.off(points.best_penalty(federation, group)) < 4
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import simulated_twins
 from hypothesis import given
 from hypothesis import strategies as st
-from polyeps_reproductions.theory import points, printed, simulation
+from polyeps_reproductions.theory import points, printed
 from polyeps_reproductions.theory.points import NON_PRIVATE, PRIVATE
 from polyeps_reproductions.theory.printed import OptOut
 
@@ -78,14 +79,14 @@ def test_the_corrected_gap_is_that_of_plain_averaging(setting: OptOut) -> None:
 def test_the_gap_to_plain_averaging_is_what_simulations_find(setting: OptOut) -> None:
     federation = setting.federation
     even, best = points.weights_of_ratio(federation, 1.0), points.best_weights(federation)
-    found = simulation.server_gap(federation, even, best, 60_000, np.random.default_rng(13))
+    found = simulated_twins.server_gap(federation, even, best, 60_000, np.random.default_rng(13))
     assert found.off(setting.fedavg_gap) < 4
     assert found.value > 5 * found.error
 
 
 @pytest.mark.parametrize("setting", [SMALL, LARGE, OptOut(10, 5, 1, 0.5, 0.2)], ids=str)
 def test_simulation_refutes_the_printed_gap_and_not_the_corrected_one(setting: OptOut) -> None:
-    found = simulation.dp_fedavg_variance(setting, 100_000, np.random.default_rng(14))
+    found = simulated_twins.dp_fedavg_variance(setting, 100_000, np.random.default_rng(14))
     assert found.off(setting.dp_fedavg_variance) < 4
     assert found.off(setting.dp_fedavg_variance_printed) > 5
 
@@ -123,11 +124,11 @@ def test_errors_by_hand() -> None:
 def test_simulation_refutes_the_printed_penalty_and_not_the_exact_one(setting: OptOut) -> None:
     federation, generator = setting.federation, np.random.default_rng(16)
     worse, better = setting.private_penalty_printed, setting.private_penalty
-    excess = simulation.excess_error(federation, PRIVATE, worse, better, 400_000, generator)
+    excess = simulated_twins.excess_error(federation, PRIVATE, worse, better, 400_000, generator)
     exact = points.personal(federation, PRIVATE).error([worse, better])
     assert excess.value > 5 * excess.error
     assert excess.off(exact[0] - exact[1]) < 4
-    fitted = simulation.best_penalty(federation, PRIVATE, 400_000, generator)
+    fitted = simulated_twins.best_penalty(federation, PRIVATE, 400_000, generator)
     assert fitted.off(better) < 4
     assert fitted.off(worse) > 5
 
@@ -161,12 +162,12 @@ def test_gaps_approach_the_stated_limits_only_if_privacy_is_given_up() -> None:
 
 
 def test_at_one_privacy_the_gap_does_not_vanish_as_all_opt_out() -> None:
-    """The fewer are private, the louder their mean: the gap grows until nobody is."""
+    """The fewer are private, the noisier their mean: the gap grows until no client is."""
     gaps = [OptOut.at_noise(100, private, 1, 0.5, 3.0).fedavg_gap for private in (100, 50, 10, 1)]
     assert gaps == sorted(gaps)
     assert gaps[0] == 0
     assert gaps[-1] > 5 * gaps[1]
-    with pytest.raises(InputError, match="nobody is private"):
+    with pytest.raises(InputError, match="private is 0"):
         OptOut.at_noise(100, 0, 1, 0.5, 3.0)
     fixed = [OptOut(100, private, 1, 0.5, 0.02).fedavg_gap for private in (90, 10, 1, 0)]
     assert fixed == sorted(fixed, reverse=True)

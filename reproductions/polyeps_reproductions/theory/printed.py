@@ -1,4 +1,4 @@
-"""Paper 003's equations (11) to (16) as printed, and what replaces those that do not hold.
+"""FedHDP's equations (11) to (16) as printed, and the corrections of those that do not hold.
 
 Two groups; N clients, N_p of them private, ρ = 1 − N_p/N opted out; x = N_p·γ² is a private message's noise;
 Υ² = τ²/α² and Γ² = x/α². Formulas are written out, not taken from `points`, so that each can be held against the other.
@@ -27,7 +27,7 @@ class OptOut:
     def at_noise(cls, clients: int, private: int, alpha2: float, tau2: float, noise: float) -> OptOut:
         """With noise of standard deviation `noise` (z·S) in the *sum*: γ² = (noise/N_p)², as the privacy fixes it."""
         if private < 1:
-            raise InputError("nobody is private, so there is no noise; give at least one private client")
+            raise InputError("private is 0, so there is no noise; give at least one private client")
         return cls(clients, private, alpha2, tau2, (noise / private) ** 2)
 
     @property
