@@ -1,4 +1,4 @@
-"""The studies' methods as `[[algorithm]]` tables: the only place that knows what the library calls them."""
+"""The studies' methods as `[[algorithm]]` tables: the only place that knows the library's names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from polyeps.errors import InputError
 
-# Methods whose name in the library is another one than in the studies, or that need an option to be what they are.
+# Methods with another name in the library than in the studies.
 NAMED: dict[str, dict[str, Any]] = {
     "DP-FedAvg": {"name": "dp-randagg", "rank": 0},
     "FedAvg": {"name": "randagg", "rank": 0},

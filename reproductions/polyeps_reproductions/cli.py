@@ -86,7 +86,7 @@ def reproduce(
 
 
 def _present(summaries: list[Summary], folder: Path, quick: bool, as_json: bool) -> None:
-    """Write and print what is finished; the results of an earlier run stay where nothing is."""
+    """Write and print finished parts; an unfinished one leaves the results of an earlier run as they are."""
     from polyeps_reproductions import presenting
 
     for summary in summaries:
@@ -125,7 +125,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _progress() -> Progress:
-    """Return what reports progress: a line at the beginning and at the end of a stage, and every 20 seconds."""
+    """Return a function that prints a line at the end of a stage, and every 20 seconds."""
     last = 0.0
 
     def progress(stage: str, done: int, total: int) -> None:

@@ -25,7 +25,7 @@ PAPER: dict[tuple[str, str], tuple[float, ...]] = {
     ("labels", "DP-FedAvg"): (75.75,),
     ("labels", "FedAvg"): (86.49,),
 }
-# What CMP-Fed at rank 16 saves of the uplink needed for 74 %, in the paper.
+# The paper's saving of CMP-Fed at rank 16, in per cent of the uplink needed for 74 %.
 TARGET, QUICK_TARGET = 0.74, 0.5
 SAVED = {
     "iid": {"DP-RandAgg": 69, "DP-FedAvg": 90, "FedAvg": 89},

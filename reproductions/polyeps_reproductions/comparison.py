@@ -15,7 +15,7 @@ TIE = 0.005  # an order holds unless the lower method is ahead by more than half
 CONTROL = "public-only"
 APART = 0.045  # between methods at the same number of clients, of the step to the next: equal values stay visible
 DASHED = ("pfa-plus", CONTROL)  # they often lie on PFA's curve
-# (higher, lower): what the papers' texts say of all their accuracy figures; the last one is our control.
+# (higher, lower): the orders that the papers' texts state for all accuracy figures.
 ORDERINGS = (
     ("pfa", "weiavg"),
     ("pfa-plus", "weiavg"),
@@ -156,7 +156,7 @@ def _sentences(cells: dict[str, Sides], uplink: bool, quick: bool) -> list[str]:
 
 
 def _gain(cells: dict[str, Sides], form: str) -> str:
-    """Return PFA's differences from the public clients alone: what projection itself gains."""
+    """Return PFA's differences from the public clients alone: the gain of projection itself."""
     means, each = [], []
     for title, cell in cells.items():
         pair = [cell.get(name, {}).get(form) for name in ("pfa", CONTROL)]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,24 +23,6 @@ from polyeps.transport.memory import InMemory
 
 Observe = Callable[[Round, State], None]
 MEBIBYTE = 2**20
-
-
-class Federation(Protocol):
-    """A federation that can run one experiment."""
-
-    rounds: int  # that it can run at most
-
-    def serve(self, rounds: int, run: str, observe: Observe) -> State:
-        """Run the rounds and return the last state."""
-
-    def goes_on(self, active: Sequence[str]) -> bool:
-        """Return whether a further round can begin with these clients."""
-
-    def accuracy(self, state: State) -> float:
-        """Return the accuracy of the current model on records that nobody trains on."""
-
-    def measured(self, state: State) -> dict[str, Any]:
-        """Return privacy, traffic and other measurements after the last round."""
 
 
 class Listening(InMemory):
@@ -76,6 +58,8 @@ class Simulated:
         self.traffic: dict[str, list[int]] = {client: [0, 0] for client in self.population.ids}
 
     def serve(self, rounds: int, run: str, observe: Observe) -> State:
+        """Run the rounds and return the last state."""
+
         def count(round: Round, state: State) -> None:
             for client, (received, sent) in round.traffic.items():
                 self.traffic[client][0] += received
@@ -85,12 +69,15 @@ class Simulated:
         return self.job.serve(self.transport, rounds, run, observe=count)
 
     def goes_on(self, active: Sequence[str]) -> bool:
+        """Return whether a further round can begin with these clients."""
         return self.job.participation.goes_on(active)
 
     def accuracy(self, state: State) -> float:
+        """Return the accuracy of the current model on records that no client trains on."""
         return self.population.evaluate(state.model)["accuracy"]
 
     def measured(self, state: State) -> dict[str, Any]:
+        """Return privacy, traffic and other measurements after the last round."""
         population = self.population
         found: dict[str, Any] = {**self._traffic(population.ids)}
         if self.tells_groups:

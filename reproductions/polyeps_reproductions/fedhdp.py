@@ -3,8 +3,8 @@
 Aldaghri et al., "Federated Learning with Heterogeneous Differential Privacy", 2021, https://arxiv.org/abs/2110.15252.
 
 Table 1 is non-IID MNIST: 2000 clients of 30 records of one digit, 25 to train on and 5 to evaluate on; 5 % opt out,
-drawn among all of them or, skewed, among those that hold a 7. Table 2's digits of known writers are MNIST's, by writer,
-who are 539 instead of 3383: a round has about 100 of them all the same, so the share drawn is larger. Your own FEMNIST
+drawn among all of them or, skewed, among those that hold a 7. Table 2's digits of known writers are MNIST's: 539
+writers instead of 3383. A round has about 100 of them all the same, so the share drawn is larger. Your own FEMNIST
 records take part if they lie beside the other data sets, as a folder or file `femnist` that `data.file` can read.
 
 Settings. The text has ε, δ, r, λ and the share drawn; T = 500 is inferred from them, and everything else is in an
@@ -116,8 +116,8 @@ def table_two(quick: bool) -> list[Cell]:
 
 
 NOTE = (
-    "Acc_g is on the test split. Accuracies of groups are means over clients, on records of their own that nobody "
-    "deployed could see. ± is the deviation over seeds; in brackets is the variance across clients, times 100"
+    "Acc_g is on the test split. Accuracies of groups are means over clients, on records of their own that no "
+    "deployed server could see. ± is the deviation over seeds; in brackets is the variance across clients, times 100"
 )
 PARTS: tuple[Part, ...] = (
     *FIGURES,

@@ -1,8 +1,8 @@
 """FedHDP's figures 1 and 2: the server's variance by r, and a client's error by λ, in formulas and simulated.
 
-The paper gives neither the figures' numbers nor their settings, so the settings here are ours. What figure 2's client
-gains by opting out depends on what stays constant for the others: γ², as the paper's symbols suggest, which lowers
-their noise z·S = N_p·γ and with it their privacy; or z, which is what their privacy fixes. Both are shown.
+The paper gives neither the figures' numbers nor their settings, so the settings here are ours. The gain of
+figure 2's client by opting out depends on the quantity that stays constant for the others: γ², as the paper's symbols
+suggest, which lowers their noise z·S = N_p·γ and with it their privacy; or z, which their privacy fixes. Both follow.
 """
 
 from __future__ import annotations

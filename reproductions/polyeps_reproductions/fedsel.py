@@ -81,17 +81,22 @@ def selection_only(name: str, quick: bool) -> list[Cell]:
 
 
 def budgets(epochs: int, quick: bool) -> list[Cell]:
-    """Return figures 2(f) and 2(g)."""
-    data = ("bank", "adult") if quick else ("bank", "adult", "kddcup99", LOW)
-    methods = ("np", "pm", "random-pm", "ps-pm", "ps-pm-c") if quick else ("np", "pm", "random-pm", *TWO_STAGE, *EXTRA)
-    grid = (0.5, 2.0) if quick else (0.5, 1.0, 2.0, 4.0)
-    return cells(quick, data, ("logistic",) if quick else ("logistic", "svm"), methods, epsilon=grid, epochs=epochs)
+    if quick:
+        few = ("np", "pm", "random-pm", "ps-pm", "ps-pm-c")
+        return cells(True, ("bank", "adult"), ["logistic"], few, epsilon=(0.5, 2.0), epochs=epochs)
+    data, methods = ("bank", "adult", "kddcup99", LOW), ("np", "pm", "random-pm", *TWO_STAGE, *EXTRA)
+    return cells(False, data, ("logistic", "svm"), methods, epsilon=(0.5, 1.0, 2.0, 4.0), epochs=epochs)
+
+
+def on_adult(methods: Iterable[str], quick: bool, **others: Any) -> list[Cell]:
+    """Return cells of logistic regression on adult; quick, of the two-stage methods PS alone."""
+    kept = [name for name in methods if not (quick and name.startswith(("exp-", "pe-")))]
+    return cells(quick, ["adult"], ["logistic"], kept, **others)
 
 
 def values(quick: bool) -> list[Cell]:
-    names = ("pm", "hm", "duchi")
-    methods = [*names, *(f"{select}-{value}" for select in ("random", "ps") for value in names)]
-    return cells(quick, ["adult"], ["logistic"], methods, epsilon=(1.0, 4.0))
+    kinds = product(("", "random-", "ps-"), ("pm", "hm", "duchi"))
+    return on_adult((select + value for select, value in kinds), quick, epsilon=(1.0, 4.0))
 
 
 def compressions(quick: bool) -> list[Cell]:
@@ -99,22 +104,18 @@ def compressions(quick: bool) -> list[Cell]:
 
 
 def accumulation(quick: bool) -> list[Cell]:
-    methods = [f"{select}-pm{ending}" for select in (("ps",) if quick else CHOICES) for ending in ("", "-o")]
-    return cells(quick, ["adult"], ["logistic"], methods, epsilon=(1.0, 4.0), epochs=2)
+    pairs = product(TWO_STAGE, ("", "-o"))
+    return on_adult((name + ending for name, ending in pairs), quick, epsilon=(1.0, 4.0), epochs=2)
 
 
 def shares(quick: bool) -> list[Cell]:
-    """Return figure 3(b)."""
-    chosen, mus = (("ps-pm",), (0.1, 0.8)) if quick else (TWO_STAGE, (0.1, 0.2, 0.4, 0.6, 0.8))
-    flat = cells(quick, ["adult"], ["logistic"], ("pm", "random-pm"))
-    return [*flat, *cells(quick, ["adult"], ["logistic"], chosen, mu=mus)]
+    mus = (0.1, 0.8) if quick else (0.1, 0.2, 0.4, 0.6, 0.8)
+    return [*on_adult(("pm", "random-pm"), quick), *on_adult(TWO_STAGE, quick, mu=mus)]
 
 
 def batches(quick: bool) -> list[Cell]:
-    """Return figure 3(c)."""
     sizes = (0.0025, 0.01) if quick else (0.0025, 0.005, 0.01)
-    flat = cells(quick, ["adult"], ["logistic"], ("pm", "random-pm"), batch=sizes)
-    return [*flat, *cells(quick, ["adult"], ["logistic"], ("ps-pm",) if quick else TWO_STAGE, batch=sizes, mu="auto")]
+    return [*on_adult(("pm", "random-pm"), quick, batch=sizes), *on_adult(TWO_STAGE, quick, batch=sizes, mu="auto")]
 
 
 def table_three(quick: bool) -> list[Cell]:

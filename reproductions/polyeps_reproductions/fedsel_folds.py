@@ -52,7 +52,7 @@ class Split(NamedTuple):
 
 
 class Folds(Transport):
-    """A federation in an array, and the transport to it."""
+    """A federation in an array with the interface of `Simulated`, and the transport to it."""
 
     def __init__(
         self, experiment: config.Experiment, seed: int, folder: Path, validation: bool, records: int | None
@@ -96,10 +96,8 @@ class Folds(Transport):
         return Replies(task.to, reply, (True,) * self.asked)
 
     def serve(self, rounds: int, run: str, observe: Observe) -> State:
-        start, everybody = State(torch.zeros(self.split.features.shape[1])), Participation("full")
-        return serve(
-            self.algorithm, self, start, rounds=rounds, participation=everybody, seed=1, run=run, observe=observe
-        )
+        start, full = State(torch.zeros(self.split.features.shape[1])), Participation("full")
+        return serve(self.algorithm, self, start, rounds=rounds, participation=full, seed=1, run=run, observe=observe)
 
     def goes_on(self, active: Sequence[str]) -> bool:
         return bool(active)

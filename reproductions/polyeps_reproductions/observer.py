@@ -95,9 +95,9 @@ def infer(updates: Sequence[Tensor], facts: Facts, silent: Tensor | None = None)
         raise InputError("updates must be one matrix per round, a row per client, all of one shape")
     rows = torch.stack(list(updates), 1).double().cpu()  # (n, rounds, d)
     if silent is not None and rows[0][:, silent].shape[1]:
-        heard = torch.isfinite(rows).all(2)
+        replied = torch.isfinite(rows).all(2)
         squares = rows[:, :, silent].square().mean(2)
-        variances = squares.where(heard, 0).sum(1) / heard.sum(1)  # NaN for a client that never replied
+        variances = squares.where(replied, 0).sum(1) / replied.sum(1)  # NaN for a client that never replied
     else:
         variances = noise_apart(rows)
     sigma = variances.sqrt().numpy() / facts.deviation
@@ -109,10 +109,10 @@ def fit_of(inferred: Inferred, epsilons: ArrayLike) -> Fit:
     truth = np.asarray(epsilons, dtype=np.float64)
     if truth.shape != inferred.epsilon.shape:
         raise InputError(f"epsilons must be one for each of {len(inferred.epsilon)} clients, not {truth.shape}")
-    heard = np.isfinite(inferred.epsilon) & (inferred.epsilon > 0)
-    if not heard.any():
+    replied = np.isfinite(inferred.epsilon) & (inferred.epsilon > 0)
+    if not replied.any():
         return Fit(math.nan, math.nan)
-    found, true = inferred.epsilon[heard], truth[heard]
+    found, true = inferred.epsilon[replied], truth[replied]
     spread = float(np.square(np.log(true) - np.log(true).mean()).sum())
     missed = float(np.square(np.log(found) - np.log(true)).sum())
     return Fit(1 - missed / spread if spread > 0 else math.nan, float(np.median(abs(found / true - 1))))

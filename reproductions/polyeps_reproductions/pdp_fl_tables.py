@@ -53,7 +53,7 @@ from polyeps_reproductions.studies import Content, Part, Record
 
 Array = NDArray[np.float64]
 SIGNALS = 50  # clients whose signals are at hand
-HEARD = 3  # rounds: PDP-FL+ settles its groups after as many
+LISTENED = 3  # rounds: PDP-FL+ settles its groups after as many
 WATCHED = (1, 4)  # rounds an observer sees
 DELTA, CLIP = 1e-5, 1.0
 
@@ -61,7 +61,7 @@ DELTA, CLIP = 1e-5, 1.0
 def recovery(_: Sequence[Record], quick: bool) -> Content:
     """Return table 1: the share of draws in which the groups, and the public group alone, are found exactly."""
     draws = 20 if quick else 300
-    signals = updates_of(mnist_clients("shards", SIGNALS), np.zeros(SIGNALS), HEARD)
+    signals = updates_of(mnist_clients("shards", SIGNALS), np.zeros(SIGNALS), LISTENED)
     rows: list[list[Any]] = []
     for form, name, clients in product(FORMS, MIXTURES, (10, 20, 50)):
         rng = generator(clients, f"recovery: {name}, {form}")

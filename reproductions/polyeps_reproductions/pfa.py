@@ -2,7 +2,7 @@
 
 Liu et al., "Projected Federated Averaging with Heterogeneous Differential Privacy", VLDB 2022,
 https://doi.org/10.14778/3503585.3503592. Figures 3 to 8 are in the text, 10 to 12 in the appendix of its full version.
-What is not recoverable:
+Not recoverable:
 
 - Figure 5 shows CIFAR10 and IMDb with 50 clients; neither text nor code says under which budgets. CIFAR10 is run
   under MixGauss1, which is our assumption; IMDb, whose plot speaks of ε = 10 and 100, is left out.

@@ -45,12 +45,8 @@ def held(partition: str) -> Callable[[Sequence[Record], bool], Content]:
 
     def make(_: Sequence[Record], __: bool) -> Content:
         found = population(experiment(Setting(partition=partition, clients=20).experiment("fedavg", "sound")), seed=1)
-        records = found.records
-        rows = []
-        for place, client in enumerate(found.ids):
-            labels = records.labels[records.offsets[place] : records.offsets[place + 1]]
-            counts = torch.bincount(labels.long(), minlength=10).tolist()
-            rows.append([client, *counts, sum(counts)])
+        counts = found.partition.counts(found.dataset.labels, 10).tolist()
+        rows = [[client, *row, sum(row)] for client, row in zip(found.ids, counts, strict=True)]
         return Content(["client", *map(str, range(10)), "in all"], rows)
 
     return make

@@ -139,7 +139,7 @@ def draw(summary: Summary, path: Path) -> list[Path]:
 
 
 def draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
-    """Draw the series of a panel; return what a legend names."""
+    """Draw the series of a panel; return the handles of its legend."""
     from matplotlib.ticker import MaxNLocator
 
     handles: dict[str, Any] = {}

@@ -1,8 +1,9 @@
-"""Studies: figures and tables of a paper, each a list of cells, and what is made of their records.
+"""Studies: figures and tables of a paper, each a list of cells and a function that shows their records.
 
 A cell is an experiment by name, with the paper's number where there is one. It is trained with several seeds, and their
 results become one record: plain values, with every seed's final accuracy and curve, so that paired differences can be
-computed again from a study's JSON.
+computed again from a study's JSON. JSON of version 0.1 has no values of single seeds: there `finals` or `records` is
+null, and the next run adds them.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class Cell:
     labels: Mapping[str, Any]  # its place in figures and tables, such as {"method": "pfa", "clients": 30}
     trial: Trial
     paper: float | str | None = None  # the paper's number
-    value: str = "final"  # of a result: what is compared
+    value: str = "final"  # the entry of a result that is compared
 
 
 @dataclass(frozen=True)
 class Content:
-    """What is made of records."""
+    """A table, its findings and the panels of its figure."""
 
     columns: list[str]
     rows: list[list[Any]]
@@ -101,9 +102,25 @@ class Study:
             results = [found for one in settle(trials, store) if (found := store.read(one)) is not None]
             missing += len(trials) - len(results)
             records += [record(cell, results)] if results else []
-        ready = records or not cells
-        shown = part.show(records, quick) if ready and (part.partial or not missing) else Content([], [])
-        return summarise(part, self.name, shown, records if cells else [], missing, seeds, command)
+        ready = (records or not cells) and (part.partial or not missing)
+        content = part.show(records, quick) if ready else Content([], [])
+        return {
+            "study": self.name,
+            "kind": part.kind,
+            "number": part.number,
+            "title": part.title,
+            "note": part.note,
+            "command": command,
+            "version": __version__,
+            "seeds": seeds if cells and not part.once else 1,
+            "missing": missing,
+            "columns": content.columns,
+            "table": content.rows,
+            "findings": content.findings,
+            "pairs": content.pairs,
+            "panels": content.panels,
+            "records": records,
+        }
 
 
 def find(name: str) -> Study:
@@ -112,35 +129,6 @@ def find(name: str) -> Study:
         raise InputError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
     found: Study = import_module(f"polyeps_reproductions.{name.replace('-', '_')}").STUDY
     return found
-
-
-def summarise(
-    part: Part,
-    study: str,
-    content: Content,
-    records: Sequence[Record] | None = (),
-    missing: int = 0,
-    seeds: int = 1,
-    command: str = "",
-) -> Summary:
-    """Return a part's content as plain values; without records where those of an older version were not kept."""
-    return {
-        "study": study,
-        "kind": part.kind,
-        "number": part.number,
-        "title": part.title,
-        "note": part.note,
-        "command": command,
-        "version": __version__,
-        "seeds": seeds,
-        "missing": missing,
-        "columns": content.columns,
-        "table": content.rows,
-        "findings": content.findings,
-        "pairs": content.pairs,
-        "panels": content.panels,
-        "records": None if records is None else list(records),
-    }
 
 
 def available(cells: Iterable[Cell]) -> tuple[list[Cell], list[str]]:

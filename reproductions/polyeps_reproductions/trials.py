@@ -21,7 +21,7 @@ from polyeps.core import State
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.server import Round
-from polyeps_reproductions.federations import Federation, Simulated
+from polyeps_reproductions.federations import Simulated
 from polyeps_reproductions.fedsel_folds import Folds
 
 VALIDATION = 1 / 6  # of the training records
@@ -122,7 +122,7 @@ def perform(wanted: Trial, device: str = "cpu") -> Result:
     experiment = wanted.experiment()
     accuracy: dict[int, float] = {}
     with TemporaryDirectory(prefix="polyeps-") as name:
-        federation: Federation
+        federation: Simulated | Folds
         if wanted.folds:
             federation = Folds(experiment, wanted.seed, Path(name), wanted.validation, wanted.records)
         else:

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from polyeps_reproductions.fedhdp import STUDY
 from polyeps_reproductions.fedhdp_theory import FEW, FIGURES
 from polyeps_reproductions.presenting import write
-from polyeps_reproductions.studies import summarise
+from polyeps_reproductions.trials import Store
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +15,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("figures")
     files = []
     for figure in FIGURES:
-        files += write(summarise(figure, "fedhdp", figure.show([], True)), place, quick=True)
+        files += write(STUDY.summary(figure, Store(place), 1, True), place, quick=True)
     assert sorted(file.name for file in files) == sorted(
         f"fedhdp-figure-{number}-quick.{ending}" for number in "12" for ending in ("json", "md", "svg")
     )

@@ -27,7 +27,7 @@ class Measured:
     error: Floats
 
     def off(self, expected: ArrayLike) -> Floats:
-        """Distance from what was expected, in standard errors; 0 where both agree without any spread."""
+        """Return the distance from the expected value, in standard errors; 0 where both agree without any spread."""
         distance = np.abs(self.value - np.asarray(expected, dtype=np.float64))
         return np.asarray(np.divide(distance, self.error, out=np.zeros_like(distance), where=distance > 1e-12))
 
@@ -75,7 +75,7 @@ def summarised(samples: Floats) -> Measured:
 def measure(
     federation: Federation, trials: int, generator: np.random.Generator, rule: Callable[[Draws], Floats]
 ) -> Measured:
-    """The mean of what a rule makes of each federation."""
+    """Return the mean of a rule over federations."""
     work = in_blocks(trials, 3 * federation.clients, lambda count: rule(draw(federation, count, generator)))
     return summarised(work)
 
