@@ -27,7 +27,7 @@ Summary = dict[str, Any]
 Panel = dict[str, Any]  # as `panel` makes it
 _CURVE_POINTS = 50  # of a longer curve, every tenth round is kept beside the first and the last
 _FROM_TRAINING = ("learning_rate", "local_steps", "clip")
-_MEANS = ("rounds", "seconds", "up", "down", "up_private", "down_private", "parameters", "clients")
+_MEANS = ("rounds", "seconds", "up", "down", "up_private", "down_private", "parameters")
 _FIRST = ("spent", "spent_share", "noise_multipliers", "norms", "epsilons")
 
 

@@ -29,6 +29,7 @@ def test_a_figure_is_run_shown_and_written(small: tuple[str, ...], tmp_path: Pat
     kept = json.loads((tmp_path / "results" / "pfa-figure-1-quick.json").read_text())
     assert kept["missing"] == 0
     assert kept["command"] == "polyeps reproduce pfa --figure 1 --quick --work WORK"  # no folder of this machine
+    assert {str(one["clients"]) for one in kept["records"]} == {"6"}
     assert all(set(one["finals"]) == set(one["curves"]) == {"1"} for one in kept["records"])
     assert len(list((tmp_path / "work").glob("*.json"))) == 3 * 2 * (2 + 1)
     assert run_json(*small) == [json.loads((tmp_path / "results" / "pfa-figure-1-quick.json").read_text())]
