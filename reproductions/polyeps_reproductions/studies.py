@@ -8,9 +8,11 @@ null, and the next run adds them.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from importlib import import_module
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -133,20 +135,23 @@ def find(name: str) -> Study:
 
 def available(cells: Iterable[Cell]) -> tuple[list[Cell], list[str]]:
     """Return the cells whose data sets are on this machine, and a sentence for each data set that is not."""
-    missing: dict[str, str | None] = {}
-    kept = []
+    kept: list[Cell] = []
+    missing: dict[str, str] = {}
     for cell in cells:
-        data = cell.trial.experiment().data
-        name = data.name
-        if name not in missing:
-            missing[name] = None
-            try:
-                if data.file is None and not name.startswith("syn-"):
-                    datasets.load(name, download=None)
-            except DataError as problem:
-                missing[name] = f"cells on {name} are skipped: {problem}"
-        kept += [] if missing[name] else [cell]
-    return kept, [sentence for sentence in missing.values() if sentence]
+        data = json.loads(cell.trial.settings)["data"].get("name", "syn-")
+        problem = "" if data.startswith("syn-") else _problem(data, datasets.load)
+        kept += [] if problem else [cell]
+        missing |= {data: f"cells on {data} are skipped: {problem}"} if problem else {}
+    return kept, list(missing.values())
+
+
+@lru_cache(maxsize=32)
+def _problem(data: str, load: Callable[..., Any]) -> str:
+    try:
+        load(data, download=None)
+    except DataError as problem:
+        return str(problem)
+    return ""
 
 
 def record(cell: Cell, results: Sequence[Result]) -> Record:
