@@ -1,4 +1,7 @@
-"""`polyeps reproduce`: a paper's figures and tables, run again, beside the numbers it printed."""
+"""`polyeps reproduce`: a paper's figures and tables, run again, beside the numbers it printed.
+
+`polyeps.cli` imports this module, so functions import it in turn when they run.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyeps.cli.output import Json, print_json, print_table, remark
 from polyeps.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def reproduce(
         Path | None,
         typer.Option("--output", "-o", help="Folder of figures, tables, JSON: reproductions/results, or results."),
     ] = None,
-    as_json: Json = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Run the figures and tables of a paper again.
 
@@ -43,6 +45,7 @@ def reproduce(
     al., 2021) or cmp-fed (Guo et al., IEEE CNS 2022). Finished trials are kept: a stopped study continues.
     """
     from polyeps.accounting.cache import default_directory
+    from polyeps.cli.output import remark
     from polyeps.cli.run import check_device
     from polyeps_reproductions import presenting
     from polyeps_reproductions.running import Machines, run_all
@@ -87,6 +90,7 @@ def reproduce(
 
 def _present(summaries: list[Summary], folder: Path, quick: bool, as_json: bool) -> None:
     """Write and print finished parts; an unfinished one leaves the results of an earlier run as they are."""
+    from polyeps.cli.output import print_json, print_table, remark
     from polyeps_reproductions import presenting
 
     for summary in summaries:
@@ -126,6 +130,8 @@ def _shard(text: str) -> tuple[int, int]:
 
 def _progress() -> Progress:
     """Return a function that prints a line at the end of a stage, and every 20 seconds."""
+    from polyeps.cli.output import remark
+
     last = 0.0
 
     def progress(stage: str, done: int, total: int) -> None:
