@@ -122,7 +122,7 @@ class Loop:
 
 def measure(asked: argparse.Namespace, kind: str, rank: int, seed: int) -> Outcome:
     began = time.perf_counter()
-    values = settings(MODEL, "iid", rank, agents=AGENTS)
+    values = settings(MODEL, "iid", rank, clients=AGENTS)
     values["data"]["validation"] = 1 / 6
     values["model"] = {"name": "mlp", "hidden": [256]} if asked.model == "mlp" else {"name": asked.model}
     people = populate(config.experiment(values), seed, asked.device)
