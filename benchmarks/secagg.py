@@ -39,8 +39,8 @@ def measure(clients: int, length: int, dropped: int) -> dict[str, int | float | 
         return None if step is Step.MASK and name in lost else content
 
     begin = time.perf_counter()
-    terms, seated = seat(names, os.urandom, "benchmark", 0, BITS, length, lowest_threshold(clients))
-    total, survivors = exchange(terms, seated, dict(zip(names, rows, strict=True)), weigh)
+    terms, agents = seat(names, os.urandom, "benchmark", 0, BITS, length, lowest_threshold(clients))
+    total, survivors = exchange(terms, agents, dict(zip(names, rows, strict=True)), weigh)
     seconds = time.perf_counter() - begin
     if survivors != tuple(names[dropped:]) or not np.array_equal(total, plain_sum(rows[dropped:], BITS)):
         raise AssertionError("the secure sum is not the sum")
