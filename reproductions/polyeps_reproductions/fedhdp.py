@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from polyeps.data.sources import places
-from polyeps.data.tables import SUFFIXES
+from polyeps.data.public_files import places
+from polyeps.data.table_readers import SUFFIXES
 from polyeps_reproductions.experiments import Changes, Trial, found, run_all, trial
 from polyeps_reproductions.fedhdp_tables import AUTO, FEMNIST, MNIST, OPEN, OURS, PLAIN, SKEWED, WRITERS, Row, compared
 from polyeps_reproductions.fedhdp_theory import FIGURES, STUDY

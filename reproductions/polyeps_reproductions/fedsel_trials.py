@@ -29,8 +29,8 @@ from polyeps.algorithms._averaging import Course
 from polyeps.algorithms.fedsel import fedsel
 from polyeps.algorithms.fedsel_baselines import compressed, exact, flat
 from polyeps.core import Algorithm, Ask, Budget, Profile, Records, Replies, State, Streams, Task, Work
-from polyeps.data import datasets
-from polyeps.data.splits import pooled, subsample
+from polyeps.data import public_loaders
+from polyeps.data.dataset import Dataset, pooled, subsample
 from polyeps.data.synthetic import synthetic
 from polyeps.errors import InputError
 from polyeps.experiment.population import generator
@@ -264,13 +264,13 @@ def _profiles(count: int) -> tuple[Profile, ...]:
 
 
 @lru_cache(maxsize=2)
-def _data(name: str, records: int | None) -> datasets.Dataset:
+def _data(name: str, records: int | None) -> Dataset:
     """All records of a data set as paper 001 counts them, or a sample; no test split yet."""
     chance = generator(1, f"records of {name}")
     if name.startswith("syn-"):
         kind, shrink, threshold = name.rsplit("-", 2)
         return synthetic(kind, shrink=float(shrink), threshold=float(threshold), generator=chance, records=records)
-    found = datasets.load(name, download=None)
+    found = public_loaders.load_dataset(name, download=None)
     found = pooled(found) if len(found.test_labels) else found
     most = min(KDD_RECORDS if name == "kddcup99" else len(found.labels), records or len(found.labels))
     return subsample(found, most, chance) if most < len(found.labels) else found

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from polyeps.data import datasets
+from polyeps.data import public_loaders
 from polyeps.errors import DataError
 from polyeps_reproductions.cells import FORMS, METHODS, Cell, Method
 from polyeps_reproductions.trials import Trial
@@ -83,7 +83,7 @@ def without_missing_data(figure: Figure) -> tuple[Figure, list[str]]:
     missing = {}
     for name in dict.fromkeys(cell.data for cell in figure.cells):
         try:
-            datasets.load(name, download=None)
+            public_loaders.load_dataset(name, download=None)
         except DataError as problem:
             missing[name] = f"cells on {name} are skipped: {problem}"
     cells = tuple(cell for cell in figure.cells if cell.data not in missing)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from polyeps.aggregation.subspace import subspace
-from polyeps.data import datasets
+from polyeps.data import public_loaders
 from polyeps.data.budgets import DISTRIBUTIONS
 from polyeps.errors import DataError
 from polyeps.experiment.population import populate
@@ -93,7 +93,7 @@ def used(_: Sequence[Result], __: bool) -> Content:
     rows = []
     for data, name, printed in USED:
         try:
-            loaded = datasets.load(data, download=None)
+            loaded = public_loaders.load_dataset(data, download=None)
             counts = [str(len(loaded.labels)), str(len(loaded.test_labels))]
         except DataError:
             counts = ["not here", "not here"]

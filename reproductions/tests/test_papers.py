@@ -11,7 +11,7 @@ from polyeps_reproductions.figures import Figure, trials_of
 from polyeps_reproductions.tabulated import tabulate
 from polyeps_reproductions.trials import Store
 
-from polyeps.data import datasets
+from polyeps.data import public_loaders
 from polyeps.errors import DataError, InputError
 
 
@@ -53,7 +53,7 @@ def test_cells_without_data_are_skipped_with_a_sentence(monkeypatch: pytest.Monk
         if name != "mnist":
             raise DataError(f"{name} is not here; fetch it")
 
-    monkeypatch.setattr(datasets, "load", load)
+    monkeypatch.setattr(public_loaders, "load_dataset", load)
     wanted = reproducing.choose("pfa", figures=["3", "5"])
     assert {cell.data for figure in wanted.figures for cell in figure.cells} == {"mnist"}
     assert [figure.number for figure in wanted.figures] == ["3"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polyeps.data.own_files import load_own
-from polyeps.data.partition import by_group
+from polyeps.data.partition import by_owner
 from polyeps.errors import DataError
 
 
@@ -22,7 +22,7 @@ def test_one_file_per_client(tmp_path: Path) -> None:
     assert own.name == "own:clinics"
     assert own.classes == ("0", "1", "2")
     assert own.columns == ("a",)
-    partition = by_group(own)
+    partition = by_owner(own)
     assert partition.ids == ("bern", "oslo")
     assert own.features[partition.rows].ravel().tolist() == [3, 1, 2]
     assert partition.sizes.tolist() == [1, 2]
@@ -35,7 +35,7 @@ def test_one_file_with_a_client_column(tmp_path: Path) -> None:
     assert own.labels.tolist() == [0, 1, 1]
     assert own.test_features.tolist() == [[9]]
     assert own.test_labels.tolist() == [0]
-    partition = by_group(own)
+    partition = by_owner(own)
     assert partition.ids == ("bern", "oslo")
     assert own.features[partition.rows].ravel().tolist() == [2, 1, 3]
 
@@ -43,7 +43,7 @@ def test_one_file_with_a_client_column(tmp_path: Path) -> None:
 def test_npz_with_clients(tmp_path: Path) -> None:
     path = tmp_path / "all.npz"
     np.savez(path, features=np.eye(3), labels=np.array([0, 1, 0]), clients=np.array(["b", "a", "b"]))
-    assert by_group(load_own(path)).sizes.tolist() == [1, 2]
+    assert by_owner(load_own(path)).sizes.tolist() == [1, 2]
 
 
 def test_no_record_is_lost_among_many_clients(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_no_record_is_lost_among_many_clients(tmp_path: Path) -> None:
         files[f"client{i:02}"] = "a,label\n" + "\n".join(lines) + "\n"
         value += int(size)
     own = load_own(written(tmp_path / "many", **files))
-    assert by_group(own).sizes.tolist() == sizes.tolist()
+    assert by_owner(own).sizes.tolist() == sizes.tolist()
     assert own.features.ravel().tolist() == list(range(value))
 
 
@@ -66,7 +66,7 @@ def test_no_record_is_lost_among_many_clients(tmp_path: Path) -> None:
         ({"a": "x,label\n1,0\n", "b": "x,label\n"}, r"client b has no records, as .*b.csv is empty"),
         ({"a": "x,label\n1,0\n", "b": "y,label\n1,0\n"}, r"b.csv and .*a.csv differ in columns \(x, y\)"),
         ({"a": "x,z,label\n1,1,0\n", "b": "z,x,label\n1,1,0\n"}, r"differ in columns \(their order\)"),
-        ({"a": "x,client,label\n1,7,0\n"}, r"a.csv has a column 'client', but its name already says whose"),
+        ({"a": "x,client,label\n1,7,0\n"}, r"a.csv has a column 'client', but the file's name is already the client's"),
         ({"a": "x,label\n1,0\n2,-1\n"}, r"a.csv, row 3: label -1 is outside 0 to 0: correct it"),
     ],
 )

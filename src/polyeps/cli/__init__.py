@@ -26,7 +26,7 @@ app.command("demo")(run_command.demo)
 app.command("audit")(audit.audit)
 app.command("report")(report.report)
 app.add_typer(ledger.app, name="ledger")
-app.add_typer(data.app, name="data")
+app.add_typer(data.data_app, name="data")
 for found in entry_points(group="polyeps.commands"):  # of packages that build on this one: reproductions
     app.command(found.name)(found.load())
 

@@ -8,30 +8,21 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from polyeps.data.catalogue import CATALOGUE, Entry
-from polyeps.data.datasets import Dataset
+from polyeps.data.dataset import Dataset
 from polyeps.data.partition import Partition
+from polyeps.data.public_catalogue import PUBLIC_DATASETS, PublicDataset
 
 
-def facts(entry: Entry) -> dict[str, Any]:
-    """What is known of a public data set without opening it."""
-    return {
-        "name": entry.name,
-        "title": entry.title,
-        "records": entry.records,
-        "test_records": entry.test_records,
-        "shape": list(entry.shape),
-        "classes": list(entry.classes),
-        "licence": entry.licence,
-        "origin": entry.origin,
-        "note": entry.note,
-    }
+def catalogue_facts(published: PublicDataset) -> dict[str, Any]:
+    """Return the facts about a public data set that are known without reading it."""
+    names = ("name", "title", "records", "test_records", "shape", "classes", "licence", "origin", "note")
+    return {name: list(value) if isinstance(value := getattr(published, name), tuple) else value for name in names}
 
 
 def description(dataset: Dataset, partition: Partition | None) -> dict[str, Any]:
-    """What is in a data set, and how clients share it."""
+    """Describe a data set and its partition, ready for JSON."""
     n = len(dataset.classes)
-    found: dict[str, Any] = facts(CATALOGUE[dataset.name]) if dataset.name in CATALOGUE else {}
+    found: dict[str, Any] = catalogue_facts(PUBLIC_DATASETS[dataset.name]) if dataset.name in PUBLIC_DATASETS else {}
     found |= {
         "name": dataset.name,
         "records": len(dataset.labels),
@@ -51,7 +42,7 @@ def description(dataset: Dataset, partition: Partition | None) -> dict[str, Any]
 
 
 def facts_table(dataset: Dataset) -> Table:
-    """The description of a data set, one fact a line."""
+    """Return the description of a data set as a table, one fact per line."""
     found = description(dataset, None)
     table = Table(show_header=False)
     shown = found | {
@@ -69,7 +60,7 @@ def facts_table(dataset: Dataset) -> Table:
 
 
 def draw_partition(dataset: Dataset, partition: Partition, rows: int) -> tuple[Table, str]:
-    """Clients by labels as counts and bars, at most `rows` clients, and one line on all of them."""
+    """Return a table of label counts for at most `rows` clients, and one line about all clients."""
     counts = partition.counts(dataset.labels, len(dataset.classes))
     top = int(counts.max())
     table = Table(

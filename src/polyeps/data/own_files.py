@@ -1,4 +1,4 @@
-"""Your own data: CSV, Parquet or .npz, one file per client or one file with a client column."""
+"""Loads your own records: CSV, Parquet or .npz, one file per client or one file with a client column."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps.data.datasets import Dataset
-from polyeps.data.tables import SUFFIXES, Table, read_table
+from polyeps.data.dataset import Dataset
+from polyeps.data.table_readers import SUFFIXES, RecordTable, read_table
 from polyeps.errors import DataError
 
 
@@ -21,17 +21,17 @@ def load_own(
     test: Path | None = None,
     classes: int | None = None,
 ) -> Dataset:
-    """A folder with one file per client, named after it, or one file with a column `client`.
+    """Load a folder with one file per client, named after it, or one file with a column `client`.
 
-    Labels are whole numbers from 0, or words. `test` is a file of records kept apart; `classes` the number of
-    labels, when the files do not show them all.
+    Labels are whole numbers from 0, or words. `test` is a file of test records; `classes` is the number of labels,
+    where the files do not show them all.
     """
     if path.is_dir():
         parts = [read_table(file, label, None) for file in _client_files(path)]
         for part in parts:
             if client in part.columns:
                 raise DataError(
-                    f"{part.path} has a column {client!r}, but its name already says whose its records are: "
+                    f"{part.path} has a column {client!r}, but the file's name is already the client's: "
                     "remove the column, or give one file instead of a folder"
                 )
         names = [part.path.stem for part in parts]
@@ -70,7 +70,7 @@ def _client_files(folder: Path) -> list[Path]:
     return files
 
 
-def _check_alike(parts: list[Table]) -> None:
+def _check_alike(parts: list[RecordTable]) -> None:
     first = parts[0]
     for part in parts[1:]:
         if part.columns != first.columns:
@@ -83,7 +83,7 @@ def _check_alike(parts: list[Table]) -> None:
             )
 
 
-def _number_labels(parts: list[Table], classes: int | None) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
+def _number_labels(parts: list[RecordTable], classes: int | None) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
     if any(part.labels.dtype.kind == "U" for part in parts):
         names = np.unique(np.concatenate([part.labels.astype(np.str_) for part in parts]))
         if classes is not None and len(names) > classes:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from polyeps.aggregation.client_groups import split_by_epsilon
 from polyeps.core import Budget, Records
-from polyeps.data import datasets
+from polyeps.data import public_loaders
 from polyeps.data.budgets import draw_budgets, read_budgets
+from polyeps.data.dataset import Dataset, hold_out, validation
+from polyeps.data.imdb import FIRST_WORD
 from polyeps.data.own_files import load_own
-from polyeps.data.partition import Partition, apart, divide, to_records
-from polyeps.data.privacy_levels import choose
-from polyeps.data.reviews import FIRST_WORD
-from polyeps.data.splits import hold_out, validation
+from polyeps.data.partition import Partition, divide, set_apart, to_records
+from polyeps.data.privacy_levels import choose_levels
 from polyeps.data.synthetic import SYNTHETIC, synthetic
 from polyeps.errors import InputError
 from polyeps.experiment import config
@@ -33,7 +33,7 @@ EVALUATED_AT_ONCE = 5000  # test records: a few hundred MB of activations for th
 class Population:
     """The clients of one seed: whose records are whose, and what each is willing to lose."""
 
-    dataset: datasets.Dataset
+    dataset: Dataset
     partition: Partition
     budgets: tuple[Budget | None, ...]  # None: a client that chose to be promised nothing
     model: Model
@@ -100,7 +100,7 @@ def populate(experiment: config.Experiment, seed: int, device: str = "cpu") -> P
     )
     own_tests = None
     if wanted.own_test:
-        partition, own_tests = apart(partition, wanted.own_test, generator(seed, "own tests"))
+        partition, own_tests = set_apart(partition, wanted.own_test, generator(seed, "own tests"))
     budgets, groups = _budgets(experiment.budgets, partition, dataset, seed)
     model = _model(experiment.model, dataset)
     start = model.start(torch.Generator().manual_seed(seed_for(seed, "model")))
@@ -117,11 +117,11 @@ def seed_for(seed: int, purpose: str) -> int:
 
 
 @lru_cache(maxsize=2)
-def _loaded(name: str, file: Path | None, label: str) -> datasets.Dataset:
-    return datasets.load(name, download=None) if file is None else load_own(file, label=label)
+def _loaded(name: str, file: Path | None, label: str) -> Dataset:
+    return public_loaders.load_dataset(name, download=None) if file is None else load_own(file, label=label)
 
 
-def _dataset(wanted: config.Data, seed: int) -> datasets.Dataset:
+def _dataset(wanted: config.Data, seed: int) -> Dataset:
     if wanted.name in SYNTHETIC and wanted.file is None:
         dataset = synthetic(wanted.name, generator=generator(seed, "records"))
     else:
@@ -140,7 +140,7 @@ def _clients_named(budgets: config.Budgets) -> int | None:
 
 
 def _budgets(
-    wanted: config.Budgets, partition: Partition, dataset: datasets.Dataset, seed: int
+    wanted: config.Budgets, partition: Partition, dataset: Dataset, seed: int
 ) -> tuple[tuple[Budget | None, ...], tuple[str, ...] | None]:
     """Every client's budget and, where there is a menu, the name of the level it chose."""
     given = [
@@ -151,7 +151,7 @@ def _budgets(
     if wanted.menu is None:
         return _given_budgets(wanted, partition, seed), None
     held = partition.counts(dataset.labels, len(dataset.classes))
-    chosen = [wanted.menu[place] for place in choose(wanted.menu, held, generator(seed, "menu"))]
+    chosen = [wanted.menu[place] for place in choose_levels(wanted.menu, held, generator(seed, "menu"))]
     budgets = [None if level.epsilon is None else Budget(level.epsilon, wanted.delta) for level in chosen]
     return tuple(budgets), tuple(level.name for level in chosen)
 
@@ -183,7 +183,7 @@ def _given_budgets(wanted: config.Budgets, partition: Partition, seed: int) -> t
         raise InputError(f"budgets.epsilons, client {client!r}: {problem}") from None
 
 
-def _model(wanted: config.Model, dataset: datasets.Dataset) -> Model:
+def _model(wanted: config.Model, dataset: Dataset) -> Model:
     if wanted.name not in MODELS:
         raise InputError(config.unknown_key(f"model.name = {wanted.name}", wanted.name, MODELS))
     shape, classes = dataset.features.shape[1:], len(dataset.classes)

@@ -3,16 +3,19 @@ from __future__ import annotations
 import gzip
 import hashlib
 import shutil
+import struct
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from polyeps.data import reviews
-from polyeps.data.catalogue import CATALOGUE, DataFile
-from polyeps.data.datasets import Dataset, load, load_imdb
-from polyeps.data.sources import places, state, user_cache
+from polyeps.data import imdb
+from polyeps.data.dataset import Dataset
+from polyeps.data.imdb import load_imdb
+from polyeps.data.public_catalogue import PUBLIC_DATASETS, DataFile
+from polyeps.data.public_files import availability, places, user_cache
+from polyeps.data.public_loaders import CIFAR_RECORD, load_dataset, parse_cifar, parse_idx
 from polyeps.errors import DataError, InputError
 
 MNIST_LABELS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -22,7 +25,7 @@ PUBLISHED = {
     "mnist": (MNIST_LABELS, MNIST_TEST_LABELS, 0, 1),
     "fashion-mnist": ([6000] * 10, [1000] * 10, 0, 1),
     "cifar10": ([5000] * 10, [1000] * 10, 0, 1),
-    "imdb": ([12_500] * 2, [12_500] * 2, reviews.PADDING, 10_001),
+    "imdb": ([12_500] * 2, [12_500] * 2, imdb.PADDING, 10_001),
     "adult": ([24_720, 7841], [12_435, 3846], 0, 1),
     "bank": ([39_922, 5289], [0, 0], -1, 1),
     "kddcup99": ([97_278, 396_743], [0, 0], -1, 1),
@@ -31,9 +34,9 @@ PUBLISHED = {
 
 
 def load_or_skip(name: str, folder: Path) -> Dataset:
-    if state(CATALOGUE[name], places(folder)) == "missing":
+    if availability(PUBLIC_DATASETS[name], places(folder)) == "missing":
         pytest.skip(f"{name} is in no folder searched, and tests do not download")
-    return load(name, data_dir=folder, download=None)
+    return load_dataset(name, data_dir=folder, download=None)
 
 
 def counts(labels: np.ndarray[tuple[int], np.dtype[np.int64]], classes: int) -> list[int]:
@@ -43,7 +46,7 @@ def counts(labels: np.ndarray[tuple[int], np.dtype[np.int64]], classes: int) -> 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_set_has_its_shape_counts_and_range(name: str, real_data: Path) -> None:
     dataset = load_or_skip(name, real_data)
-    entry = CATALOGUE[name]
+    entry = PUBLIC_DATASETS[name]
     train, test, low, high = PUBLISHED[name]
     assert dataset.features.shape == (entry.records, *entry.shape)
     assert dataset.test_features.shape == (entry.test_records, *entry.shape)
@@ -68,7 +71,7 @@ def test_a_published_set_has_its_shape_counts_and_range(name: str, real_data: Pa
 
 
 def test_every_published_set_is_tested() -> None:
-    assert set(PUBLISHED) == {name for name, entry in CATALOGUE.items() if entry.files}
+    assert set(PUBLISHED) == {name for name, entry in PUBLIC_DATASETS.items() if entry.files}
 
 
 def test_adult_has_the_columns_of_libsvm_a9a(real_data: Path) -> None:
@@ -115,11 +118,11 @@ def test_imdb_is_prepared_once_and_again_when_the_copy_is_damaged(
     for split, content in contents.items():
         (tmp_path / f"imdb/{split}.csv").write_bytes(content)
         files.append(DataFile(f"imdb/{split}.csv", hashlib.sha256(content).hexdigest(), ""))
-    monkeypatch.setitem(CATALOGUE, "imdb", replace(CATALOGUE["imdb"], files=tuple(files)))
+    monkeypatch.setitem(PUBLIC_DATASETS, "imdb", replace(PUBLIC_DATASETS["imdb"], files=tuple(files)))
     made = load_imdb(data_dir=tmp_path, download=None, vocabulary=3, length=3)
     assert made.words == ("bad", "film", "good")
     assert made.features.tolist() == [[2, 2, 3], [0, 4, 3]]
-    assert made.test_features.tolist() == [[4, 4, reviews.UNKNOWN]]
+    assert made.test_features.tolist() == [[4, 4, imdb.UNKNOWN]]
     (prepared,) = (user_cache() / "prepared").iterdir()
     again = load_imdb(download=None, vocabulary=3, length=3)  # without the folder: from the cache
     np.testing.assert_array_equal(made.features, again.features)
@@ -139,7 +142,7 @@ def test_imdb_options_are_checked() -> None:
 
 
 def test_digits_come_with_scikit_learn() -> None:
-    digits = load("digits", download=None)
+    digits = load_dataset("digits", download=None)
     assert digits.features.shape == (1500, 1, 8, 8)
     assert digits.test_features.shape == (297, 1, 8, 8)
     assert (digits.features.min(), digits.features.max()) == (0, 1)
@@ -149,17 +152,17 @@ def test_digits_come_with_scikit_learn() -> None:
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "imdb"])
 def test_a_set_that_is_not_here_says_how_to_get_it(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"{name} is not here .*polyeps data fetch {name}.* or put {name}/"):
-        load(name, data_dir=tmp_path, download=None)
+        load_dataset(name, data_dir=tmp_path, download=None)
 
 
 def test_synthetic_data_are_not_loaded() -> None:
     with pytest.raises(InputError, match="syn-l is not loaded but made"):
-        load("syn-l", download=None)
+        load_dataset("syn-l", download=None)
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(InputError, match=r"no data set 'minst'.*mnist"):
-        load("minst", download=None)
+        load_dataset("minst", download=None)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "other content"])
@@ -172,7 +175,7 @@ def test_a_damaged_real_file_is_refused(damage: str, real_data: Path, tmp_path: 
     path.write_bytes(whole[:-1000] if damage == "truncated" else gzip.compress(gzip.decompress(whole) + b"x"))
     match = "truncated or damaged" if damage == "truncated" else "is not the published file"
     with pytest.raises(DataError, match=rf"bank-full.csv.gz.*{match}"):
-        load("bank", data_dir=tmp_path, download=None)
+        load_dataset("bank", data_dir=tmp_path, download=None)
 
 
 def dataset_of(features: list[list[float]], labels: list[int], columns: tuple[str, ...] = ()) -> Dataset:
@@ -196,3 +199,41 @@ def test_a_label_out_of_range_is_refused_by_place(label: int) -> None:
 def test_as_many_labels_as_records() -> None:
     with pytest.raises(DataError, match="2 rows of features but 1 labels"):
         dataset_of([[1, 2], [3, 4]], [0])
+
+
+def idx_file(kind: int, shape: tuple[int, ...], body: bytes) -> bytes:
+    return bytes([0, 0, kind, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + body
+
+
+def test_idx_of_bytes_and_of_integers() -> None:
+    np.testing.assert_array_equal(parse_idx(idx_file(8, (2, 3), bytes(range(6))), "f"), [[0, 1, 2], [3, 4, 5]])
+    np.testing.assert_array_equal(parse_idx(idx_file(12, (2,), struct.pack(">2i", -1, 70_000)), "f"), [-1, 70_000])
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "is not an IDX file"),
+        (b"\x1f\x8b\x08\x00", "is not an IDX file"),
+        (idx_file(13, (1,), b"0000"), "is not an IDX file"),
+        (bytes([0, 0, 8, 2, 0]), "ends inside its header"),
+        (idx_file(8, (2, 3), bytes(5)), "has 17 bytes where its header announces 18"),
+        (idx_file(8, (2, 3), bytes(7)), "has 19 bytes where its header announces 18"),
+    ],
+)
+def test_a_damaged_idx_file_is_refused_by_name(content: bytes, what: str) -> None:
+    with pytest.raises(DataError, match=rf"some-file {what}.*fetch it again"):
+        parse_idx(content, "some-file")
+
+
+def test_a_cifar_record_is_a_label_and_three_planes() -> None:
+    planes = np.arange(3072, dtype=np.uint8)
+    images, labels = parse_cifar(bytes([7]) + planes.tobytes() + bytes([1]) + bytes(3072), "f")
+    assert labels.tolist() == [7, 1]
+    np.testing.assert_array_equal(images[0], planes.reshape(3, 32, 32))
+
+
+@pytest.mark.parametrize("length", [0, CIFAR_RECORD - 1, CIFAR_RECORD + 1])
+def test_a_damaged_cifar_batch_is_refused_by_name(length: int) -> None:
+    with pytest.raises(DataError, match=rf"batch has {length} bytes, not a multiple"):
+        parse_cifar(bytes(length), "batch")

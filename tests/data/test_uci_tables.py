@@ -2,8 +2,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from polyeps.data.encoders import encode_adult, encode_kdd, one_hot, quintile_cuts, scaled
-from polyeps.data.formats import Cells
+from polyeps.data.uci_tables import (
+    KDD_COLUMNS,
+    TextColumns,
+    encode_adult,
+    encode_kdd,
+    one_hot,
+    parse_table,
+    quintile_cuts,
+    scaled,
+)
 
 
 def test_quintiles_without_ties() -> None:
@@ -32,7 +40,7 @@ def test_adult_record_by_hand() -> None:
         [1, 5, 9, 10, 13] * 10,
         [10, 30, 35, 40, 50] * 10,
     )
-    cells: Cells = {
+    cells: TextColumns = {
         name: np.array([str(value).encode() for value in values])
         for name, values in {
             "age": ages,
@@ -64,13 +72,17 @@ def test_adult_record_by_hand() -> None:
 
 
 def test_kdd_gives_no_column_to_a_category_too_rare_for_the_papers_sample() -> None:
-    from polyeps.data.encoders import KDD_COLUMNS
-
     rows = [(b"tcp", b"http", b"SF"), (b"udp", b"rare", b"SF")]
-    cells: Cells = {name: np.array([b"0", b"1"]) for name in KDD_COLUMNS}
+    cells: TextColumns = {name: np.array([b"0", b"1"]) for name in KDD_COLUMNS}
     for i, name in enumerate(("protocol_type", "service", "flag")):
         cells[name] = np.array([row[i] for row in rows])
     common = encode_kdd(cells, np.array([69_999, 1]))  # one expected in a sample of all 70 000
     rare = encode_kdd(cells, np.array([139_999, 1]))  # half of one
     assert set(common.columns) - set(rare.columns) == {"service=rare", "protocol_type=udp"}
     assert common.features.shape == (2, 38 + 5)
+
+
+def test_a_table_by_column() -> None:
+    table = parse_table([b"1;a", b"2;bb"], ("number", "word"), b";")
+    assert table["number"].astype(int).tolist() == [1, 2]
+    assert table["word"].tolist() == [b"a", b"bb"]

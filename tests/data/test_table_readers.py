@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyeps.data.tables import read_table
+from polyeps.data.table_readers import read_table
 from polyeps.errors import DataError
 
 GOOD = "age,height,label\n1,2.5,0\n3,-4e1,1\n"
@@ -164,9 +164,12 @@ def test_a_parquet_file_as_it_stands(tmp_path: Path) -> None:
     ("columns", "message"),
     [
         ({"age": [1], "target": [0]}, "anna.parquet has no column 'label'"),
-        ({"job": ["cook"], "label": [0]}, "anna.parquet, column 'job': string is not a number: encode it"),
+        (
+            {"job": ["cook"], "label": [0]},
+            "anna.parquet, row 1, column 'job': 'cook' is not a number: encode the column",
+        ),
         ({"age": [1.0, None], "label": [0, 1]}, "row 2, column 'age': nan is not a finite number"),
-        ({"age": [1, 2], "label": [0, None]}, "column 'label': 1 labels are missing: fill them in"),
+        ({"age": [1, 2], "label": [0, None]}, "row 2, column 'label': the cell is empty: fill it in"),
     ],
 )
 def test_a_malformed_parquet_file_is_refused(tmp_path: Path, columns: dict[str, Any], message: str) -> None:

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from polyeps.data.datasets import Dataset, without_test
-from polyeps.data.splits import folds, hold_out, pooled, subsample, take
+from polyeps.data.dataset import Dataset, hold_out, pooled, subsample, take, without_test
 from polyeps.errors import InputError
 
 
@@ -26,16 +25,6 @@ def test_hold_out_keeps_every_record_once() -> None:
     train, test = followed(hold_out(numbered(50), 0.2, np.random.default_rng(1)))
     assert len(test) == 10
     assert sorted(train + test) == list(range(50))
-
-
-def test_folds_test_every_record_once() -> None:
-    seen = []
-    for fold in folds(numbered(52), 5, np.random.default_rng(1)):
-        train, test = followed(fold)
-        assert sorted(train + test) == list(range(52))
-        assert len(test) in (10, 11)
-        seen += test
-    assert sorted(seen) == list(range(52))
 
 
 def test_pooling_undoes_a_split() -> None:
@@ -77,10 +66,6 @@ def test_impossible_wishes_are_refused() -> None:
         subsample(numbered(10), 11, generator)
     with pytest.raises(InputError, match="leaves nothing to test or to train on"):
         hold_out(numbered(10), 0.01, generator)
-    with pytest.raises(InputError, match="2 to 10 folds, not 11"):
-        next(folds(numbered(10), 11, generator))
     split = hold_out(numbered(10), 0.5, generator)
     with pytest.raises(InputError, match="has a published test split"):
         hold_out(split, 0.5, generator)
-    with pytest.raises(InputError, match="has a published test split"):
-        next(folds(split, 2, generator))

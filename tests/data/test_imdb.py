@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import tarfile
 
-from polyeps.data.reviews import (
+from polyeps.data.imdb import (
     frequent_words,
     number_words,
     parse_reviews_archive,
@@ -50,5 +50,5 @@ def test_both_forms_give_the_same_reviews() -> None:
             member.size = len(text.encode())
             archive.addfile(member, io.BytesIO(text.encode()))
     from_archive = parse_reviews_archive(stream.getvalue(), "train")
-    assert from_archive.texts == from_csv.texts
-    assert from_archive.labels.tolist() == from_csv.labels.tolist() == [0, 1, 1]
+    assert from_archive[0] == from_csv[0]
+    assert from_archive[1].tolist() == from_csv[1].tolist() == [0, 1, 1]

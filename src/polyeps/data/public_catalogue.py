@@ -1,6 +1,6 @@
-"""The public data sets polyeps knows: what each is, its files, their checksums and their official place.
+"""The public data sets that polyeps knows: descriptions, files, checksums and official addresses.
 
-Standard library only: the command line reads this without waiting for numpy or torch.
+Standard library only: the command line reads this without importing numpy or torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DataFile:
-    """One published file; its checksum is of the unpacked content, so a recompressed copy is known too."""
+    """A published file; its checksum is that of the unpacked content, so recompressed copies are recognised."""
 
     path: str  # of the unpacked file, below a data folder
     sha256: str  # of the unpacked content; a file that is itself an archive (.tar.gz) is hashed as it is
@@ -19,13 +19,13 @@ class DataFile:
 
     @property
     def download(self) -> str:
-        """The path, below a data folder, of what the url gives."""
+        """Return the path of the downloaded file, below a data folder."""
         return f"{self.path.split('/')[0]}/{self.url.split('/')[-1]}"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What a data set is, for people and for the loader."""
+class PublicDataset:
+    """Description and files of a public data set."""
 
     name: str
     title: str
@@ -42,7 +42,7 @@ class Entry:
     package: str = ""  # a command that installs it, where a package exists
 
 
-DIGITS = tuple("0123456789")
+_DIGITS = tuple("0123456789")
 _CLOTHES = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
 _THINGS = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck"
 
@@ -71,8 +71,8 @@ def _cifar_file(name: str, checksum: str) -> DataFile:
     return DataFile(f"cifar10/{name}", checksum, _CIFAR_URL, member=f"cifar-10-batches-bin/{name}")
 
 
-def _synthetic(name: str, which: str, records: int, size: int) -> Entry:
-    return Entry(
+def _synthetic(name: str, which: str, records: int, size: int) -> PublicDataset:
+    return PublicDataset(
         name=name,
         title=f"FedSel's synthetic data, {which}",
         records=records,
@@ -96,31 +96,31 @@ _MNIST_FILES = _idx_files(
     ),
 )
 
-_ENTRIES = (
-    Entry(
+_ALL = (
+    PublicDataset(
         name="digits",
         title="handwritten digits, 8 x 8 pixels",
         records=1500,
         test_records=297,
         shape=(1, 8, 8),
-        classes=DIGITS,
+        classes=_DIGITS,
         licence="CC BY 4.0",
         origin="E. Alpaydin, C. Kaynak, UCI (doi 10.24432/C50P49); bundled with scikit-learn",
         note="The published order is kept: the first 1500 records train, the last 297 test.",
     ),
-    Entry(
+    PublicDataset(
         name="mnist",
         title="handwritten digits, 28 x 28 pixels",
         records=60_000,
         test_records=10_000,
         shape=(1, 28, 28),
-        classes=DIGITS,
+        classes=_DIGITS,
         licence="CC BY-SA 3.0 (as stated)",
         origin="Y. LeCun, C. Cortes, C. Burges",
         files=_MNIST_FILES,
         download_mb=11.6,
     ),
-    Entry(
+    PublicDataset(
         name="fashion-mnist",
         title="articles of clothing, 28 x 28 pixels",
         records=60_000,
@@ -142,7 +142,7 @@ _ENTRIES = (
         download_mb=30.9,
         package="apt-get install dataset-fashion-mnist",
     ),
-    Entry(
+    PublicDataset(
         name="cifar10",
         title="photographs of ten kinds of things, 32 x 32 pixels in colour",
         records=50_000,
@@ -161,7 +161,7 @@ _ENTRIES = (
         ),
         download_mb=170.1,
     ),
-    Entry(
+    PublicDataset(
         name="imdb",
         title="film reviews, positive or negative, as word numbers",
         records=25_000,
@@ -171,16 +171,8 @@ _ENTRIES = (
         licence="none stated; free for research with citation, texts belong to their writers",
         origin="A. Maas and others, ACL 2011",
         files=(
-            DataFile(
-                "imdb/imdb_train.csv",
-                "472641589aac733166f2d99c199f795a0b50a70d1963ee510832916b074aa3ba",
-                "",
-            ),
-            DataFile(
-                "imdb/imdb_test.csv",
-                "e22476f95a6725c53642092ade889eb87754731ad141dbb4d03242cb23b88ede",
-                "",
-            ),
+            DataFile("imdb/imdb_train.csv", "472641589aac733166f2d99c199f795a0b50a70d1963ee510832916b074aa3ba", ""),
+            DataFile("imdb/imdb_test.csv", "e22476f95a6725c53642092ade889eb87754731ad141dbb4d03242cb23b88ede", ""),
         ),
         other_files=(
             DataFile(
@@ -192,7 +184,7 @@ _ENTRIES = (
         download_mb=84.1,
         note="Word numbers count down from the most frequent training word; 0 pads, 1 is any other word.",
     ),
-    Entry(
+    PublicDataset(
         name="adult",
         title="census records; does the person earn more than 50 000 dollars a year",
         records=32_561,
@@ -216,7 +208,7 @@ _ENTRIES = (
         download_mb=6.0,
         note="Encoded as LIBSVM's a9a: 123 binary columns, continuous attributes by quintile.",
     ),
-    Entry(
+    PublicDataset(
         name="bank",
         title="telephone campaigns of a bank; did the customer subscribe",
         records=45_211,
@@ -236,7 +228,7 @@ _ENTRIES = (
         download_mb=0.6,
         note="32 columns as in FedSel; how the paper reached 32 is our inference, see docs/data.md.",
     ),
-    Entry(
+    PublicDataset(
         name="kddcup99",
         title="network connections, normal or an attack (the 10 % file)",
         records=494_021,
@@ -255,13 +247,13 @@ _ENTRIES = (
         download_mb=2.1,
         note="FedSel uses 70 000 records and 114 columns; the columns are our inference, see docs/data.md.",
     ),
-    Entry(
+    PublicDataset(
         name="mnist-writers",
         title="MNIST with the writer of every digit: a natural federation of 539 clients",
         records=60_000,
         test_records=10_000,
         shape=(1, 28, 28),
-        classes=DIGITS,
+        classes=_DIGITS,
         licence="BSD-style (writer ids), CC BY-SA 3.0 (MNIST)",
         origin="C. Yadav, L. Bottou, NeurIPS 2019 (QMNIST)",
         files=(
@@ -284,4 +276,4 @@ _ENTRIES = (
     _synthetic("syn-h", "high dimension", 100_000, 300),
 )
 
-CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+PUBLIC_DATASETS: dict[str, PublicDataset] = {published.name: published for published in _ALL}

@@ -1,6 +1,8 @@
-"""Turns the tabular data sets into numbers the way the papers do; docs/data.md says where we had to infer.
+"""Encodes UCI's tables Adult, Bank and KDD Cup 99 as numbers, as FedSel does; docs/data.md lists what we inferred.
 
-Cut points, categories and value ranges come from the data and are treated as public, as in the papers.
+Cut points, categories and value ranges come from the data and are treated as public, as in the paper: Liu et al.,
+"FedSel: Federated SGD under Local Differential Privacy with Top-k Dimension Selection", DASFAA 2020,
+https://arxiv.org/abs/2003.10637.
 """
 
 from __future__ import annotations
@@ -10,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps.data.formats import Cells
-
 Features = NDArray[np.float32]
+TextColumns = dict[str, NDArray[np.bytes_]]  # a table by column, its cells as in the file
 
 
 class Encoded(NamedTuple):
@@ -67,11 +68,18 @@ _KDD_HEADER = """
     dst_host_serror_rate dst_host_srv_serror_rate dst_host_rerror_rate dst_host_srv_rerror_rate attack"""
 KDD_COLUMNS = tuple(_KDD_HEADER.split())
 _KDD_CATEGORICAL = ("protocol_type", "service", "flag")
-KDD_PAPER_RECORDS = 70_000  # FedSel's sample of the file
+_KDD_PAPER_RECORDS = 70_000  # FedSel's sample of the file
+
+
+def parse_table(lines: list[bytes], names: tuple[str, ...], delimiter: bytes) -> TextColumns:
+    """Split equally long delimited lines into columns; quotes are not understood."""
+    cells = np.array(delimiter.join(lines).split(delimiter))
+    table = cells.reshape(len(lines), len(names))
+    return {name: table[:, i] for i, name in enumerate(names)}
 
 
 def quintile_cuts(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The lower ends of bins 2 to 5; where ties make quantiles coincide, the next value that occurs."""
+    """Return the lower ends of bins 2 to 5; where ties make quantiles coincide, the next value that occurs."""
     seen = np.unique(values)
     cuts: list[int] = []
     for quantile in np.quantile(values, [0.2, 0.4, 0.6, 0.8], method="inverted_cdf"):
@@ -81,13 +89,13 @@ def quintile_cuts(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def one_hot(cells: NDArray[np.bytes_], categories: list[bytes]) -> Features:
-    """One column per category; a cell of no listed category is all zeros."""
+    """Return one column per category; a cell of no listed category is all zeros."""
     matches: NDArray[np.bool_] = cells[:, None] == np.array(categories)[None, :]
     return matches.astype(np.float32)
 
 
 def scaled(values: NDArray[np.float64]) -> Features:
-    """A column stretched to [-1, 1]; a constant one becomes zero."""
+    """Scale a column to [-1, 1]; a constant one becomes zero."""
     low, high = values.min(), values.max()
     if low == high:
         return np.zeros((len(values), 1), np.float32)
@@ -95,8 +103,8 @@ def scaled(values: NDArray[np.float64]) -> Features:
     return stretched.astype(np.float32)[:, None]
 
 
-def encode_adult(cells: Cells, training: int) -> Encoded:
-    """The 123 binary columns of LIBSVM's a9a; the first `training` records set the quintiles."""
+def encode_adult(cells: TextColumns, training: int) -> Encoded:
+    """Encode Adult as the 123 binary columns of LIBSVM's a9a; the first `training` records set the quintiles."""
     blocks, columns = [], []
     for name in ADULT_COLUMNS[:-1]:
         if name in _ADULT_CATEGORIES:
@@ -112,8 +120,8 @@ def encode_adult(cells: Cells, training: int) -> Encoded:
     return Encoded(np.hstack(blocks), tuple(columns))
 
 
-def encode_bank(cells: Cells) -> Encoded:
-    """32 columns: 7 numbers and the month scaled to [-1, 1], 8 attributes one-hot less their first value."""
+def encode_bank(cells: TextColumns) -> Encoded:
+    """Encode Bank as 32 columns: 7 scaled numbers, the scaled month, 8 attributes one-hot less their first value."""
     blocks, columns = [], []
     for name in BANK_COLUMNS[:-1]:
         if name in _BANK_NUMBERS:
@@ -130,12 +138,12 @@ def encode_bank(cells: Cells) -> Encoded:
     return Encoded(np.hstack(blocks), tuple(columns))
 
 
-def encode_kdd(cells: Cells, copies: NDArray[np.int64]) -> Encoded:
-    """114 columns: 38 numbers scaled to [-1, 1], 3 attributes one-hot; row i stands for `copies[i]` records.
+def encode_kdd(cells: TextColumns, copies: NDArray[np.int64]) -> Encoded:
+    """Encode KDD Cup 99 as 114 columns: 38 scaled numbers, 3 attributes one-hot; row i counts `copies[i]` times.
 
-    A category has a column if a sample of 70 000 records, FedSel's number, can be expected to hold it once.
+    A category has a column if a sample of 70 000 records, as FedSel uses, is expected to hold it at least once.
     """
-    rarest = copies.sum() / KDD_PAPER_RECORDS
+    rarest = copies.sum() / _KDD_PAPER_RECORDS
     blocks, columns = [], []
     for name in KDD_COLUMNS[:-1]:
         if name not in _KDD_CATEGORICAL:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from polyeps.data.catalogue import CATALOGUE, DataFile, Entry
-from polyeps.data.sources import (
+from polyeps.data.public_catalogue import PUBLIC_DATASETS, DataFile, PublicDataset
+from polyeps.data.public_files import (
     SYSTEM_FOLDER,
     Found,
     Places,
+    availability,
     locate,
     obtain,
     places,
-    read,
-    state,
+    read_files,
     user_cache,
 )
 from polyeps.errors import DataError
@@ -29,8 +29,8 @@ SHA = hashlib.sha256(CONTENT).hexdigest()
 PLAIN = DataFile("set/file", SHA, "https://example.org/file.gz")
 
 
-def entry_of(*files: DataFile, other: tuple[DataFile, ...] = ()) -> Entry:
-    return Entry("set", "", 1, 0, (1,), ("a",), "", "", files=files, other_files=other, download_mb=3)
+def data_set(*files: DataFile, other: tuple[DataFile, ...] = ()) -> PublicDataset:
+    return PublicDataset("set", "", 1, 0, (1,), ("a",), "", "", files=files, other_files=other, download_mb=3)
 
 
 def searched(folder: Path) -> Places:
@@ -93,7 +93,7 @@ def test_packed_or_not_the_content_is_what_counts(tmp_path: Path, suffix: str, s
     put(tmp_path / f"set/file{suffix}", stored)
     found = locate(PLAIN, searched(tmp_path))
     assert found is not None
-    assert read([found]) == [CONTENT]
+    assert read_files([found]) == [CONTENT]
 
 
 def test_a_file_inside_its_official_archive(tmp_path: Path) -> None:
@@ -109,14 +109,14 @@ def test_a_file_inside_its_official_archive(tmp_path: Path) -> None:
     for file in (zipped, tarred):
         found = locate(file, searched(tmp_path))
         assert found is not None
-        assert read([found]) == [CONTENT]
+        assert read_files([found]) == [CONTENT]
         with pytest.raises(DataError, match=r"all.* holds no in/other: .* delete it and fetch it again"):
-            read([Found(file, found.path, "in/other")])
+            read_files([Found(file, found.path, "in/other")])
         whole = found.path.read_bytes()
         for damaged in (whole[: len(whole) // 2], b"", b"no archive"):
             found.path.write_bytes(damaged)
             with pytest.raises(DataError, match=rf"{found.path.name} is truncated or damaged .*fetch it again") as e:
-                read([found])
+                read_files([found])
             assert "\n" not in str(e.value)
 
 
@@ -124,34 +124,34 @@ def test_a_truncated_file_is_refused_by_name(tmp_path: Path) -> None:
     for suffix, stored in ((".gz", gzip.compress(CONTENT)), (".xz", lzma.compress(CONTENT))):
         path = put(tmp_path / f"set/file{suffix}", stored[:-9])
         with pytest.raises(DataError, match=rf"file{suffix} is truncated or damaged .*delete it and fetch it again"):
-            read([Found(PLAIN, path)])
+            read_files([Found(PLAIN, path)])
         assert path.exists()
 
 
 def test_a_wrong_checksum_is_refused_by_name_and_nothing_is_deleted(tmp_path: Path) -> None:
     path = put(tmp_path / "set/file.gz", gzip.compress(CONTENT + b"!"))
     with pytest.raises(DataError, match=r"file.gz is not the published file .*sha256.*delete it and fetch it again"):
-        read([Found(PLAIN, path)])
+        read_files([Found(PLAIN, path)])
     assert path.exists()
 
 
 def test_a_damaged_copy_is_not_passed_over_for_a_good_one(tmp_path: Path) -> None:
     put(tmp_path / "one/set/file", b"damaged")
     put(tmp_path / "two/set/file", CONTENT)
-    found = obtain(entry_of(PLAIN), Places((tmp_path / "one", tmp_path / "two"), tmp_path), None)
+    found = obtain(data_set(PLAIN), Places((tmp_path / "one", tmp_path / "two"), tmp_path), None)
     with pytest.raises(DataError, match="not the published file"):
-        read(found)
+        read_files(found)
 
 
 def test_a_missing_set_says_where_it_looked_and_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        obtain(entry_of(PLAIN), searched(tmp_path), None)
+        obtain(data_set(PLAIN), searched(tmp_path), None)
     message = str(caught.value)
     assert message.startswith(f"set is not here (looked in {tmp_path})")
     assert "polyeps data fetch set" in message
     assert f"put set/file.gz into {tmp_path}" in message
     with pytest.raises(DataError, match="apt-get install dataset-fashion-mnist"):
-        obtain(CATALOGUE["fashion-mnist"], searched(tmp_path), None)
+        obtain(PUBLIC_DATASETS["fashion-mnist"], searched(tmp_path), None)
 
 
 def test_what_is_missing_is_downloaded_into_the_cache(tmp_path: Path) -> None:
@@ -164,16 +164,16 @@ def test_what_is_missing_is_downloaded_into_the_cache(tmp_path: Path) -> None:
     other = DataFile("set/other", SHA, "https://example.org/other.gz")
     put(tmp_path / "set/other", CONTENT)
     where = Places((tmp_path, tmp_path / "cache"), tmp_path / "cache")
-    found = obtain(entry_of(PLAIN, other), where, download)
+    found = obtain(data_set(PLAIN, other), where, download)
     assert asked == ["set/file"]
-    assert read(found) == [CONTENT, CONTENT]
-    assert state(entry_of(PLAIN, other), where) == "here"
+    assert read_files(found) == [CONTENT, CONTENT]
+    assert availability(data_set(PLAIN, other), where) == "here"
 
 
 def test_either_form_of_a_set_will_do(tmp_path: Path) -> None:
     archive = DataFile("set/all.tar.gz", SHA, "https://example.org/all.tar.gz")
-    entry = entry_of(PLAIN, other=(archive,))
-    assert state(entry, searched(tmp_path)) == "missing"
+    entry = data_set(PLAIN, other=(archive,))
+    assert availability(entry, searched(tmp_path)) == "missing"
     put(tmp_path / "set/all.tar.gz", CONTENT)
     assert [copy.file for copy in obtain(entry, searched(tmp_path), None)] == [archive]
     put(tmp_path / "set/file", CONTENT)
