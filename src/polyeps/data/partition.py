@@ -184,7 +184,8 @@ def by_owner(dataset: Dataset) -> Partition:
     """Return the clients that the data name: the writers of mnist-writers, the clients of your own files."""
     if dataset.groups is None:
         raise InputError(
-            f"{dataset.name} does not name the owners of its records: use mnist-writers, your own files, or another partition"
+            f"{dataset.name} does not name the owners of its records: use mnist-writers, your own files, "
+            "or another partition"
         )
     order = np.argsort(dataset.groups, kind="stable")
     sizes = np.bincount(dataset.groups, minlength=len(dataset.group_names))

@@ -1,4 +1,4 @@
-"""Algorithms of a user's own, under audit: noise that is as promised, and noise that is not."""
+"""Algorithms of a user's own, under audit: noise that is as charged, and noise that is not."""
 
 from functools import partial
 from typing import Any
@@ -29,8 +29,8 @@ def mean_of(records: Records) -> Tensor:
     return clipped
 
 
-def noisy_mean(added: float, promised: float = 1.0) -> Algorithm:
-    """Clients send their clipped mean with noise of `added` · scale, and pay for `promised` · scale."""
+def noisy_mean(added: float, charged: float = 1.0) -> Algorithm:
+    """Clients send their clipped mean with noise of `added` · scale, and pay for `charged` · scale."""
 
     def run(work: Work) -> tuple[Payload, Payload]:
         sums = mean_of(work.data)
@@ -41,7 +41,7 @@ def noisy_mean(added: float, promised: float = 1.0) -> Algorithm:
         replies = ask(Task("send", tuple(client.id for client in state.roster), {"model": state.model}))
         return step(state, replies.payload["mean"].mean(0))
 
-    price = lambda scale, _: Gaussian(promised * scale)  # noqa: E731
+    price = lambda scale, _: Gaussian(charged * scale)  # noqa: E731
     return Algorithm({"send": Action(run, price, takes={"model": vector(SIZE)})}, round)
 
 
@@ -70,25 +70,25 @@ audit: Any = partial(audit_algorithm, model=torch.zeros(SIZE), records=one_clien
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_noise_as_promised_holds(rounds: int) -> None:
-    row = audit(noisy_mean(1.0), scale=1.0, delta=0.05, rounds=rounds, trials=2000)
+def test_noise_as_charged_holds(rounds: int) -> None:
+    row = audit(noisy_mean(1.0), noise_multiplier=1.0, delta=0.05, rounds=rounds, trials=2000)
     assert row.verdict == "holds"
-    assert row.shown.audited > 0.5 * row.shown.certified  # and the audit has teeth
+    assert row.evidence.audited > 0.5 * row.evidence.certified  # and the audit has teeth
 
 
 @pytest.mark.parametrize(("algorithm", "rounds"), [(noisy_mean(0.5), 1), (noisy_mean(0.5), 3), (noisy_mean(1, 2), 1)])
 def test_too_little_noise_is_refuted(algorithm: Algorithm, rounds: int) -> None:
-    row = audit(algorithm, scale=1.0, delta=0.05, rounds=rounds, trials=2000)
+    row = audit(algorithm, noise_multiplier=1.0, delta=0.05, rounds=rounds, trials=2000)
     assert row.verdict == "refuted"
     assert row.as_dict()["audited"] > row.as_dict()["certified"]
 
 
 def test_no_noise_at_all_is_refuted() -> None:
-    assert audit(noisy_mean(0.0), scale=2.0, delta=1e-5, trials=600).refuted
+    assert audit(noisy_mean(0.0), noise_multiplier=2.0, delta=1e-5, trials=600).refuted
 
 
 def test_a_score_of_ones_own() -> None:
-    row = audit(noisy_mean(0.5), scale=1.0, delta=0.05, trials=1500, score=lambda seen: seen.sum(1))
+    row = audit(noisy_mean(0.5), noise_multiplier=1.0, delta=0.05, trials=1500, score=lambda seen: seen.sum(1))
     assert row.verdict == "refuted"
 
 
@@ -106,7 +106,7 @@ def test_noise_on_sums(added: float, verdict: str) -> None:
         torch.zeros(SIZE),
         federation(5.0),
         federation(0.0),
-        scale=1.0,
+        noise_multiplier=1.0,
         delta=0.05,
         rate=0.5,
         rounds=2,
@@ -117,20 +117,20 @@ def test_noise_on_sums(added: float, verdict: str) -> None:
 
 def test_impossible_audits_are_refused() -> None:
     with pytest.raises(InputError, match="at least 100"):
-        audit(noisy_mean(1.0), scale=1.0, trials=10)
+        audit(noisy_mean(1.0), noise_multiplier=1.0, trials=10)
     with pytest.raises(InputError, match="1 client"):
-        audit_algorithm(noisy_mean(1.0), torch.zeros(SIZE), federation(1.0), federation(0.0), scale=1.0)
+        audit_algorithm(noisy_mean(1.0), torch.zeros(SIZE), federation(1.0), federation(0.0), noise_multiplier=1.0)
 
 
 def test_clients_that_refuse_are_no_evidence() -> None:
     with pytest.raises(PolyepsError):
-        audit(noisy_mean(1.0), scale=1.0, trials=100, sent={"more": torch.zeros(1)})
+        audit(noisy_mean(1.0), noise_multiplier=1.0, trials=100, sent={"more": torch.zeros(1)})
     with pytest.raises(InputError, match="did not answer"):
         audit_algorithm(
             noisy_sum(1.0),
             torch.zeros(SIZE, dtype=torch.float64),
             federation(1.0),
             federation(0.0),
-            scale=1.0,
+            noise_multiplier=1.0,
             trials=100,
         )

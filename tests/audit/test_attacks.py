@@ -4,17 +4,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.audited import row
+from support.audited import audited
 
-from polyeps.audit.catalogue import cases
-from polyeps.audit.clipping import contributions, search
-from polyeps.audit.deployed_cases import grid_of
-from polyeps.audit.montecarlo import one_shot_estimate
+from polyeps.audit.attacks import all_attacks
+from polyeps.audit.clipping_attacks import contributions, search
+from polyeps.audit.deployment_attacks import grid_of
+from polyeps.audit.lower_bounds import one_shot_estimate
 from polyeps.models import MODELS, lstm
 
 
 @pytest.mark.parametrize(
-    "what",
+    "name",
     [
         "Gaussian: one full-batch step of DP-SGD",
         "subsampled Gaussian: DP-SGD",
@@ -28,30 +28,30 @@ from polyeps.models import MODELS, lstm
     ],
 )
 @pytest.mark.parametrize("seed", range(2))
-def test_bounds_reach_four_fifths_of_what_is_certified(what: str, seed: int) -> None:
-    found = row(what, seed=seed)
+def test_bounds_reach_four_fifths_of_what_is_certified(name: str, seed: int) -> None:
+    found = audited(name, seed=seed)
     assert found.verdict == "holds"
-    assert 0.8 * found.shown.certified <= found.shown.audited <= found.shown.certified * (1 + 1e-9)
+    assert 0.8 * found.evidence.certified <= found.evidence.audited <= found.evidence.certified * (1 + 1e-9)
 
 
-CHEAP = [case.what for case in cases() if case.form == "published" and "account" not in case.what]
+CHEAP = [attack.name for attack in all_attacks() if attack.form == "published" and "account" not in attack.name]
 
 
-@pytest.mark.parametrize("what", CHEAP)
-def test_published_forms_are_refuted(what: str) -> None:
-    found = row(what, 0.5)
+@pytest.mark.parametrize("name", CHEAP)
+def test_published_forms_are_refuted(name: str) -> None:
+    found = audited(name, 0.5)
     assert found.verdict == "refuted"
-    assert found.shown.audited <= found.shown.certified * (1 + 1e-9)
+    assert found.evidence.audited <= found.evidence.certified * (1 + 1e-9)
 
 
 def test_every_unsound_form_of_the_papers_has_a_row() -> None:
-    names = [case.what for case in cases() if case.form == "published"]
+    names = [attack.name for attack in all_attacks() if attack.form == "published"]
     for label in ("S1", "S2", "S3", "S5", "S6", "P2", "P4", "H1", "H2", "C2", "C3", "C4", "C5"):
         assert any(name.startswith(f"{label} ") or f": {label} " in name for name in names), label
 
 
 def test_every_built_in_model_is_searched() -> None:
-    names = [case.what for case in cases() if case.attack == "hostile weights"]
+    names = [attack.name for attack in all_attacks() if attack.kind == "hostile weights"]
     assert all(any(f"clipping: {model}," in name for name in names) for model in MODELS)
 
 

@@ -1,9 +1,8 @@
-"""Clipping under hostile weights: a search for models and records under which one record passes the clip.
+"""Attacks on clipping: a search for weights and records under which one record contributes more than the clip.
 
-A server may send any weights, and a record may be anything. So a record's part in a clipped sum is measured for many
-of both at once: weights of every magnitude, layer by layer, and weights moved until large gradients nearly cancel;
-records that repeat themselves, are empty, tiny, huge, or not finite. What counts is the norm of what is added to the
-sum, in float64, over the clip; a sum that is no number counts as infinite.
+A server may send any weights, and a record may hold any values. The search tries weights of every magnitude, layer by
+layer, and weights moved until large gradients nearly cancel; records that repeat themselves, are empty, tiny, huge, or
+not finite. A contribution is the norm of what is added to the sum, in float64, over the clip; NaN counts as infinite.
 """
 
 from __future__ import annotations
@@ -18,38 +17,25 @@ from torch import Tensor
 
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import Gaussian
-from polyeps.audit.rows import Case, Effort, Shown
+from polyeps.audit.results import Attack, Effort, Evidence
 from polyeps.engine.layout import Group, Layout
 from polyeps.engine.network import add_gradients
 from polyeps.mechanisms.clipping import clip_to_norm
 from polyeps.models import MODELS, Model, Slice
 
-DELTA = 1e-5
+_DELTA = 1e-5
 _ROOM = 1e-6  # beyond the clip, for rounding
 _NUMBERS = 1 << 19  # weights tried at a time
 _ENOUGH = 2.0  # clips of one record, after which there is nothing left to search for
 _CLASSES = 2  # labels that every model has
-_EXTREMES = (
-    0.0,
-    1e-38,
-    1e-30,
-    1e-25,
-    1e-22,
-    1e-12,
-    1.0,
-    1e6,
-    1e15,
-    1e22,
-    3e38,
-    math.inf,
-    math.nan,
-)  # features of a record
+# features of a record
+_EXTREMES = (0.0, 1e-38, 1e-30, 1e-25, 1e-22, 1e-12, 1.0, 1e6, 1e15, 1e22, 3e38, math.inf, math.nan)
 _TOKENS = 20  # the vocabulary of models of texts
 Candidates = tuple[Tensor, Tensor, Tensor]  # weights (n, d), a record (n, ...) and a label (n,) for each
 
 
 def contributions(model: Model, weights: Tensor, rows: Tensor, labels: Tensor, clip: float) -> Tensor:
-    """Return what each record (n, ...), under a model of its own (n, d), adds to a sum, in clips, (n,) float64."""
+    """Return the contribution of each record (n, ...), under its own weights (n, d), in clips, (n,) float64."""
     lengths = torch.linalg.vector_norm(_added(model, weights, rows, labels, clip), dim=1)
     return torch.nan_to_num(lengths / clip, nan=math.inf)
 
@@ -79,7 +65,7 @@ def search(model: Model, clip: float, turns: int, generator: torch.Generator) ->
 
 
 def _any(model: Model, count: int, generator: torch.Generator) -> Candidates:
-    """Weights of any magnitude, each tensor its own, of half of the models; records of any magnitude."""
+    """Return weights and records of any magnitude; half of the models are usual ones."""
     weights = torch.randn(count, model.size, generator=generator)
     usual = torch.rand(count, 1, generator=generator) < 0.5
     for part in model.slices.values():
@@ -94,7 +80,7 @@ def _any(model: Model, count: int, generator: torch.Generator) -> Candidates:
 
 
 def _sure(model: Model, count: int, generator: torch.Generator) -> Candidates:
-    """Large records under models that are sure of them: what is large, times what is next to nothing."""
+    """Return large records under models that are sure of them: large inputs times tiny output gradients."""
     weights, rows = torch.randn(count, model.size, generator=generator), _records(model, count, generator)
     matrices = _matrices(model)
     first, last = matrices[0], matrices[-1]
@@ -115,7 +101,7 @@ def _labels(count: int, generator: torch.Generator) -> Tensor:
 
 
 def _records(model: Model, count: int, generator: torch.Generator) -> Tensor:
-    """Usual records, or few tokens again and again."""
+    """Return usual records, or texts of a few repeated tokens."""
     if model.input_type == torch.float32:
         return torch.randn(count, *model.input_shape, generator=generator)
     few = torch.randint(0, _TOKENS, (count, 3), generator=generator)
@@ -126,9 +112,9 @@ def _records(model: Model, count: int, generator: torch.Generator) -> Tensor:
 def _cancelled(model: Model, part: Slice, after: Slice, clip: float, turns: int, generator: torch.Generator) -> float:
     """Search for weights under which large gradients of one tensor nearly cancel, where a norm by cancellation fails.
 
-    The tensor is made small and the matrix after it large, which leaves outputs as they are and makes the tensor's
-    gradients large. That matrix keeps one row, so that they all point the same way, and can cancel. Then weights are
-    moved, by less and less, as long as the tensor's own gradient becomes shorter.
+    The tensor is made small and the matrix after it large, which keeps the outputs and makes the tensor's gradients
+    large. That matrix keeps one row, so that all gradients point the same way and can cancel. Then weights are moved,
+    by less and less, as long as the tensor's own gradient becomes shorter.
     """
     count = max(2, min(64, _NUMBERS // model.size))
     scale = 10.0 ** torch.randint(2, 10, (count, 1), generator=generator).float()
@@ -152,23 +138,23 @@ def _cancelled(model: Model, part: Slice, after: Slice, clip: float, turns: int,
     return worst
 
 
-def _shown(ratio: float) -> Shown:
-    """The ε of a Gaussian whose noise was made for one clip, where a record moves the sum by `ratio` of them."""
-    certified = epsilon(Gaussian(1.0), DELTA)
+def _evidence(ratio: float) -> Evidence:
+    """Return the ε of Gaussian noise made for one clip, where a record moves the sum by `ratio` clips."""
+    certified = epsilon(Gaussian(1.0), _DELTA)
     if ratio <= 1 + _ROOM:
-        return Shown(certified, certified, min(certified, epsilon(Gaussian(1 / max(ratio, 1e-3)), DELTA)), DELTA)
-    audited = epsilon(Gaussian(1 / ratio), DELTA) if ratio < 1e3 else math.inf
-    return Shown(certified, certified, audited, DELTA)
+        return Evidence(certified, certified, min(certified, epsilon(Gaussian(1 / max(ratio, 1e-3)), _DELTA)), _DELTA)
+    audited = epsilon(Gaussian(1 / ratio), _DELTA) if ratio < 1e3 else math.inf
+    return Evidence(certified, certified, audited, _DELTA)
 
 
-def _of_model(name: str, size: dict[str, Any], clip: float, turns: int, what: str, effort: Effort) -> Shown:
-    generator = torch.Generator().manual_seed(effort.seed_for(what))
-    return _shown(search(MODELS[name](**size), clip, effort.trials(turns), generator))
+def _of_model(model: str, size: dict[str, Any], clip: float, turns: int, effort: Effort) -> Evidence:
+    generator = torch.Generator().manual_seed(effort.seed_for())
+    return _evidence(search(MODELS[model](**size), clip, effort.trials(turns), generator))
 
 
-def _of_updates(what: str, effort: Effort) -> Shown:
-    """Whole updates, as client-level methods clip them: of every magnitude, in both precisions, at several clips."""
-    generator = torch.Generator().manual_seed(effort.seed_for(what))
+def _of_updates(effort: Effort) -> Evidence:
+    """Clip whole updates, as client-level methods do: of every magnitude, in both precisions, at several clips."""
+    generator = torch.Generator().manual_seed(effort.seed_for())
     worst = 0.0
     for kind in (torch.float32, torch.float64):
         for clip in (1e-20, 1e-4, 1.0, 1e10):
@@ -178,10 +164,10 @@ def _of_updates(what: str, effort: Effort) -> Shown:
             rows[::11, 1] = math.inf
             kept = torch.linalg.vector_norm(clip_to_norm(rows, clip).double(), dim=1) / clip
             worst = max(worst, float(kept.nan_to_num(nan=math.inf).max()))
-    return _shown(worst)
+    return _evidence(worst)
 
 
-# Every built-in model, small where its size may be chosen: what matters is its layers.
+# Every built-in model, small where its size may be chosen: its layers matter.
 _MODELS: list[tuple[str, dict[str, Any], float]] = [
     ("binary_logistic", {"features": 20}, 1.0),
     ("binary_svm", {"features": 20}, 1.0),
@@ -199,13 +185,12 @@ _MODELS: list[tuple[str, dict[str, Any], float]] = [
 ]
 
 
-def cases() -> list[Case]:
-    """A row for every built-in model, and one for whole updates."""
-    rows = [
-        Case(what, "sound", "hostile weights", partial(_of_model, name, size, clip, turns, what))
-        for name, size, clip in _MODELS
-        for what in (f"clipping: {name}, clip {clip:g}",)
-        for turns in (1 if "cnn" in name else 40 if "mlp" not in name and name != "lstm" else 6,)
-    ]
-    what = "clipping: whole updates"
-    return [*rows, Case(what, "sound", "hostile weights", partial(_of_updates, what))]
+def clipping_attacks() -> list[Attack]:
+    """Return an attack on every built-in model, and one on whole updates."""
+    turns = {"mlp": 6, "lstm": 6, "cnn": 1, "mcmahan_cnn": 1, "cifar_cnn": 1}
+    searches = {
+        f"clipping: {model}, clip {clip:g}": partial(_of_model, model, size, clip, turns.get(model, 40))
+        for model, size, clip in _MODELS
+    }
+    searches["clipping: whole updates"] = partial(_of_updates)
+    return [Attack(name, "sound", "hostile weights", run) for name, run in searches.items()]

@@ -1,8 +1,8 @@
-"""Support tests: answers that one input gives and another, nearby one cannot give at all.
+"""Support tests of value mechanisms: answers that one value can give and another, nearby value cannot.
 
-In real numbers PM's answers are possible under every input. In floating point an answer is a rounded sum, and most
-sums for one input are no sums for another (Mironov 2012): whoever sees such an answer knows which of the two it was,
-whatever ε says.
+In real numbers PM's answers are possible for every value. In floating point an answer is a rounded sum, and most sums
+for one value are impossible for another (Mironov, "On Significance of the Least Significant Bits for Differential
+Privacy", CCS 2012): such an answer reveals the value, whatever ε says.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from polyeps.mechanisms.values import ValueMechanism, cells_of
 _NEARBY = 8  # neighbours of the inverted uniform that could round to the same answer
 
 
-def leak(
+def leaked_share(
     mechanism: ValueMechanism, epsilon: float, value: float, other: float, *, trials: int = 2000, seed: int = 0
 ) -> float:
-    """The share of answers to `value` that `other` cannot give (of PM's: among those in both bands)."""
+    """Return the share of answers to `value` that `other` cannot give (for PM: among those in both bands)."""
     streams = SeededStreams(seed, range(trials), 0)
     answers = perturb(mechanism, np.full(trials, value), np.full(trials, epsilon), streams)
     if mechanism in ("pm", "hm"):
@@ -29,11 +29,11 @@ def leak(
         if mechanism == "hm":
             likely &= np.abs(answers) != 1 / np.tanh(epsilon / 2)
         answers = answers[likely]
-    return float(1 - reachable(mechanism, answers, epsilon, other).mean()) if len(answers) else 0.0
+    return float(1 - _reachable(mechanism, answers, epsilon, other).mean()) if len(answers) else 0.0
 
 
-def reachable(mechanism: ValueMechanism, answers: Floats, epsilon: float, value: float) -> NDArray[np.bool_]:
-    """Whether a value could have led to answers, bit for bit; of PM's only answers inside its band are judged."""
+def _reachable(mechanism: ValueMechanism, answers: Floats, epsilon: float, value: float) -> NDArray[np.bool_]:
+    """Say whether a value could give answers, bit for bit; for PM only answers inside its band count."""
     if mechanism == "duchi":
         return np.isin(np.abs(answers), 1 / np.tanh(np.array([epsilon]) / 2))
     if mechanism == "grid-pm":

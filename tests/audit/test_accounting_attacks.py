@@ -1,24 +1,22 @@
 import numpy as np
 import pytest
 import torch
+from support.audited import audited
 
-from polyeps.audit.canary import audit, certified
-from polyeps.audit.canary_cases import DELTA, accounts, judge
-from polyeps.audit.montecarlo import Floats
-from polyeps.audit.rows import Effort, Row
+from polyeps.audit.accounting_attacks import ACCOUNTING_DELTA, accounts
+from polyeps.audit.canary import audit_mechanism, certified_epsilon
+from polyeps.audit.lower_bounds import Samples
+from polyeps.audit.results import AuditResult
 from polyeps.engine.layout import Group, Layout
 from polyeps.engine.network import clip_rows
 from polyeps.engine.sums import Each
 
-ACCOUNTS = {account.what.replace(" account", ""): account for account in accounts()}
+ACCOUNTS = {account.title.replace(" account", ""): account for account in accounts()}
 DEAR = ("cmp-fed: C5 noise of dropouts lost", "cmp-fed: C3 one of two releases charged")  # five seconds and more
-ERROR = 1e-4  # of a row: that of a table of a hundred
 
 
-def judged(name: str, seed: int = 0) -> Row:
-    account = ACCOUNTS[name]
-    shown = judge(account, Effort(seed, confidence=1 - ERROR))
-    return Row(account.what, "sound" if account.sound else "published", "worst-case pair", shown)
+def judged(name: str, seed: int = 0) -> AuditResult:
+    return audited(ACCOUNTS[name].title, seed=seed)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -26,15 +24,15 @@ def judged(name: str, seed: int = 0) -> Row:
 def test_mistakes_are_refuted_and_sound_forms_never(name: str, seed: int) -> None:
     row = judged(name, seed)
     assert row.refuted != ACCOUNTS[name].sound
-    assert row.shown.audited <= row.shown.certified  # what we certify for it as it is run
-    assert row.shown.audited > 0.25 * row.shown.claimed  # the audit of a sound form is not toothless
+    assert row.evidence.audited <= row.evidence.certified  # what we certify for it as it is run
+    assert row.evidence.audited > 0.25 * row.evidence.claimed  # the audit of a sound form is not toothless
 
 
 @pytest.mark.parametrize("name", DEAR)
 def test_small_differences_take_up_to_a_million_trials(name: str) -> None:
     row = judged(name)
     assert row.refuted
-    assert row.shown.audited <= row.shown.certified
+    assert row.evidence.audited <= row.evidence.certified
 
 
 @pytest.mark.parametrize(
@@ -54,24 +52,26 @@ def test_small_differences_take_up_to_a_million_trials(name: str) -> None:
 )
 def test_figures_are_those_of_the_analysis(name: str, claimed: float, true: float) -> None:
     assert ACCOUNTS[name].claimed == pytest.approx(claimed, rel=1e-3)
-    assert certified(ACCOUNTS[name].mechanism, DELTA) == pytest.approx(true, rel=2e-3)
+    assert certified_epsilon(ACCOUNTS[name].mechanism, ACCOUNTING_DELTA) == pytest.approx(true, rel=2e-3)
 
 
 @pytest.mark.parametrize("name", ACCOUNTS)
 def test_sound_cases_charge_what_they_run(name: str) -> None:
     case = ACCOUNTS[name]
-    assert (certified(case.mechanism, DELTA) <= case.claimed * (1 + 1e-4)) == case.sound
+    assert (certified_epsilon(case.mechanism, ACCOUNTING_DELTA) <= case.claimed * (1 + 1e-4)) == case.sound
 
 
 def test_the_clipping_of_the_engine_is_sound() -> None:
     ours = [case for case in accounts(engine_clip) if case.sound]
     assert ours
     for case in ours:
-        assert certified(case.mechanism, DELTA) <= case.claimed * (1 + 1e-4)
-    assert not audit(ours[0].mechanism, DELTA, 20_000, np.random.default_rng(0)).refutes(ours[0].claimed)
+        assert certified_epsilon(case.mechanism, ACCOUNTING_DELTA) <= case.claimed * (1 + 1e-4)
+    assert not audit_mechanism(ours[0].mechanism, ACCOUNTING_DELTA, 20_000, np.random.default_rng(0)).refutes(
+        ours[0].claimed
+    )
 
 
-def engine_clip(update: Floats) -> Floats:
+def engine_clip(update: Samples) -> Samples:
     """What DP-SGD does to one record's gradient, layer after layer of it."""
     layout = Layout(1, (Group(0, 1, 1, 0),), torch.zeros(1, dtype=torch.int64))
     layers = torch.from_numpy(update.reshape(len(update), -1)).float()

@@ -1,9 +1,9 @@
-"""Statistics of audits: lower bounds on ε from how often events happened, or from scores, under two data sets.
+"""Lower bounds on ε, from counts of events or from scores under two data sets.
 
 For an event that happened c times of n under one input and c' of n' under another, ln(low(c, n)/high(c', n')) with
 Clopper and Pearson's bounds is below the true ε with the stated confidence. Several events share the error. Where a
-score orders the outcomes, the event is chosen on one half of the trials and counted on the other, so the choice costs
-no confidence.
+score orders the outcomes, the event is chosen on one half of the trials and counted on the other, so that the choice
+costs no confidence.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from scipy.stats import beta, binom, norm
 from polyeps.core import check_delta
 from polyeps.errors import InputError
 
-Floats = NDArray[np.float64]
+Samples = NDArray[np.float64]
 Scores = NDArray[np.float32]  # half the time of doubles, and a bound is true for any score
 
 _CANDIDATES = 400  # events tried on the first half, evenly spaced in the logarithm of how often they happen
-_WARY = 10  # the choice asks for so many times less error: of many rare events the luckiest would win
+_WARY = 10  # the choice uses so many times less error, else the luckiest of many rare events would win
 _SURE = 80.0  # a log-ratio beyond which float32 cannot follow; the bound stays true
 
 
 @dataclass(frozen=True)
-class Finding:
-    """With this confidence the true ε is at least `epsilon`; `event` is the answer that shows it most."""
+class LowerBound:
+    """With this confidence the true ε is at least `epsilon`; `event` is the number of the event that shows it."""
 
     epsilon: float
     event: int
@@ -37,14 +37,14 @@ class Finding:
     confidence: float
 
     def refutes(self, certified: float) -> bool:
-        """Whether a certificate cannot be true."""
+        """Say whether a certificate is false."""
         return self.epsilon > certified
 
 
-def compare(
+def bound_from_counts(
     one: NDArray[np.int64], other: NDArray[np.int64], trials: tuple[int, int], confidence: float = 0.99
-) -> Finding:
-    """The lower bound on ε from how often each event happened under two inputs; both directions are tried."""
+) -> LowerBound:
+    """Return the lower bound on ε from the counts of each event under two inputs, in both directions."""
     error = (1 - confidence) / (2 * len(one)) / 2  # events, directions, and two bounds for each
     best, event = 0.0, 0
     for (first, n), (second, m) in (
@@ -54,22 +54,22 @@ def compare(
         bounds = _log_ratio_bound(first, second, (n, m), 0.0, error)
         if bounds.max() > best:
             best, event = float(bounds.max()), int(bounds.argmax())
-    return Finding(best, event, min(trials), confidence)
+    return LowerBound(best, event, min(trials), confidence)
 
 
-def log_ratio(if_there: Scores, rate: float) -> Scores:
-    """The log-likelihood ratio of a round the canary joins with probability `rate`, given the ratio if it does.
+def sampled_log_ratio(if_joined: Scores, rate: float) -> Scores:
+    """Return the log-likelihood ratio of a round that the canary joins with probability `rate`.
 
-    With the canary a round is a mixture: it took part with probability q, and otherwise nothing differs.
+    The round is a mixture: with that probability the ratio is `if_joined`, otherwise nothing differs.
     """
     if rate == 1:
-        return if_there
-    ratio: Scores = np.log1p(np.float32(rate) * np.expm1(np.minimum(if_there, np.float32(_SURE))))
+        return if_joined
+    ratio: Scores = np.log1p(np.float32(rate) * np.expm1(np.minimum(if_joined, np.float32(_SURE))))
     return ratio
 
 
-def bound(present: Scores, absent: Scores, delta: float, confidence: float = 0.99) -> Finding:
-    """The lower bound on ε that scores of two data sets show: one event, chosen on their first halves.
+def bound_from_scores(present: Scores, absent: Scores, delta: float, confidence: float = 0.99) -> LowerBound:
+    """Return the lower bound on ε from scores of two data sets: one event, chosen on their first halves.
 
     Events are "the score is above t" and, with the data sets exchanged, "the score is below t".
     """
@@ -89,7 +89,7 @@ def bound(present: Scores, absent: Scores, delta: float, confidence: float = 0.9
     at = np.array([threshold], np.float32)
     held = len(present) - half
     found = _log_ratio_bound(_above(likely[half:], at), _above(unlikely[half:], at), (held, held), delta, error)
-    return Finding(max(0.0, float(found[0])), event, len(present), confidence)
+    return LowerBound(max(0.0, float(found[0])), event, len(present), confidence)
 
 
 def _above(values: Scores, thresholds: Scores) -> NDArray[np.int64]:
@@ -99,21 +99,21 @@ def _above(values: Scores, thresholds: Scores) -> NDArray[np.int64]:
 
 def _log_ratio_bound(
     likely: NDArray[np.int64], unlikely: NDArray[np.int64], trials: tuple[int, int], delta: float, error: float
-) -> Floats:
-    """ln((P − δ)/Q) with Clopper and Pearson's lower bound on P and upper bound on Q; −∞ where δ explains it all."""
+) -> Samples:
+    """Return ln((P − δ)/Q) by Clopper and Pearson's lower bound on P and upper bound on Q; −∞ where δ explains all."""
     n, m = trials
     low = np.where(likely > 0, beta.ppf(error, likely, n - likely + 1), 0.0)
     high = np.where(unlikely < m, beta.isf(error, unlikely + 1, m - unlikely), 1.0)
     with np.errstate(divide="ignore"):
-        ratio: Floats = np.log(np.maximum(low - delta, 0.0) / high)
+        ratio: Samples = np.log(np.maximum(low - delta, 0.0) / high)
     return ratio
 
 
 def one_run_bound(canaries: int, guesses: int, right: int, delta: float, confidence: float = 0.95) -> float:
-    """The lower bound on ε from one run with many independent canaries (Steinke, Nasr and Jagielski 2023).
+    """Return the lower bound on ε from one run with many independent canaries (Steinke, Nasr and Jagielski 2023).
 
-    Each canary was put in by a fair coin; `guesses` of the coins were guessed, `right` of them rightly. The number
-    of guesses must not depend on what was seen.
+    Each canary was included by a fair coin; `guesses` of the coins were guessed, `right` of them correctly. The number
+    of guesses must not depend on the outcome of the run.
 
     >>> round(one_run_bound(1000, 100, 90, 0.0), 4)
     1.6308
@@ -124,7 +124,7 @@ def one_run_bound(canaries: int, guesses: int, right: int, delta: float, confide
     fewer = np.arange(1, right + 1)
 
     def chance(tried: float) -> float:
-        """At most how likely so many right guesses are when ε is `tried`; it grows with ε."""
+        """Bound the probability of so many right guesses when ε is `tried`; it grows with ε."""
         share = 1 / (1 + math.exp(-tried))
         below = binom.cdf(right - 1, guesses, share) - binom.cdf(right - 1 - fewer, guesses, share)
         lucky = canaries * delta * float(np.max(2 / fewer * below, initial=0.0))
@@ -139,26 +139,26 @@ def one_run_bound(canaries: int, guesses: int, right: int, delta: float, confide
     return low
 
 
-def guesses_in_one_run(
-    put_in: NDArray[np.bool_], scores: Scores, delta: float, confidence: float, shares: Sequence[float] = (0.1,)
-) -> Finding:
-    """The one-run bound from every canary's coin and score: the boldest guesses are made, half "in" and half "out".
+def bound_from_guesses(
+    included: NDArray[np.bool_], scores: Scores, delta: float, confidence: float, shares: Sequence[float] = (0.1,)
+) -> LowerBound:
+    """Return the one-run bound from every canary's coin and score; the surest guesses are made, half "in", half "out".
 
     `shares` are the shares of canaries that are guessed; several share the error.
     """
     order = np.argsort(scores)
-    best = Finding(0.0, 0, len(scores), confidence)
+    best = LowerBound(0.0, 0, len(scores), confidence)
     for share in shares:
         half = max(1, round(share * len(scores) / 2))
-        right = int((~put_in[order[:half]]).sum() + put_in[order[-half:]].sum())
+        right = int((~included[order[:half]]).sum() + included[order[-half:]].sum())
         shown = one_run_bound(len(scores), 2 * half, right, delta, 1 - (1 - confidence) / len(shares))
         if shown > best.epsilon:
-            best = Finding(shown, right, len(scores), confidence)
+            best = LowerBound(shown, right, len(scores), confidence)
     return best
 
 
 def one_shot_estimate(present: Scores, absent: Scores, delta: float) -> float:
-    """Estimate ε as Andrew et al. do (ICLR 2024): both worlds' scores as Gaussians. An estimate, not a bound."""
+    """Estimate ε as Andrew et al. do (ICLR 2024), with Gaussian scores; an estimate, not a bound."""
     one, other = present.astype(float), absent.astype(float)
     apart, spread = float(one.mean() - other.mean()), (float(one.std()), float(other.std()))
     low, high = 0.0, 64.0
@@ -169,7 +169,7 @@ def one_shot_estimate(present: Scores, absent: Scores, delta: float) -> float:
 
 
 def _hockey_stick(apart: float, spread: tuple[float, float], epsilon: float) -> float:
-    """The δ at ε between N(apart, s²) and N(0, t²), by a fine sum."""
+    """Return the δ at ε between N(apart, s²) and N(0, t²), by numerical integration."""
     reach = abs(apart) + 12 * max(spread)
     at = np.linspace(-reach, reach, 20_001)
     one, other = norm.pdf(at, apart, spread[0]), norm.pdf(at, 0.0, spread[1])

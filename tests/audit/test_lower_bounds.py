@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 from scipy.stats import binomtest
+from support.selections import audit_report, audit_selection
 
-from polyeps.audit.montecarlo import compare
-from polyeps.audit.samplers import audit_report, audit_selection, audit_values
+from polyeps.audit.fedsel_attacks import audit_values
+from polyeps.audit.lower_bounds import bound_from_counts
 from polyeps.mechanisms import selection
 from polyeps.mechanisms.selection import SelectName
 from polyeps.mechanisms.values import ValueMechanism
@@ -51,8 +52,8 @@ def test_whole_reports_cost_the_sum_of_their_steps(seed: int) -> None:
 
 
 def test_the_bound_is_clopper_and_pearsons() -> None:
-    found = compare(np.array([90]), np.array([30]), (100, 100), confidence=0.9)
+    found = bound_from_counts(np.array([90]), np.array([30]), (100, 100), confidence=0.9)
     low = binomtest(90, 100).proportion_ci(1 - 2 * 0.025).low
     high = binomtest(30, 100).proportion_ci(1 - 2 * 0.025).high
     assert found.epsilon == pytest.approx(np.log(low / high))
-    assert compare(np.array([0, 100]), np.array([0, 100]), (100, 100)).epsilon == 0
+    assert bound_from_counts(np.array([0, 100]), np.array([0, 100]), (100, 100)).epsilon == 0

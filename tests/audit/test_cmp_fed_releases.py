@@ -23,7 +23,7 @@ from polyeps.accounting.afford import best_accountant
 from polyeps.accounting.events import history_of
 from polyeps.algorithms._secure_sums import DRAWN, NoiseKind, Release, SecureSums, dues
 from polyeps.algorithms._sum_counts import Counts
-from polyeps.audit.montecarlo import bound
+from polyeps.audit.lower_bounds import bound_from_scores
 from polyeps.core import AGREED, PROGRESS, Ask, Payload, Profile, Records, Replies, State, Task, Total, Work
 
 RATE, OTHERS, ROUNDS, SCALE, DELTA, SIZE = 0.5, 7, 3, 1.0, 1e-3, 4
@@ -158,7 +158,7 @@ def shown(noise: NoiseKind, trials: int, broken: Broken = as_it_is, looked_at: t
     present, absent = (
         scores(noise, there, trials, seed, broken, looked_at) for seed, there in enumerate((True, False))
     )
-    return bound(present, absent, DELTA, CONFIDENCE).epsilon
+    return bound_from_scores(present, absent, DELTA, CONFIDENCE).epsilon
 
 
 # As many trials as refute a client and a server that add no noise at all.
