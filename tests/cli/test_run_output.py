@@ -18,7 +18,7 @@ def printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], clients: list[Cl
 
 
 def clients(names: list[str], epsilon: float = 2.0) -> list[ClientRow]:
-    return [ClientRow(name, epsilon, 1e-5, epsilon, 77, 1.0, None) for name in names]
+    return [ClientRow(name, epsilon, 1e-5, epsilon, 77, 1.0) for name in names]
 
 
 def test_many_clients_alike_are_one_line_and_results_come_last(
@@ -45,9 +45,9 @@ def test_programs_hear_of_every_client_and_of_budgets_in_force(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = new_journal(tmp_path / "run")
-    liberal = [ClientRow(str(number), 2.0, 1e-5, 0.5, 77, 1.0, None) for number in range(5)]
-    write_job(journal, "maximum", clients=liberal, facts={"budgets": "most-liberal"})
+    larger = [ClientRow(str(number), 2.0, 1e-5, 0.5, 77, 1.0) for number in range(5)]
+    write_job(journal, "maximum", clients=larger, facts={"budgets": "maximum"})
     print_outcome(journal, tmp_path / "run", as_json=True)
     rows = json.loads(capsys.readouterr().out)["clients"]["maximum-0"]
-    # Each spent 1 of the 2 in force: more than its own budget, which a control does not promise.
+    # Each spent 1 of its effective 2: more than its own budget, which a control does not guarantee.
     assert [(row["spent"], row["exceeded"]) for row in rows] == [(1.0, False)] * 5

@@ -61,7 +61,7 @@ def test_any_shares(first: float, second: float, seed: int) -> None:
 @pytest.mark.parametrize(
     ("levels", "said"),
     [
-        ((OPEN,), "guarantees nothing to any client"),
+        ((OPEN,), "guarantees nothing"),
         ((PRIVATE, {**OPEN, "name": "private"}), "same name"),
         ((PRIVATE, {**CAREFUL, "epsilon": 1.0}), "same epsilon"),
         (({**PRIVATE, "share": 0.5}, OPEN), "leave out its share"),

@@ -228,7 +228,7 @@ def federation_attacks() -> list[Attack]:
         "fedhdp: trusted server, adaptive clip": AuditedRun("fedhdp", {"personal": False}, share=0.75),
         "fedhdp: personal models": AuditedRun("fedhdp", {"adaptive": False}),
         "fedhdp: secure sum": AuditedRun("fedhdp", _SECURE, share=0.75),
-        "dp-fedavg: trusted server, fixed clip": AuditedRun("dp-fedavg", _FIXED_CLIP),
+        "dp-fedavg: trusted server, fixed clip": AuditedRun("fedhdp", _FIXED_CLIP),
         "cmp-fed: two releases": AuditedRun("cmp-fed", {**_WHOLE, "split": 0.2}, share=0.8),
         "dp-randagg: all coordinates": AuditedRun("dp-randagg", {"rank": 0}),
         "dp-randagg: discrete Gaussian": AuditedRun("dp-randagg", {"rank": 0, "noise": "discrete-gaussian"}),

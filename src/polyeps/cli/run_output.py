@@ -15,7 +15,7 @@ from polyeps.cli.output import print_json, print_table, remark
 if TYPE_CHECKING:
     from polyeps.experiment.journal import Journal
     from polyeps.experiment.run import Watch
-    from polyeps.report.tables import Line
+    from polyeps.report.tables import MethodRuns
     from polyeps.server import Round
 
 _MOST_CLIENTS = 60  # lines of the printed table; the page and --json have them all
@@ -67,9 +67,9 @@ def watching() -> Iterator[Watch]:
 
 def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
     """What each client spent and then, where people look, what came out."""
-    from polyeps.report.tables import read, summarise
+    from polyeps.report.tables import read_methods, summarise
 
-    lines = read([journal])
+    lines = read_methods([journal])
     if as_json:
         clients = {job.name: [asdict(row) for row in job.clients] for line in lines for job in line.jobs}
         methods = [asdict(summarise(line)) for line in lines]
@@ -84,10 +84,10 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
     print(f"Everything is in {folder}; look at it with: polyeps report {folder}")
 
 
-def print_methods(lines: Sequence[Line]) -> None:
+def print_methods(lines: Sequence[MethodRuns]) -> None:
     """One line per method."""
-    from polyeps.report.numbers import percent, share, short, size, whole
-    from polyeps.report.sentences import judged
+    from polyeps.report.formatting import byte_size, counted, percent, share, short
+    from polyeps.report.sentences import averaged_rounds
     from polyeps.report.tables import summarise
 
     print_table(
@@ -105,14 +105,14 @@ def print_methods(lines: Sequence[Line]) -> None:
                 row.label,
                 percent(row.final_accuracy, row.final_accuracy_deviation),
                 row.rounds_run,
-                share(row.largest_ratio) if row.largest_ratio is not None else "no promise",
-                whole(row.left_early),
-                size(row.bytes_up_per_client_round),
+                share(row.largest_ratio) if row.largest_ratio is not None else "no guarantee",
+                counted(row.left_early),
+                byte_size(row.bytes_up_per_client_round),
                 short(row.seconds_per_round, 2),
             ]
             for row in map(summarise, lines)
         ],
-        title=f"Test accuracy: the mean over {judged(lines)}",
+        title=f"Test accuracy: the mean over {averaged_rounds(lines)}",
     )
 
 
@@ -136,7 +136,7 @@ def print_clients(journal: Journal) -> None:
             line = table.setdefault(row["client"], [row["client"], row["records"], row["own_epsilon"] or "none"])
             in_force, spent = row["epsilon"], row["spent"] or 0.0
             if in_force is None:
-                line.append("no promise")
+                line.append("no guarantee")
                 continue
             of = "" if everybodys or job["facts"]["budgets"] == "own" else f" of {in_force:.4g}"
             over += spent > in_force

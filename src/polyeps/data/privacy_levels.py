@@ -62,9 +62,7 @@ def strictest_level(levels: Sequence[PrivacyLevel]) -> int:
     if len(guaranteed) + sum(level.epsilon is None for level in levels) < len(levels):
         raise InputError("budgets.levels: two levels have the same epsilon; one is enough")
     if not guaranteed:
-        raise InputError(
-            "budgets.levels guarantees nothing to any client: give a level an epsilon, which is then the default"
-        )
+        raise InputError("budgets.levels guarantees nothing: give a level an epsilon, which is then the default")
     default = guaranteed[min(guaranteed)]
     if levels[default].share is not None:
         raise InputError(

@@ -46,9 +46,8 @@ def client_rows(job: Job) -> list[ClientRow]:
                 delta=budget.delta if budget else None,
                 own_epsilon=own.epsilon if own else None,
                 records=sizes[place],
-                scale=float(job.scale[place]) if budget else None,
-                public=bool(people.liberal[place]),
-                group=people.groups[place] if people.groups else None,
+                noise_multiplier=float(job.scale[place]) if budget else None,
+                level=people.groups[place] if people.groups else None,
             )
         )
     return rows

@@ -1,4 +1,4 @@
-"""Pictures over rounds: accuracy, and who is left. Each is an `svg` element for the page."""
+"""Pictures over rounds: accuracy and active clients. Each is an `svg` element for the page."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, MaxNLocator
 
 from polyeps.report.curves import Curve, accuracy_curve, active_curve
-from polyeps.report.numbers import percent, short
-from polyeps.report.svg import MUTED, WIDE, coloured, cut, inline, new_figure, place_axes, styled, wrapped
-from polyeps.report.tables import Line, summarise
+from polyeps.report.formatting import percent, short
+from polyeps.report.svg import MUTED, WIDE, coloured, inline, new_figure, place_axes, shortened, styled, wrapped
+from polyeps.report.tables import MethodRuns, summarise
 
 _ROW = 17  # pixels between lines of text
 _LETTER = 7.4  # pixels of one, about
@@ -34,13 +34,15 @@ class _Drawn:
     control: bool
 
 
-def accuracy_picture(lines: Sequence[Line], width: int = WIDE) -> str:
-    """Accuracy per round, a line per method with a band of one standard deviation over seeds."""
-    drawn = [_Drawn(line.label, accuracy_curve(line), colour, line.control) for line, colour in coloured(lines)]
+def accuracy_picture(methods: Sequence[MethodRuns], width: int = WIDE) -> str:
+    """Draw the accuracy per round, a line per method with a band of one standard deviation over seeds."""
+    drawn = [
+        _Drawn(method.label, accuracy_curve(method), colour, method.control) for method, colour in coloured(methods)
+    ]
     drawn = [one for one in drawn if any(map(math.isfinite, one.curve.mean))]
     if not drawn:
         return ""
-    said = [f"{line.label} {percent(summarise(line).final_accuracy)}" for line in lines if line.counted]
+    said = [f"{method.label} {percent(summarise(method).final_accuracy)}" for method in methods if method.counted]
     with styled():
         figure, axes = _rounds_axes(drawn, width, 400 if width == WIDE else 300, "test accuracy")
         for one in drawn:
@@ -59,13 +61,15 @@ def accuracy_picture(lines: Sequence[Line], width: int = WIDE) -> str:
         return inline(figure, f"accuracy-{width}", f"Test accuracy per round. At the end: {'; '.join(said)}.")
 
 
-def active_picture(lines: Sequence[Line], width: int = WIDE) -> str:
-    """How many clients could still afford each round; methods that lost the same clients share a line."""
-    together: dict[Curve, list[tuple[Line, str]]] = {}
-    for line, colour in coloured(lines):
-        together.setdefault(active_curve(line), []).append((line, colour))
+def active_picture(methods: Sequence[MethodRuns], width: int = WIDE) -> str:
+    """Draw how many clients could afford each round; methods that lost the same clients share a line."""
+    together: dict[Curve, list[tuple[MethodRuns, str]]] = {}
+    for method, colour in coloured(methods):
+        together.setdefault(active_curve(method), []).append((method, colour))
     drawn = [
-        _Drawn(_names([line.label for line, _ in same]), curve, same[0][1], all(line.control for line, _ in same))
+        _Drawn(
+            _names([method.label for method, _ in same]), curve, same[0][1], all(method.control for method, _ in same)
+        )
         for curve, same in together.items()
         if curve.rounds
     ]
@@ -86,7 +90,7 @@ def active_picture(lines: Sequence[Line], width: int = WIDE) -> str:
 
 
 def _names(labels: Sequence[str]) -> str:
-    """What to call a line that several methods share.
+    """Name a line that several methods share.
 
     >>> _names(["PFA", "PFA+"]), _names(["PFA", "PFA+", "Minimum", "Maximum"])
     ('PFA, PFA+', 'PFA and 3 more')
@@ -100,7 +104,7 @@ def _stroke(control: bool) -> Literal["-"] | tuple[float, Sequence[float]]:
 
 
 def _rounds_axes(drawn: Sequence[_Drawn], width: int, height: int, title: str) -> tuple[Figure, Axes]:
-    """Axes over rounds with room for names: at the right of a wide picture, below a narrow one."""
+    """Return axes over rounds with room for names: at the right of a wide picture, below a narrow one."""
     if width == WIDE and _fits(drawn):
         right, below = 28 + _LETTER * max(len(one.label) for one in drawn), 0.0
     else:
@@ -132,7 +136,7 @@ def _name(figure: Figure, axes: Axes, drawn: Sequence[_Drawn], width: int) -> No
                 annotation_clip=False,
             )  # fmt: skip
             axes.annotate(
-                cut(one.label, _LONGEST), (1, spot / tall), (23, height - spot), xycoords="axes fraction",
+                shortened(one.label, _LONGEST), (1, spot / tall), (23, height - spot), xycoords="axes fraction",
                 textcoords="offset points", va="center", annotation_clip=False,
             )  # fmt: skip
         return
@@ -150,19 +154,19 @@ def _name(figure: Figure, axes: Axes, drawn: Sequence[_Drawn], width: int) -> No
 
 
 def _legend(drawn: Sequence[_Drawn], width: int) -> tuple[list[str], int, int]:
-    """Names as a legend has them, in how many columns, and how tall each of its rows is."""
+    """Return the names of a legend, the number of its columns and the height of its rows."""
     columns = 4 if width == WIDE else 1
     names = [wrapped(one.label, int(((width - 46) / columns - 50) / _LETTER)) for one in drawn]
     return names, columns, _ROW * max(name.count("\n") + 1 for name in names)
 
 
 def _fits(drawn: Sequence[_Drawn]) -> bool:
-    """Whether there is room for all names at the ends of their lines."""
+    """Say whether all names fit at the ends of their lines."""
     return len(drawn) <= 10 and max(len(one.label) for one in drawn) <= _LONGEST
 
 
 def _ticks(rounds: Collection[int], width: int) -> Locator:
-    """Where rounds are written: at those that have points, if they are few and stand apart; else at round numbers."""
+    """Return the ticks: at the evaluated rounds if they are few and stand apart, else at round numbers."""
     most = _FEW if width == WIDE else 6
     marked = sorted(rounds)
     room = (marked[-1] - marked[0]) / (2 * most)
@@ -172,7 +176,7 @@ def _ticks(rounds: Collection[int], width: int) -> Locator:
 
 
 def _apart(spots: Sequence[float], tall: float) -> list[float]:
-    """Ascending heights moved apart to a line of text each, inside the picture and near where they were."""
+    """Move ascending heights apart to a line of text each, inside the picture."""
     moved: list[list[float]] = []  # blocks of names that touch: height of the lowest, how many
     for spot in spots:
         moved.append([spot, 1])

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formats numbers for tables and pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 
 def short(value: float | None, digits: int = 3) -> str:
-    """A number in a few digits.
+    """Format a number in a few digits.
 
     >>> short(0.0912345), short(1e-5), short(None), short(26010.0, 5), short(float("inf"))
     ('0.0912', '1e-5', '–', '26010', '∞')
@@ -19,10 +19,10 @@ def short(value: float | None, digits: int = 3) -> str:
     return re.sub(r"e([+-])0*", lambda power: "e-" if power[1] == "-" else "e", f"{value:.{digits}g}")
 
 
-def aligned(value: float | None) -> str:
-    """A number for a column: always three digits, so that its neighbours line up.
+def three_digits(value: float | None) -> str:
+    """Format a number in three digits, so that a column lines up.
 
-    >>> aligned(24.0), aligned(0.04), aligned(1200.0), aligned(1e-5), aligned(None)
+    >>> three_digits(24.0), three_digits(0.04), three_digits(1200.0), three_digits(1e-5), three_digits(None)
     ('24.0', '0.0400', '1.2e3', '1e-5', '–')
     """
     text = short(value)
@@ -30,7 +30,7 @@ def aligned(value: float | None) -> str:
 
 
 def share(ratio: float | None) -> str:
-    r"""A part of a budget, rounded so that neither side of the limit can be taken for the other.
+    r"""Format a part of a budget, rounded away from 100 % so that an excess is never hidden or made up.
 
     >>> share(0.99996), share(1.00001), share(1.0), share(0.5)
     ('99.9\xa0%', '100.1\xa0%', '100.0\xa0%', '50.0\xa0%')
@@ -44,7 +44,7 @@ def share(ratio: float | None) -> str:
 
 
 def percent(accuracy: float | None, deviation: float | None = None) -> str:
-    r"""An accuracy.
+    r"""Format an accuracy.
 
     >>> percent(0.9123, 0.0031), percent(0.9123), percent(float("nan")), percent(None)
     ('91.2 ± 0.3\xa0%', '91.2\xa0%', 'not a number', '–')
@@ -57,10 +57,10 @@ def percent(accuracy: float | None, deviation: float | None = None) -> str:
     return f"{100 * accuracy:.1f}{spread}\u00a0%"
 
 
-def size(count: float | None) -> str:
-    """Bytes.
+def byte_size(count: float | None) -> str:
+    """Format a number of bytes.
 
-    >>> size(532), size(1_040_000), size(76e6), size(None)
+    >>> byte_size(532), byte_size(1_040_000), byte_size(76e6), byte_size(None)
     ('532 B', '1.04 MB', '76.0 MB', '–')
     """
     if count is None:
@@ -70,23 +70,23 @@ def size(count: float | None) -> str:
     for unit in ("kB", "MB", "GB"):
         count /= 1000
         if count < 999.5:
-            return f"{aligned(count)} {unit}"
-    return f"{aligned(count / 1000)} TB"
+            return f"{three_digits(count)} {unit}"
+    return f"{three_digits(count / 1000)} TB"
 
 
-def whole(count: float) -> str:
-    """A count, with a decimal only where an average needs one.
+def counted(count: float) -> str:
+    """Format a count, with a decimal only where an average needs one.
 
-    >>> whole(26010), whole(2.3333), whole(24.0)
+    >>> counted(26010), counted(2.3333), counted(24.0)
     ('26,010', '2.3', '24')
     """
     return f"{count:,.0f}" if float(count).is_integer() else f"{count:,.1f}"
 
 
 def plural(count: float, noun: str) -> str:
-    """A count and what is counted.
+    """Format a count with its noun.
 
     >>> plural(1, "round"), plural(40, "round")
     ('1 round', '40 rounds')
     """
-    return f"{whole(count)} {noun}" + ("" if count == 1 else "s")
+    return f"{counted(count)} {noun}" + ("" if count == 1 else "s")
