@@ -108,7 +108,7 @@ def test_show_describes_and_draws() -> None:
 def test_show_draws_some_of_many_clients() -> None:
     result = run("show", "digits", "--partition", "iid", "--clients", "50", "--seed", "1", "--rows", "3")
     assert "50 clients (3 drawn)" in result.stdout
-    assert sum(line.startswith(("│ 0 ", "│ 1 ", "│ 2 ", "│ 3 ")) for line in result.stdout.splitlines()) == 3
+    assert sum(line.startswith(("  0 ", "  1 ", "  2 ", "  3 ")) for line in result.stdout.splitlines()) == 3
 
 
 def test_show_of_your_own_files(tmp_path: Path) -> None:

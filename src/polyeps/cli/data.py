@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyeps.cli.output import Json, print_json, remark
+from polyeps.cli.output import Json, print_json, print_table, remark
 from polyeps.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from polyeps.data.dataset import Dataset
     from polyeps.data.public_catalogue import DataFile, PublicDataset
@@ -29,15 +28,6 @@ def _stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
-
-
-def _print_table(table: Table) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:  # a pipe has no width: let no cell be cut
-        console.width = 200
-    console.print(table)
 
 
 def _published(name: str) -> PublicDataset:
@@ -65,16 +55,19 @@ def list_datasets(data_dir: DataDirOption = None, as_json: Json = False) -> None
         ]
         print_json([known | {"how_to_get": missing.get(known["name"])} for known in listed])
         return
-    from rich.table import Table
-
-    table = Table("data set", "records", "test", "shape", "labels", "state", "what it is")
-    for published in PUBLIC_DATASETS.values():
-        shape = " x ".join(str(size) for size in published.shape)
-        counts = (f"{published.records:,}", f"{published.test_records:,}" if published.test_records else "-")
-        table.add_row(
-            published.name, *counts, shape, str(len(published.classes)), states[published.name], published.title
-        )
-    _print_table(table)
+    rows = [
+        [
+            known.name,
+            f"{known.records:,}",
+            f"{known.test_records:,}" if known.test_records else "-",
+            " x ".join(map(str, known.shape)),
+            len(known.classes),
+            states[known.name],
+            known.title,
+        ]
+        for known in PUBLIC_DATASETS.values()
+    ]
+    print_table(["data set", "records", "test", "shape", "labels", "state", "title"], rows)
     if missing:
         remark(f"get the missing ones with `polyeps data fetch {' '.join(missing)}`")
 
@@ -99,12 +92,7 @@ def check_datasets(
     if as_json:
         print_json(results)
     else:
-        from rich.table import Table
-
-        table = Table("data set", "state", "where, or how to get it")
-        for result in results:
-            table.add_row(result["name"], result["state"], result["detail"])
-        _print_table(table)
+        print_table(["data set", "state", "where, or how to get it"], [list(result.values()) for result in results])
     damaged = [result for result in results if result["state"] == "damaged"]
     missing = [result for result in results if names and result["state"] == "missing"]
     for result in damaged + missing:
@@ -153,7 +141,7 @@ def fetch_datasets(
         print_json(found)
         return
     for name, paths in found.items():
-        typer.echo(f"{name}: {', '.join(dict.fromkeys(paths)) or 'built in, nothing to fetch'}")
+        print(f"{name}: {', '.join(dict.fromkeys(paths)) or 'built in, nothing to fetch'}")
 
 
 def _download_with_progress(file: DataFile, folder: Path) -> Path:
@@ -192,7 +180,7 @@ def show_dataset(
     """Describe a data set, or your own files, and draw its partition (clients x labels)."""
     import numpy as np
 
-    from polyeps.cli.data_drawing import description, draw_partition, facts_table
+    from polyeps.cli.data_drawing import description, fact_rows, partition_rows
     from polyeps.data.partition import divide
 
     if seed is not None and seed < 0:
@@ -216,11 +204,11 @@ def show_dataset(
     if as_json:
         print_json(description(dataset, divided))
         return
-    _print_table(facts_table(dataset))
+    print_table(["", ""], fact_rows(dataset))
     if divided is not None:
-        table, summary = draw_partition(dataset, divided, rows)
-        _print_table(table)
-        typer.echo(summary)
+        drawn, summary = partition_rows(dataset, divided, rows)
+        print_table(["client", "records", *dataset.classes], drawn, title="Bars: share of the largest cell")
+        print(summary)
 
 
 def _dataset(

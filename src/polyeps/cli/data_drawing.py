@@ -1,12 +1,10 @@
-"""Describes a data set and draws a partition of it, clients by labels, for the terminal."""
+"""Describes a data set and its partition, clients by labels, for JSON and for tables."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from rich.markup import escape
-from rich.table import Table
 
 from polyeps.data.dataset import Dataset
 from polyeps.data.partition import Partition
@@ -41,39 +39,31 @@ def description(dataset: Dataset, partition: Partition | None) -> dict[str, Any]
     return found
 
 
-def facts_table(dataset: Dataset) -> Table:
-    """Return the description of a data set as a table, one fact per line."""
+def fact_rows(dataset: Dataset) -> list[tuple[str, str]]:
+    """Describe a data set, one fact per row."""
     found = description(dataset, None)
-    table = Table(show_header=False)
+    counts = zip(found["classes"], found["label_counts"], strict=True)
     shown = found | {
         "records": f"{found['records']:,}",
         "test_records": f"{found['test_records']:,}",
         "shape": " x ".join(str(size) for size in found["shape"]),
-        "labels": ", ".join(
-            f"{name}: {count:,}" for name, count in zip(found["classes"], found["label_counts"], strict=True)
-        ),
+        "labels": ", ".join(f"{name}: {count:,}" for name, count in counts),
     }
-    for key in ("name", "title", "records", "test_records", "shape", "labels", "licence", "origin", "note"):
-        if shown.get(key):
-            table.add_row(key.replace("_", " "), escape(shown[key]))
-    return table
+    facts = ("name", "title", "records", "test_records", "shape", "labels", "licence", "origin", "note")
+    return [(fact.replace("_", " "), shown[fact]) for fact in facts if shown.get(fact)]
 
 
-def draw_partition(dataset: Dataset, partition: Partition, rows: int) -> tuple[Table, str]:
-    """Return a table of label counts for at most `rows` clients, and one line about all clients."""
+def partition_rows(dataset: Dataset, partition: Partition, most: int) -> tuple[list[list[str]], str]:
+    """Return a row of label counts with bars for at most `most` clients, and one line about all clients."""
     counts = partition.counts(dataset.labels, len(dataset.classes))
     top = int(counts.max())
-    table = Table(
-        "client",
-        "records",
-        *(escape(name) for name in dataset.classes),
-        caption="bars: share of the largest cell",
-    )
-    for client, size, row in zip(partition.ids[:rows], partition.sizes, counts, strict=False):
-        table.add_row(escape(client), f"{size:,}", *(_bar(int(count), top) for count in row))
+    rows = [
+        [client, f"{size:,}", *(_bar(int(count), top) for count in row)]
+        for client, size, row in zip(partition.ids[:most], partition.sizes, counts, strict=False)
+    ]
     sizes, clients = partition.sizes, len(partition.ids)
-    drawn = f" ({rows} drawn)" if clients > rows else ""
-    return table, (
+    drawn = f" ({most} drawn)" if clients > most else ""
+    return rows, (
         f"{clients} clients{drawn}, {sizes.sum():,} of {len(dataset.labels):,} records, {sizes.min():,} to "
         f"{sizes.max():,} each, {(counts > 0).sum(axis=1).mean():.1f} labels a client on average"
     )

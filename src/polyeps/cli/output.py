@@ -56,7 +56,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
         table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for row in cells:
         table.add_row(*(figure(value) for value in row))
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False, emoji=False)
     # Lines may wrap in a narrow terminal; a figure must never be cut.
     needed = console.measure(table, options=console.options.update_width(_WIDEST)).maximum
     console.width = max(console.width, needed)
