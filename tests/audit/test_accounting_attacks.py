@@ -66,9 +66,8 @@ def test_the_clipping_of_the_engine_is_sound() -> None:
     assert ours
     for case in ours:
         assert certified_epsilon(case.mechanism, ACCOUNTING_DELTA) <= case.claimed * (1 + 1e-4)
-    assert not audit_mechanism(ours[0].mechanism, ACCOUNTING_DELTA, 20_000, np.random.default_rng(0)).refutes(
-        ours[0].claimed
-    )
+    found = audit_mechanism(ours[0].mechanism, ACCOUNTING_DELTA, 20_000, np.random.default_rng(0))
+    assert found <= ours[0].claimed
 
 
 def engine_clip(update: Samples) -> Samples:

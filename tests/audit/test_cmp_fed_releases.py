@@ -158,7 +158,7 @@ def shown(noise: NoiseKind, trials: int, broken: Broken = as_it_is, looked_at: t
     present, absent = (
         scores(noise, there, trials, seed, broken, looked_at) for seed, there in enumerate((True, False))
     )
-    return bound_from_scores(present, absent, DELTA, CONFIDENCE).epsilon
+    return bound_from_scores(present, absent, DELTA, CONFIDENCE)
 
 
 # As many trials as refute a client and a server that add no noise at all.

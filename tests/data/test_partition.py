@@ -163,12 +163,6 @@ def test_a_low_alpha_is_more_uneven() -> None:
     assert largest_share(0.1) > 0.4 > 0.15 > largest_share(100)
 
 
-def test_dirichlet_keeps_the_minimum_it_is_given() -> None:
-    labels = np.repeat(np.arange(10), 50)
-    partition = dirichlet(labels, clients=10, alpha=0.5, smallest=20, generator=np.random.default_rng(1))
-    assert partition.sizes.min() >= 20
-
-
 def refused(match: str, way: Callable[[], object]) -> None:
     with pytest.raises(InputError, match=match):
         way()
@@ -202,10 +196,6 @@ def test_impossible_wishes_name_the_client_and_the_remedy() -> None:
     refused(
         r"client \d still had 0 records.*raise alpha above 0.001, or ask for fewer clients than 8",
         lambda: dirichlet(labels, clients=8, alpha=0.001, generator=generator),
-    )
-    refused(
-        "at least 1 to 5 records, not 6",
-        lambda: dirichlet(labels, clients=2, alpha=1, smallest=6, generator=generator),
     )
 
 

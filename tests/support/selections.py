@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from polyeps.audit.enumeration import Laws, orders, statuses
-from polyeps.audit.lower_bounds import LowerBound, bound_from_counts
+from polyeps.audit.lower_bounds import bound_from_counts
 from polyeps.core import Streams
 from polyeps.engine.noise import SeededStreams
 from polyeps.mechanisms import selection
@@ -63,7 +63,7 @@ def audit_selection(
     trials: int = 100_000,
     seed: int = 0,
     confidence: float = 0.99,
-) -> LowerBound:
+) -> float:
     """Two vectors whose largest coordinates are each other's smallest; every coordinate and "none" is an event."""
     ascending = torch.arange(1.0, dimension + 1)
     tallies = []
@@ -85,7 +85,7 @@ def audit_report(
     trials: int = 100_000,
     seed: int = 0,
     confidence: float = 0.99,
-) -> LowerBound:
+) -> float:
     """Both steps of a report together: the first coordinate large and positive, or small and negative."""
     tallies = []
     for number in range(2):

@@ -64,7 +64,7 @@ def audit_account(account: AuditedAccount, effort: Effort) -> Evidence:
     generator = np.random.default_rng(effort.seed_for())
     found = audit_mechanism(account.mechanism, ACCOUNTING_DELTA, trials, generator, effort.confidence)
     certified = certified_epsilon(account.mechanism, ACCOUNTING_DELTA)
-    return Evidence(account.claimed, certified, found.epsilon, ACCOUNTING_DELTA, trials)
+    return Evidence(account.claimed, certified, found, ACCOUNTING_DELTA, trials)
 
 
 def accounting_attacks() -> list[Attack]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -53,19 +54,19 @@ def audit_algorithm(
     """
     if trials < 100:
         raise InputError(f"trials must be at least 100, not {trials}: fewer show nothing")
+    trial = _Trials(algorithm, model, rounds, trials, noise_multiplier, delta, rate, groups or {})
     if algorithm.dues is None:
-        asked = action or next(iter(algorithm.actions))
-        tasks: list[tuple[str, Payload]] = [(asked, {"model": model, **(sent or {})})] * rounds
-        look = partial(_replies, algorithm, tasks, trials, noise_multiplier, delta)
+        asked = (action or next(iter(algorithm.actions)), {"model": model, **(sent or {})})
+        look = partial(trial.replies, asked)
     else:
-        look = partial(_runs, algorithm, model, rounds, rate, groups or {}, trials, noise_multiplier, delta)
+        look = trial.models
     one, paid = look(records, 2 * seed)
     other, _ = look(neighbour, 2 * seed + 1)
     third = 0 if score is not None else trials // 3
     scored = score if score is not None else _separating(one[:third], other[:third])
     present, absent = (scored(seen[third:]).astype(np.float32) for seen in (one, other))
     found = bound_from_scores(present, absent, delta, confidence)
-    return AuditResult(name, "sound", "worst-case pair", Evidence(paid, paid, found.epsilon, delta, trials))
+    return AuditResult(name, "sound", "worst-case pair", Evidence(paid, paid, found, delta, trials))
 
 
 def _separating(one: Samples, other: Samples) -> Score:
@@ -76,67 +77,59 @@ def _separating(one: Samples, other: Samples) -> Score:
     return lambda seen: seen @ direction
 
 
-def _replies(
-    algorithm: Algorithm,
-    tasks: list[tuple[str, Payload]],
-    trials: int,
-    noise_multiplier: float,
-    delta: float,
-    records: Records,
-    seed: int,
-) -> tuple[Samples, float]:
-    """Return all replies of the trials' clients, (trials, numbers), and the ε each was charged."""
-    found = ask_trials(
-        algorithm, records, tasks, trials=trials, noise_multiplier=noise_multiplier, delta=delta, streams=seeded(seed)
-    )
-    return _numbers([reply[name] for reply in found.replies for name in sorted(reply)]), found.charged
+@dataclass(frozen=True)
+class _Trials:
+    algorithm: Algorithm
+    model: Tensor
+    rounds: int
+    trials: int
+    noise_multiplier: float
+    delta: float
+    rate: float
+    groups: Mapping[str, str]
 
+    def replies(self, asked: tuple[str, Payload], records: Records, seed: int) -> tuple[Samples, float]:
+        """Return all replies of the trials' clients, (trials, numbers), and the ε each was charged."""
+        found = ask_trials(
+            self.algorithm,
+            records,
+            [asked] * self.rounds,
+            trials=self.trials,
+            noise_multiplier=self.noise_multiplier,
+            delta=self.delta,
+            streams=seeded(seed),
+        )
+        return _numbers([reply[name] for reply in found.replies for name in sorted(reply)]), found.charged
 
-def _runs(
-    algorithm: Algorithm,
-    model: Tensor,
-    rounds: int,
-    rate: float,
-    groups: Mapping[str, str],
-    trials: int,
-    noise_multiplier: float,
-    delta: float,
-    records: Records,
-    seed: int,
-) -> tuple[Samples, float]:
-    """Return the models after every round of each trial, (trials, numbers), and the ε a client was charged in one.
+    def models(self, records: Records, seed: int) -> tuple[Samples, float]:
+        """Return the models after every round of each trial, (trials, numbers), and the ε a client was charged in one.
 
-    The first run has a ledger; the clients of the others pay nothing, which is quicker.
-    """
-    ids = tuple(str(number) for number in range(records.clients))
-    participation = Participation("poisson" if rate < 1 else "full", rate)
-    seen = torch.empty(trials, rounds, len(model))
+        The first run has a ledger; the clients of the others pay nothing, which is quicker.
+        """
+        ids = tuple(str(number) for number in range(records.clients))
+        seen = torch.empty(self.trials, self.rounds, len(self.model))
+        with trial_ledger(self.algorithm, ids, self.delta) as ledger:
+            self._run(ids, records, ledger, seed * self.trials, seen[0])
+            paid = charged(ledger, ids[0], self.delta)
+        for number in range(1, self.trials):
+            self._run(ids, records, None, seed * self.trials + number, seen[number])
+        return _numbers([seen]), paid
 
-    def run(number: int, ledger: Ledger | None) -> None:
-        streams = seeded(seed * trials + number)
-        clients = trial_clients(algorithm, ids, records, noise_multiplier, streams, ledger, groups)
-        transport = InMemory(clients, algorithm, ("epsilon", "examples", "group"))
-
+    def _run(self, ids: tuple[str, ...], records: Records, ledger: Ledger | None, seed: int, seen: Tensor) -> None:
         def look(round: Round, state: State) -> None:
             check_answered(round)
-            seen[number, state.round - 1] = state.model
+            seen[state.round - 1] = state.model
 
+        clients = trial_clients(self.algorithm, ids, records, self.noise_multiplier, seeded(seed), ledger, self.groups)
         serve(
-            algorithm,
-            transport,
-            State(model),
-            rounds=rounds,
-            participation=participation,
-            seed=seed * trials + number,
+            self.algorithm,
+            InMemory(clients, self.algorithm, ("epsilon", "examples", "group")),
+            State(self.model),
+            rounds=self.rounds,
+            participation=Participation("poisson" if self.rate < 1 else "full", self.rate),
+            seed=seed,
             observe=look,
         )
-
-    with trial_ledger(algorithm, ids, delta) as ledger:
-        run(0, ledger)
-        paid = charged(ledger, ids[0], delta)
-    for number in range(1, trials):
-        run(number, None)
-    return _numbers([seen]), paid
 
 
 def _numbers(tensors: list[Tensor]) -> Samples:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson, fold
-from polyeps.audit.lower_bounds import LowerBound, Samples, Scores, bound_from_scores, sampled_log_ratio
+from polyeps.audit.lower_bounds import Samples, Scores, bound_from_scores, sampled_log_ratio
 from polyeps.core import check_delta
 from polyeps.errors import InputError
 
@@ -153,7 +153,7 @@ def _log_ratio(mechanism: SumMechanism, seen: list[Scores], count: NDArray[np.in
 
 def audit_mechanism(
     mechanism: SumMechanism, delta: float, trials: int, generator: np.random.Generator, confidence: float = 0.99
-) -> LowerBound:
+) -> float:
     """Return a lower bound on the mechanism's ε at δ, from `trials` runs with the canary and as many without."""
     check_delta(delta)
     if trials < 2:

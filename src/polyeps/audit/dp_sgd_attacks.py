@@ -103,7 +103,7 @@ def _pair(
     one, other = world(True), world(False)
     scores = [_scores([reply[seen] for reply in found.replies], setting) for found in (one, other)]
     found = bound_from_scores(scores[0], scores[1], _DELTA, effort.confidence)
-    return Evidence(one.charged, one.charged, found.epsilon, _DELTA, len(scores[0]))
+    return Evidence(one.charged, one.charged, found, _DELTA, len(scores[0]))
 
 
 def trained(algorithm_name: str, setting: Setting, trials: int, effort: Effort) -> Evidence:
@@ -152,7 +152,7 @@ def _fixed(charged_as: Literal["poisson", "fixed"], trials: int, effort: Effort)
     claimed = paid
     if charged_as == "poisson":
         claimed = epsilon(Poisson(setting.rate, Gaussian(setting.noise_multiplier)), _DELTA)
-    return Evidence(claimed, paid, shown.epsilon, _DELTA, len(scores[0]))
+    return Evidence(claimed, paid, shown, _DELTA, len(scores[0]))
 
 
 def _replaced_as_zeroed(trials: int, effort: Effort) -> Evidence:

@@ -183,7 +183,7 @@ def _pair(run: AuditedRun, canaries: int, runs: int, effort: Effort) -> Evidence
             paid = found.charged
     one, other = (np.concatenate(scores[present]) for present in (True, False))
     shown = bound_from_scores(one, other, run.delta, effort.confidence)
-    return Evidence(paid, paid, shown.epsilon, run.delta, len(one))
+    return Evidence(paid, paid, shown, run.delta, len(one))
 
 
 def _one_run(run: AuditedRun, canaries: int, of_records: bool, effort: Effort) -> Evidence:
@@ -195,7 +195,7 @@ def _one_run(run: AuditedRun, canaries: int, of_records: bool, effort: Effort) -
     shown = bound_from_guesses(included, scores, run.delta, effort.confidence, (0.02, 0.1, 0.5, 1.0))
     along = np.sum(found.moved, axis=0)
     estimate = one_shot_estimate(along[included], along[~included], run.delta)
-    return Evidence(found.charged, found.charged, shown.epsilon, run.delta, canaries, estimate)
+    return Evidence(found.charged, found.charged, shown, run.delta, canaries, estimate)
 
 
 def _without_noise(run: AuditedRun, effort: Effort) -> Evidence:

@@ -19,7 +19,7 @@ from polyeps.accounting.certificate import Form
 from polyeps.algorithms import ALGORITHMS
 from polyeps.algorithms._averaging import Course
 from polyeps.audit import enumeration
-from polyeps.audit.lower_bounds import LowerBound, bound_from_counts
+from polyeps.audit.lower_bounds import bound_from_counts
 from polyeps.audit.results import Attack, AttackKind, Effort, Evidence
 from polyeps.audit.trial_clients import ask_trials, seeded
 from polyeps.audit.value_support import leaked_share
@@ -63,7 +63,7 @@ def _report(value: Any, first: float, second: float, _: Effort) -> Evidence:
 
 def audit_values(
     mechanism: ValueMechanism, epsilon: float, *, trials: int, seed: int = 0, confidence: float = 0.99
-) -> LowerBound:
+) -> float:
     """Compare the answers to −1 and 1; events are the bins of a histogram over all answers."""
     answers = []
     for number, value in enumerate((-1.0, 1.0)):
@@ -77,7 +77,7 @@ def audit_values(
 def _sampled_value(mechanism: ValueMechanism, epsilon: float, effort: Effort) -> Evidence:
     trials = effort.trials(50_000)
     found = audit_values(mechanism, epsilon, trials=trials, seed=effort.seed_for(), confidence=effort.confidence)
-    return Evidence(epsilon, epsilon, found.epsilon, trials=trials)
+    return Evidence(epsilon, epsilon, found, trials=trials)
 
 
 def _support(mechanism: Any, epsilon: float, effort: Effort) -> Evidence:
@@ -110,8 +110,8 @@ def _reported(algorithm_name: str, options: dict[str, Any], form: Form, claimed:
         counts.append(np.bincount(2 * (index.numpy() + 1) + (values > 0).numpy(), minlength=2 * _WIDE + 2))
         paid = found.charged / _REPORTS  # pure costs are added
     trials = clients * _REPORTS
-    found_bound = bound_from_counts(counts[0], counts[1], (trials, trials), effort.confidence)
-    return Evidence(claimed, paid, found_bound.epsilon, trials=trials)
+    shown = bound_from_counts(counts[0], counts[1], (trials, trials), effort.confidence)
+    return Evidence(claimed, paid, shown, trials=trials)
 
 
 def _published_encoding(effort: Effort) -> Evidence:

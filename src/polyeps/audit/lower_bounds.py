@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,34 +26,14 @@ _WARY = 10  # the choice uses so many times less error, else the luckiest of man
 _SURE = 80.0  # a log-ratio beyond which float32 cannot follow; the bound stays true
 
 
-@dataclass(frozen=True)
-class LowerBound:
-    """With this confidence the true ε is at least `epsilon`; `event` is the number of the event that shows it."""
-
-    epsilon: float
-    event: int
-    trials: int
-    confidence: float
-
-    def refutes(self, certified: float) -> bool:
-        """Say whether a certificate is false."""
-        return self.epsilon > certified
-
-
 def bound_from_counts(
     one: NDArray[np.int64], other: NDArray[np.int64], trials: tuple[int, int], confidence: float = 0.99
-) -> LowerBound:
+) -> float:
     """Return the lower bound on ε from the counts of each event under two inputs, in both directions."""
     error = (1 - confidence) / (2 * len(one)) / 2  # events, directions, and two bounds for each
-    best, event = 0.0, 0
-    for (first, n), (second, m) in (
-        ((one, trials[0]), (other, trials[1])),
-        ((other, trials[1]), (one, trials[0])),
-    ):
-        bounds = _log_ratio_bound(first, second, (n, m), 0.0, error)
-        if bounds.max() > best:
-            best, event = float(bounds.max()), int(bounds.argmax())
-    return LowerBound(best, event, min(trials), confidence)
+    there = _log_ratio_bound(one, other, trials, 0.0, error)
+    back = _log_ratio_bound(other, one, (trials[1], trials[0]), 0.0, error)
+    return max(0.0, float(there.max()), float(back.max()))
 
 
 def sampled_log_ratio(if_joined: Scores, rate: float) -> Scores:
@@ -68,7 +47,7 @@ def sampled_log_ratio(if_joined: Scores, rate: float) -> Scores:
     return ratio
 
 
-def bound_from_scores(present: Scores, absent: Scores, delta: float, confidence: float = 0.99) -> LowerBound:
+def bound_from_scores(present: Scores, absent: Scores, delta: float, confidence: float = 0.99) -> float:
     """Return the lower bound on ε from scores of two data sets: one event, chosen on their first halves.
 
     Events are "the score is above t" and, with the data sets exchanged, "the score is below t".
@@ -84,12 +63,12 @@ def bound_from_scores(present: Scores, absent: Scores, delta: float, confidence:
         shown = _log_ratio_bound(*counts, (half, half), delta, error / _WARY)
         best = int(shown.argmax())
         chosen = max(chosen, (float(shown[best]), best, float(thresholds[best]), sign))
-    _, event, threshold, sign = chosen
+    *_, threshold, sign = chosen
     likely, unlikely = (present, absent) if sign > 0 else (-absent, -present)
     at = np.array([threshold], np.float32)
     held = len(present) - half
     found = _log_ratio_bound(_above(likely[half:], at), _above(unlikely[half:], at), (held, held), delta, error)
-    return LowerBound(max(0.0, float(found[0])), event, len(present), confidence)
+    return max(0.0, float(found[0]))
 
 
 def _above(values: Scores, thresholds: Scores) -> NDArray[np.int64]:
@@ -141,19 +120,17 @@ def one_run_bound(canaries: int, guesses: int, right: int, delta: float, confide
 
 def bound_from_guesses(
     included: NDArray[np.bool_], scores: Scores, delta: float, confidence: float, shares: Sequence[float] = (0.1,)
-) -> LowerBound:
+) -> float:
     """Return the one-run bound from every canary's coin and score; the surest guesses are made, half "in", half "out".
 
     `shares` are the shares of canaries that are guessed; several share the error.
     """
     order = np.argsort(scores)
-    best = LowerBound(0.0, 0, len(scores), confidence)
+    best = 0.0
     for share in shares:
         half = max(1, round(share * len(scores) / 2))
         right = int((~included[order[:half]]).sum() + included[order[-half:]].sum())
-        shown = one_run_bound(len(scores), 2 * half, right, delta, 1 - (1 - confidence) / len(shares))
-        if shown > best.epsilon:
-            best = LowerBound(shown, right, len(scores), confidence)
+        best = max(best, one_run_bound(len(scores), 2 * half, right, delta, 1 - (1 - confidence) / len(shares)))
     return best
 
 

@@ -159,8 +159,7 @@ def _download_with_progress(file: DataFile, folder: Path) -> Path:
 def show_dataset(
     name: Annotated[str, typer.Argument(help="A data set, or a file or folder of your own.")],
     partition: Annotated[
-        str | None,
-        typer.Option(help="iid, shards, labels, dirichlet, one-label, by-writer or as-in-file."),
+        str | None, typer.Option(help="iid, shards, labels, dirichlet, one-label, by-writer or as-in-file.")
     ] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the random draws.")] = None,

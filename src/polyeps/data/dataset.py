@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from polyeps.errors import DataError, InputError
 
-Labels = NDArray[np.int64]
+LabelArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,11 +19,11 @@ class Dataset:
 
     name: str
     features: NDArray[Any]  # (R, ...) float32, or int64 word numbers
-    labels: Labels  # (R,) label i means classes[i]
+    labels: LabelArray  # (R,) label i means classes[i]
     test_features: NDArray[Any]  # (T, ...)
-    test_labels: Labels  # (T,)
+    test_labels: LabelArray  # (T,)
     classes: tuple[str, ...]
-    groups: Labels | None = None  # (R,) the writer or client of each record: group_names[groups[i]]
+    groups: LabelArray | None = None  # (R,) the writer or client of each record: group_names[groups[i]]
     group_names: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()  # names of the features, if they have any
     words: tuple[str, ...] = ()  # of a text: word number imdb.FIRST_WORD + i is words[i]
@@ -39,7 +39,7 @@ class Dataset:
 
 
 def _check_records(
-    where: str, features: NDArray[Any], labels: Labels, classes: tuple[str, ...], columns: tuple[str, ...]
+    where: str, features: NDArray[Any], labels: LabelArray, classes: tuple[str, ...], columns: tuple[str, ...]
 ) -> None:
     if len(features) != len(labels):
         raise DataError(f"{where}: {len(features)} rows of features but {len(labels)} labels; make them equal")
@@ -60,13 +60,13 @@ def _check_records(
 
 
 def without_test(
-    name: str, features: NDArray[Any], labels: Labels, classes: tuple[str, ...], *, columns: tuple[str, ...] = ()
+    name: str, features: NDArray[Any], labels: LabelArray, classes: tuple[str, ...], *, columns: tuple[str, ...] = ()
 ) -> Dataset:
     """Return a data set without test records; `hold_out` makes some."""
     return Dataset(name, features, labels, features[:0], labels[:0], classes, columns=columns)
 
 
-def take(dataset: Dataset, rows: Labels) -> Dataset:
+def take(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
     """Return the training records with these row numbers; the test split stays."""
     groups = None if dataset.groups is None else dataset.groups[rows]
     return replace(dataset, features=dataset.features[rows], labels=dataset.labels[rows], groups=groups)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.core import Records
-from polyeps.data.dataset import Dataset, Labels
+from polyeps.data.dataset import Dataset, LabelArray
 from polyeps.errors import InputError
 
 Indices = NDArray[np.int64]
@@ -32,7 +32,7 @@ class Partition:
     def sizes(self) -> Indices:
         return np.diff(self.offsets)
 
-    def counts(self, labels: Labels, classes: int) -> Indices:
+    def counts(self, labels: LabelArray, classes: int) -> Indices:
         """Count each client's records of each label, (n, classes)."""
         clients = len(self.ids)
         client = np.repeat(np.arange(clients), self.sizes)
@@ -70,7 +70,7 @@ def _check_clients(clients: int, records: int) -> None:
         )
 
 
-def _rows_by_label(labels: Labels, generator: np.random.Generator) -> list[Indices]:
+def _rows_by_label(labels: LabelArray, generator: np.random.Generator) -> list[Indices]:
     """Return the rows of each label that occurs, each in random order."""
     order = generator.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -78,7 +78,7 @@ def _rows_by_label(labels: Labels, generator: np.random.Generator) -> list[Indic
     return np.split(order, ends)
 
 
-def iid(labels: Labels, *, clients: int, generator: np.random.Generator, size: int | None = None) -> Partition:
+def iid(labels: LabelArray, *, clients: int, generator: np.random.Generator, size: int | None = None) -> Partition:
     """Cut a random permutation into equal parts, or into clients of `size` records and a rest."""
     if size is not None and size < 1:
         raise InputError(f"a client size must be at least 1, not {size}")
@@ -96,7 +96,9 @@ def iid(labels: Labels, *, clients: int, generator: np.random.Generator, size: i
     return _assembled(np.split(order[: clients * size], clients), "ask for fewer clients")
 
 
-def label_shards(labels: Labels, *, clients: int, shards_per_client: int, generator: np.random.Generator) -> Partition:
+def label_shards(
+    labels: LabelArray, *, clients: int, shards_per_client: int, generator: np.random.Generator
+) -> Partition:
     """Sort rows by label, cut them into equal shards and deal every client the same number of shards."""
     if shards_per_client < 1:
         raise InputError(f"a client needs at least one shard, not {shards_per_client}")
@@ -107,7 +109,7 @@ def label_shards(labels: Labels, *, clients: int, shards_per_client: int, genera
     return _assembled([np.concatenate([shards[i] for i in hand]) for hand in dealt], "ask for fewer clients")
 
 
-def few_labels(labels: Labels, *, clients: int, count: int, generator: np.random.Generator) -> Partition:
+def few_labels(labels: LabelArray, *, clients: int, count: int, generator: np.random.Generator) -> Partition:
     """Give every client `count` labels; clients share each label as equally as possible."""
     _check_clients(clients, len(labels))
     by_label = _rows_by_label(labels, generator)
@@ -138,34 +140,27 @@ def few_labels(labels: Labels, *, clients: int, count: int, generator: np.random
     return _assembled([np.concatenate(hand) for hand in hands], "ask for fewer clients")
 
 
-def dirichlet(
-    labels: Labels, *, clients: int, alpha: float, generator: np.random.Generator, smallest: int = 1
-) -> Partition:
-    """Divide each label's rows by shares drawn from Dir(alpha); draw again while a client is too small."""
+def dirichlet(labels: LabelArray, *, clients: int, alpha: float, generator: np.random.Generator) -> Partition:
+    """Divide each label's rows by shares drawn from Dir(alpha); draw again while a client has no records."""
     _check_clients(clients, len(labels))
     if not 0 < alpha < np.inf:
         raise InputError(f"alpha must be a finite number above 0, not {alpha}")
-    if not 1 <= smallest <= len(labels) // clients:
-        raise InputError(
-            f"every client can have at least 1 to {len(labels) // clients} records, not {smallest}: "
-            "ask for fewer clients or a lower minimum"
-        )
     by_label = _rows_by_label(labels, generator)
     sizes = np.array([len(rows) for rows in by_label])
     for _ in range(_DIRICHLET_DRAWS):
         shares = generator.dirichlet(np.full(clients, alpha), len(by_label))  # (labels, n)
         ends = np.rint(np.cumsum(shares, axis=1)[:, :-1] * sizes[:, None]).astype(np.int64)
         dealt = np.diff(ends, axis=1, prepend=0, append=sizes[:, None]).sum(axis=0)
-        if dealt.min() >= smallest:
+        if dealt.min() > 0:
             parts = [np.split(rows, cuts) for rows, cuts in zip(by_label, ends, strict=True)]
             return _assembled([np.concatenate(hand) for hand in zip(*parts, strict=True)], "raise alpha")
     raise InputError(
-        f"client {int(dealt.argmin())} still had {int(dealt.min())} records, fewer than {smallest}, after "
-        f"{_DIRICHLET_DRAWS} draws: raise alpha above {alpha}, or ask for fewer clients than {clients}"
+        f"client {int(dealt.argmin())} still had 0 records after {_DIRICHLET_DRAWS} draws: "
+        f"raise alpha above {alpha}, or ask for fewer clients than {clients}"
     )
 
 
-def one_label(labels: Labels, *, clients: int, generator: np.random.Generator) -> Partition:
+def one_label(labels: LabelArray, *, clients: int, generator: np.random.Generator) -> Partition:
     """Give every client one label, with client sizes as equal as possible."""
     _check_clients(clients, len(labels))
     by_label = _rows_by_label(labels, generator)

@@ -52,12 +52,7 @@ _QMNIST_URL = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/
 _UCI_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
 _CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 
-_IDX_NAMES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+_IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
 def _idx_files(folder: str, url: str, checksums: tuple[str, ...]) -> tuple[DataFile, ...]:

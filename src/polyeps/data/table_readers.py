@@ -47,15 +47,15 @@ class _Columns:
     lines: NDArray[np.int64]
 
 
-def read_table(path: Path, label: str, client: str | None, ignore: str | None = None) -> RecordTable:
+def read_table(path: Path, label: str, client: str | None) -> RecordTable:
     """Read a file with a label column and, unless `client` is None, a client column; all others are features."""
     if not path.is_file():
         raise DataError(f"{path} does not exist: name a folder of client files, or one file")
     match path.suffix:
         case ".csv":
-            table = _to_table(path, _read_csv(path), label, client, ignore)
+            table = _to_table(path, _read_csv(path), label, client)
         case ".parquet":
-            table = _to_table(path, _read_parquet(path), label, client, ignore)
+            table = _to_table(path, _read_parquet(path), label, client)
         case ".npz":
             table = _read_npz(path, client)
         case other:
@@ -115,14 +115,14 @@ def _read_parquet(path: Path) -> _Columns:
     return _Columns(list(table.column_names), cells, np.arange(1, table.num_rows + 1))
 
 
-def _to_table(path: Path, found: _Columns, label: str, client: str | None, ignore: str | None) -> RecordTable:
+def _to_table(path: Path, found: _Columns, label: str, client: str | None) -> RecordTable:
     _check_header(path, found.header, label, client)
     by_name = dict(zip(found.header, found.cells, strict=True))
     for needed in filter(None, (label, client)):
         for line, cell in zip(found.lines, by_name[needed], strict=True):
             if cell is None or cell == "" or cell != cell:  # NaN differs from itself
                 raise DataError(f"{path}, row {line}, column {needed!r}: the cell is empty: fill it in")
-    columns = tuple(name for name in found.header if name not in (label, client, ignore))
+    columns = tuple(name for name in found.header if name not in (label, client))
     numbers = [_numbers(f"{path}, row {{}}, column {name!r}", by_name[name], found.lines) for name in columns]
     return RecordTable(
         path,

@@ -63,8 +63,7 @@ def traffic(method: MethodRuns) -> Traffic | None:
         return None
     sent, received = [row.sent for row in rows], [row.received for row in rows]
     return Traffic(
-        (statistics.fmean(sent), min(sent), max(sent)),
-        (statistics.fmean(received), min(received), max(received)),
+        (statistics.fmean(sent), min(sent), max(sent)), (statistics.fmean(received), min(received), max(received))
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -51,19 +50,13 @@ def write_page(folders: Sequence[Path], output: Path) -> None:
         raise InputError(
             f"the page cannot be written: {output} {problem}; give the name of a file, such as report.html"
         )
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}.new")
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=output.parent, prefix=f".{output.name}.", delete=False
-        ) as file:
-            try:
-                file.write(text)
-                file.close()
-                Path(file.name).chmod(0o666 & ~_mask())
-                Path(file.name).replace(output)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        with unfinished.open("x", encoding="utf-8") as file:  # a new file: follows no link
+            file.write(text)
+        unfinished.replace(output)
     except OSError as problem:
+        unfinished.unlink(missing_ok=True)
         raise InputError(f"{output} cannot be written ({problem}); choose another place") from problem
 
 
@@ -227,10 +220,3 @@ def flatten(settings: Any, before: str = "") -> dict[str, str]:
     if settings is None or isinstance(settings, bool):
         return {before: {None: "–", True: "yes", False: "no"}[settings]}
     return {before: str(settings)}
-
-
-def _mask() -> int:
-    """Return the mask of new files, which a temporary file does not follow."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
