@@ -7,14 +7,14 @@ import pytest
 
 from polyeps.audit import attacks
 from polyeps.audit.results import Attack, Evidence, run_attacks, select_attacks
-from polyeps.cli import run
+from polyeps.cli import execute
 from polyeps.errors import InputError
 
 FIELDS = {"name", "form", "claimed", "certified", "audited", "verdict"}
 
 
 def test_figures_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["audit", "--quick", "--json", "--only", "law of"]) == 0
+    assert execute(["audit", "--quick", "--json", "--only", "law of"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["confidence"], found["seed"], found["quick"]) == (0.99, 0, True)
     assert len(found["rows"]) == 6
@@ -25,14 +25,14 @@ def test_figures_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_published_forms_are_refuted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["audit", "--quick", "--json", "--only", "s[12356] ?[emx]*"]) == 0
+    assert execute(["audit", "--quick", "--json", "--only", "s[12356] ?[emx]*"]) == 0
     found = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert {name for name, row in found.items() if row["verdict"] == "refuted"} == set(found)
     assert found["S6 PM: possible answers in floating point"]["audited"] == math.inf
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["audit", "--quick", "--only", "tied ranks averaged"]) == 0
+    assert execute(["audit", "--quick", "--only", "tied ranks averaged"]) == 0
     shown = capsys.readouterr().out
     for word in ("audited", "published", "enumeration", "1.0407", "refuted"):
         assert word in shown
@@ -41,16 +41,16 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_refuted_certificate_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     broken = [Attack("broken", "sound", "support", lambda _: Evidence(1.0, 1.0, math.inf))]
     monkeypatch.setattr(attacks, "all_attacks", lambda: broken)
-    assert run(["audit", "--json"]) == 1
+    assert execute(["audit", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["rows"][0]["verdict"] == "refuted"
     monkeypatch.setattr(
         attacks, "all_attacks", lambda: [Attack("claim", "published", "support", lambda _: Evidence(1.0, 3.0, 2.0))]
     )
-    assert run(["audit"]) == 0
+    assert execute(["audit"]) == 0
 
 
 def test_no_such_row() -> None:
-    assert run(["audit", "--only", "nothing is called this"]) == 2
+    assert execute(["audit", "--only", "nothing is called this"]) == 2
 
 
 def test_names_are_unique_and_the_error_is_shared() -> None:

@@ -7,8 +7,7 @@ import click
 import typer
 
 from polyeps import __version__
-from polyeps.cli import audit, calibrate, certify, data, ledger, plan, report
-from polyeps.cli import run as run_command
+from polyeps.cli import audit, calibrate, certify, data, ledger, plan, report, run
 from polyeps.errors import LedgerTampered, PolyepsError
 
 app = typer.Typer(
@@ -21,8 +20,8 @@ app = typer.Typer(
 app.add_typer(certify.app, name="certify")
 app.add_typer(calibrate.app, name="calibrate")
 app.command("plan")(plan.plan)
-app.command("run")(run_command.run)
-app.command("demo")(run_command.demo)
+app.command("run")(run.run)
+app.command("demo")(run.demo)
 app.command("audit")(audit.audit)
 app.command("report")(report.report)
 app.add_typer(ledger.ledger_app, name="ledger")
@@ -41,10 +40,10 @@ def polyeps(version: bool = typer.Option(False, "--version", help="Print the ver
 
 def main() -> None:
     """Run the command line; errors of our own become one sentence on stderr."""
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(execute(sys.argv[1:]))
 
 
-def run(arguments: list[str]) -> int:
+def execute(arguments: list[str]) -> int:
     """Run one command and return its exit status: 0 done, 1 a check failed, 2 bad input."""
     try:
         status = app(arguments, standalone_mode=False, prog_name="polyeps")
