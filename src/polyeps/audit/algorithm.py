@@ -55,11 +55,10 @@ def audit_algorithm(
     if trials < 100:
         raise InputError(f"trials must be at least 100, not {trials}: fewer show nothing")
     trial = _Trials(algorithm, model, rounds, trials, noise_multiplier, delta, rate, groups or {})
+    look: Callable[[Records, int], tuple[Samples, float]] = trial.models
     if algorithm.dues is None:
         asked = (action or next(iter(algorithm.actions)), {"model": model, **(sent or {})})
         look = partial(trial.replies, asked)
-    else:
-        look = trial.models
     one, paid = look(records, 2 * seed)
     other, _ = look(neighbour, 2 * seed + 1)
     third = 0 if score is not None else trials // 3

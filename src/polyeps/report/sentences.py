@@ -158,9 +158,12 @@ def guarantees(method: MethodRuns) -> list[tuple[str, str]]:
     if job is None or not job.clients:
         return []
     rows, middle = job.clients, (len(job.clients) - 1) // 2
+    titles: dict[str, ClientSummary] = {}
     if not method.alike:
         chosen = {"smallest": rows[0], "median": rows[middle], "largest": rows[-1]}
-        titles = {f"The client with the {size} budget, {row.client}": row for size, row in chosen.items()}
+        for size, row in chosen.items():
+            first = "A client" if math.isinf(row.own_epsilon) else f"The client with the {size} budget"
+            titles[f"{first}, {row.client}"] = row
     elif len({(row.epsilon, row.spent) for row in rows}) > 1:
         typical = sorted(rows, key=lambda row: row.spent or 0.0)[middle]
         titles = {f"A typical client, {typical.client}": typical}
@@ -171,7 +174,7 @@ def guarantees(method: MethodRuns) -> list[tuple[str, str]]:
 
 def _chosen(row: ClientSummary) -> str:
     if math.isinf(row.own_epsilon):
-        return "without protection by its own choice"
+        return "which chose no protection"
     return f"own budget ε\u00a0{short(row.own_epsilon)}"
 
 
