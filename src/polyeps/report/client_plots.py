@@ -13,19 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from polyeps.report.curves import merge_equal, traffic, worst_rows
 from polyeps.report.formatting import byte_size, plural, share, short
-from polyeps.report.svg import (
-    ALARM,
-    INK,
-    MUTED,
-    WIDE,
-    coloured,
-    inline,
-    new_figure,
-    place_axes,
-    shortened,
-    styled,
-    wrapped,
-)
+from polyeps.report.svg import ALARM, INK, MUTED, WIDE, coloured, inline, new_figure, place_axes, styled, trim, wrapped
 from polyeps.report.tables import ClientSummary, MethodRuns
 
 MOST_BARS = 60
@@ -98,7 +86,7 @@ def _bars(rows: Sequence[ClientSummary], colour: str) -> Figure:
     """Draw a bar per client from the left edge (a log axis has no zero) to its spending, a tick at its budget."""
     low, high = _limits(rows)
     figure = new_figure(_WIDTH, 16 * len(rows) + 52)
-    names = [shortened(row.client, 16) for row in rows]
+    names = [trim(row.client, 16) for row in rows]
     axes = place_axes(figure, left=16 + 6.6 * max(map(len, names)), right=14, bottom=46, top=6)
     for y, row in enumerate(rows):
         budget, spent = row.epsilon or 0.0, row.spent or 0.0

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, MaxNLocator
 
 from polyeps.report.curves import Curve, accuracy_curve, active_curve
 from polyeps.report.formatting import percent, short
-from polyeps.report.svg import MUTED, WIDE, coloured, inline, new_figure, place_axes, shortened, styled, wrapped
+from polyeps.report.svg import MUTED, WIDE, coloured, inline, new_figure, place_axes, styled, trim, wrapped
 from polyeps.report.tables import MethodRuns, summarise
 
 _ROW = 17  # pixels between lines of text
@@ -136,7 +136,7 @@ def _name(figure: Figure, axes: Axes, drawn: Sequence[_Drawn], width: int) -> No
                 annotation_clip=False,
             )  # fmt: skip
             axes.annotate(
-                shortened(one.label, _LONGEST), (1, spot / tall), (23, height - spot), xycoords="axes fraction",
+                trim(one.label, _LONGEST), (1, spot / tall), (23, height - spot), xycoords="axes fraction",
                 textcoords="offset points", va="center", annotation_clip=False,
             )  # fmt: skip
         return

@@ -57,7 +57,7 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width / 72, height / 72), dpi=72)
 
 
-def shortened(name: str, most: int) -> str:
+def trim(name: str, most: int) -> str:
     """Return a name in at most so many letters, all of them printable."""
     printable = "".join(letter if letter.isprintable() else "�" for letter in name)
     return printable if len(printable) <= most else printable[: most - 1] + "…"
@@ -69,7 +69,7 @@ def wrapped(name: str, most: int) -> str:
     >>> wrapped("cmp-fed, every client's directions", 26).splitlines()
     ["cmp-fed, every client's", 'directions']
     """
-    lines = textwrap.wrap(shortened(name, 4 * most), most, max_lines=4, placeholder="…", break_on_hyphens=False)
+    lines = textwrap.wrap(trim(name, 4 * most), most, max_lines=4, placeholder="…", break_on_hyphens=False)
     return "\n".join(lines)
 
 
