@@ -23,7 +23,9 @@ def test_the_wheel_installs_and_runs_elsewhere(tmp_path: Path) -> None:
     target = tmp_path / "installed"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
     subprocess.run([*install, str(wheel)], check=True, capture_output=True)
-    script = "import polyeps, sys; print(polyeps.__file__); from polyeps.cli import run; sys.exit(run(sys.argv[1:]))"
+    script = (
+        "import polyeps, sys; print(polyeps.__file__); from polyeps.cli import execute; sys.exit(execute(sys.argv[1:]))"
+    )
     arguments = ["certify", "dp-sgd", "--records", "1200", "--batch", "8", "--steps", "100", "--sigma", "2", "--json"]
     ran = subprocess.run(
         [sys.executable, "-c", script, *arguments],

@@ -17,8 +17,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from polyeps.data.sources import places
-from polyeps.data.tables import SUFFIXES
+from polyeps.data.public_files import places
+from polyeps.data.table_readers import SUFFIXES
 from polyeps_reproductions.algorithms import algorithm
 from polyeps_reproductions.fedhdp_tables import (
     AUTO,

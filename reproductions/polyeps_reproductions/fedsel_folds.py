@@ -19,8 +19,8 @@ from torch import Tensor
 
 from polyeps.algorithms._averaging import Course
 from polyeps.core import Algorithm, Budget, Profile, Records, Replies, State, Streams, Task, Work
-from polyeps.data import datasets
-from polyeps.data.splits import pooled, subsample
+from polyeps.data.dataset import Dataset, pooled, subsample
+from polyeps.data.public_loaders import load_dataset
 from polyeps.data.synthetic import synthetic
 from polyeps.experiment import config
 from polyeps.experiment.population import generator
@@ -158,13 +158,13 @@ class _Uniforms:
 
 
 @lru_cache(maxsize=2)
-def _data(name: str, records: int | None) -> datasets.Dataset:
+def _data(name: str, records: int | None) -> Dataset:
     """All records of a data set as the paper counts them, or a sample; no test split yet."""
     draws = generator(1, f"records of {name}")
     if name.startswith("syn-"):
         kind, shrink, threshold = name.rsplit("-", 2)
         return synthetic(kind, shrink=float(shrink), threshold=float(threshold), generator=draws, records=records)
-    found = datasets.load(name, download=None)
+    found = load_dataset(name, download=None)
     found = pooled(found) if len(found.test_labels) else found
     most = min(KDD_RECORDS if name == "kddcup99" else len(found.labels), records or len(found.labels))
     return subsample(found, most, draws) if most < len(found.labels) else found

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from polyeps.aggregation.subspace import subspace
-from polyeps.data import datasets
 from polyeps.data.budgets import DISTRIBUTIONS
-from polyeps.data.reviews import FIRST_WORD
+from polyeps.data.imdb import FIRST_WORD
+from polyeps.data.public_loaders import load_dataset
 from polyeps.errors import DataError
 from polyeps.experiment.config import experiment
 from polyeps.models import MODELS
@@ -78,7 +78,7 @@ def used(_: Sequence[Record], __: bool) -> Content:
     for data, name, printed in USED:
         counts, options = ["not here", "not here"], {}
         with suppress(DataError):
-            loaded = datasets.load(data, download=None)
+            loaded = load_dataset(data, download=None)
             counts = [str(len(loaded.labels)), str(len(loaded.test_labels))]
             options = {"vocabulary": FIRST_WORD + len(loaded.words)} if loaded.words else {}
         rows.append([data, *counts, name, printed, MODELS[name](**options).size])

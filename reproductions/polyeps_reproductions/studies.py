@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from polyeps import __version__
-from polyeps.data import datasets
+from polyeps.data import public_loaders
 from polyeps.errors import DataError, InputError
 from polyeps_reproductions.running import settle
 from polyeps_reproductions.trials import Result, Store, Trial
@@ -139,7 +139,7 @@ def available(cells: Iterable[Cell]) -> tuple[list[Cell], list[str]]:
     missing: dict[str, str] = {}
     for cell in cells:
         data = json.loads(cell.trial.settings)["data"].get("name", "syn-")
-        problem = "" if data.startswith("syn-") else _problem(data, datasets.load)
+        problem = "" if data.startswith("syn-") else _problem(data, public_loaders.load_dataset)
         kept += [] if problem else [cell]
         missing |= {data: f"cells on {data} are skipped: {problem}"} if problem else {}
     return kept, list(missing.values())

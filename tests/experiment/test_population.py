@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.federations import EPSILONS, experiment, promised
 
-from polyeps.data.datasets import Dataset
-from polyeps.data.reviews import FIRST_WORD
+from polyeps.data.dataset import Dataset
+from polyeps.data.imdb import FIRST_WORD
 from polyeps.errors import InputError
 from polyeps.experiment.population import populate
 

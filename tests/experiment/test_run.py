@@ -209,7 +209,7 @@ def test_early_leavers_under_one_scale(tmp_path: Path) -> None:
     assert left[8.0] is None
     budgets = dict(zip(outcome.spent["fedavg", 1], (1.0, 1.6, 9.0, 1.3, 8.0, 2.0), strict=True))
     assert all(spent <= budgets[client] for client, spent in outcome.spent["fedavg", 1].items())
-    assert [r["scale"] for r in journal.query("SELECT DISTINCT scale FROM clients")] == [1.2]
+    assert [r["noise_multiplier"] for r in journal.query("SELECT DISTINCT noise_multiplier FROM clients")] == [1.2]
 
 
 def test_nothing_begins_when_a_plan_cannot_be_afforded(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def child(folder: Path, file: str | None) -> None:
     begun = (folder / "journal.db").exists()
     if file is not None:
         entries._SMALL = 50
-        status = cli.run(["run", "--resume", str(folder)] if begun else ["run", file, "--output", str(folder)])
+        status = cli.execute(["run", "--resume", str(folder)] if begun else ["run", file, "--output", str(folder)])
         if status:
             sys.exit(status)
     elif begun:

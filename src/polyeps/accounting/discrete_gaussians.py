@@ -2,7 +2,7 @@
 
 Rounding is post-processing. A Gaussian of variance s² − r², rounded at random by a discrete Gaussian of variance r²
 about it, is within e^(±10·exp(−2π²r²)) of the discrete Gaussian of variance s², at every integer; and a sum of discrete
-Gaussians is as near to one (docs/soundness.md has the proof).
+Gaussians is as near to one (docs/reference/soundness.md has the proof).
 """
 
 import math

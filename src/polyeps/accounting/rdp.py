@@ -200,7 +200,7 @@ def sampled_sum_curve(rate: float, inner: Callable[[FloatArray], FloatArray], al
     """Return a bound for Poisson-sampled sums with symmetric noise; orders that are not whole are rounded up.
 
     (α−1)·ε(α) ≤ log Σ_l C(α,l)·(1−q)^(α−l)·q^l·e^((l−1)ε(l)), for the mixture against the noise alone and in the other
-    direction: a reflection of the lattice exchanges noise and noise plus vector (docs/soundness.md).
+    direction: a reflection of the lattice exchanges noise and noise plus vector (docs/reference/soundness.md).
     """
     whole = np.ceil(alpha).astype(int)
     result = np.array(inner(alpha))  # sampling never costs privacy; for huge orders nothing better is known

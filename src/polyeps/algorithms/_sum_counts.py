@@ -8,7 +8,7 @@ noise up to one variance V. So neither the noise nor the existence of a sum reve
 Masks hold if a sum takes more than (n + C)/2 answers (see `secagg.messages`), so D > 0 needs n ≥ 2D + C + 1, and V
 decreases with the size of the smallest cohort. Cohorts below a public size are therefore not asked at all: the server
 releases noise instead, as it does for an empty cohort. One client matters to that if the others are just one too few,
-which is so rare that its probability is charged (docs/soundness.md, "Secure sums with one law").
+which is so rare that its probability is charged (docs/reference/soundness.md, "Secure sums with one law").
 """
 
 from __future__ import annotations

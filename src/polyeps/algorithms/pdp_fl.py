@@ -17,7 +17,7 @@ PFA+ under hidden budgets, which the paper considers impossible: groups are fixe
 since noise levels do not change. As long as all clients look alike, rounds stay full. A client that never uploaded in
 full counts as private and gets the smallest weight.
 
-Only the declared number is hidden: updates reveal the noise level, and with it ε (docs/pdp-fl.md).
+Only the declared number is hidden: updates reveal the noise level, and with it ε (docs/papers/pdp-fl.md).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from polyeps.cli.output import print_json, print_table, remark
 if TYPE_CHECKING:
     from polyeps.experiment.journal import Journal
     from polyeps.experiment.run import Watch
-    from polyeps.report.tables import Line
+    from polyeps.report.tables import MethodRuns
     from polyeps.server import Round
 
 _MOST_CLIENTS = 60  # lines of the printed table; the page and --json have them all
@@ -67,9 +67,9 @@ def watching() -> Iterator[Watch]:
 
 def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
     """Print what each client spent and then, last, the results."""
-    from polyeps.report.tables import read, summarise
+    from polyeps.report.tables import read_methods, summarise
 
-    lines = read([journal])
+    lines = read_methods([journal])
     if as_json:
         clients = {job.name: [asdict(row) for row in job.clients] for line in lines for job in line.jobs}
         methods = [asdict(summarise(line)) for line in lines]
@@ -84,10 +84,10 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
     print(f"Everything is in {folder}; see it with: polyeps report {folder}")
 
 
-def print_methods(lines: Sequence[Line]) -> None:
+def print_methods(lines: Sequence[MethodRuns]) -> None:
     """Print one line per method."""
-    from polyeps.report.numbers import percent, share, short, size, whole
-    from polyeps.report.sentences import judged
+    from polyeps.report.formatting import byte_size, counted, percent, share, short
+    from polyeps.report.sentences import averaged_rounds
     from polyeps.report.tables import summarise
 
     rows = [summarise(line) for line in lines]
@@ -110,13 +110,13 @@ def print_methods(lines: Sequence[Line]) -> None:
                 *(short(row.metrics.get(name)) for name in metrics),
                 row.rounds_run,
                 share(row.largest_ratio) if row.largest_ratio is not None else "no guarantee",
-                whole(row.left_early),
-                size(row.bytes_up_per_client_round),
+                counted(row.left_early),
+                byte_size(row.bytes_up_per_client_round),
                 short(row.seconds_per_round, 2),
             ]
             for row in rows
         ],
-        title=f"Test accuracy: the mean over {judged(lines)}",
+        title=f"Test accuracy: the mean over {averaged_rounds(lines)}",
     )
 
 

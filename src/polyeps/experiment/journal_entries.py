@@ -44,9 +44,8 @@ def client_rows(job: Job) -> list[ClientRow]:
                 delta=budget.delta if budget else None,
                 own_epsilon=own.epsilon if own else None,
                 records=sizes[place],
-                scale=float(job.noise_multiplier[place]) if budget else None,
-                public=bool(population.high_epsilon[place]),
-                group=population.groups[place] if population.groups else None,
+                noise_multiplier=float(job.noise_multiplier[place]) if budget else None,
+                level=population.groups[place] if population.groups else None,
             )
         )
     return rows

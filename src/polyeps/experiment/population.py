@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from polyeps.aggregation.client_groups import split_by_epsilon
 from polyeps.core import Budget, Records
-from polyeps.data import datasets
 from polyeps.data.budgets import draw_budgets, read_budgets
+from polyeps.data.dataset import Dataset, hold_out, validation
+from polyeps.data.imdb import FIRST_WORD
 from polyeps.data.own_files import load_own
-from polyeps.data.partition import Partition, apart, divide, to_records
-from polyeps.data.privacy_levels import choose
-from polyeps.data.reviews import FIRST_WORD
-from polyeps.data.splits import hold_out, validation
+from polyeps.data.partition import Partition, divide, set_apart, to_records
+from polyeps.data.privacy_levels import choose_levels
+from polyeps.data.public_loaders import load_dataset
 from polyeps.data.synthetic import SYNTHETIC, synthetic
 from polyeps.errors import InputError
 from polyeps.experiment import config
@@ -37,7 +37,7 @@ _COMPARED = 16  # records encoded apart from the others, to see that an encoder 
 class Population:
     """The clients of one seed, with their records and budgets."""
 
-    dataset: datasets.Dataset
+    dataset: Dataset
     partition: Partition
     budgets: tuple[Budget | None, ...]  # None: a client that chose a level without a guarantee
     model: Model
@@ -118,7 +118,7 @@ def populate(experiment: config.Experiment, seed: int, device: str = "cpu", part
     )
     own_tests = None
     if wanted.own_test:
-        partition, own_tests = apart(partition, wanted.own_test, generator(seed, "own tests"))
+        partition, own_tests = set_apart(partition, wanted.own_test, generator(seed, "own tests"))
     budgets, groups = _budgets(experiment.budgets, partition, dataset, seed)
     model = _model(experiment.model, dataset, seed_for(seed, "model"), parts)
     start = model.start(torch.Generator().manual_seed(seed_for(seed, "model")))
@@ -135,11 +135,11 @@ def seed_for(seed: int, purpose: str) -> int:
 
 
 @lru_cache(maxsize=2)
-def _loaded(name: str, file: Path | None, label: str) -> datasets.Dataset:
-    return datasets.load(name, download=None) if file is None else load_own(file, label=label)
+def _loaded(name: str, file: Path | None, label: str) -> Dataset:
+    return load_dataset(name, download=None) if file is None else load_own(file, label=label)
 
 
-def _dataset(wanted: config.DataSettings, seed: int) -> datasets.Dataset:
+def _dataset(wanted: config.DataSettings, seed: int) -> Dataset:
     if wanted.name in SYNTHETIC and wanted.file is None:
         dataset = synthetic(wanted.name, generator=generator(seed, "records"))
     else:
@@ -151,7 +151,7 @@ def _dataset(wanted: config.DataSettings, seed: int) -> datasets.Dataset:
     return dataset
 
 
-def _encoded(dataset: datasets.Dataset, name: str, parts: Parts) -> datasets.Dataset:
+def _encoded(dataset: Dataset, name: str, parts: Parts) -> Dataset:
     """Return a data set with encoded records.
 
     Features must be a function of their own record alone: if other records had a part in them, clipping one record
@@ -188,7 +188,7 @@ def _clients_named(budgets: config.BudgetSettings) -> int | None:
 
 
 def _budgets(
-    wanted: config.BudgetSettings, partition: Partition, dataset: datasets.Dataset, seed: int
+    wanted: config.BudgetSettings, partition: Partition, dataset: Dataset, seed: int
 ) -> tuple[tuple[Budget | None, ...], tuple[str, ...] | None]:
     """Return every client's budget and, where there are privacy levels, the name of its level."""
     kinds = ("distribution", "file", "epsilons", "epsilon", "levels")
@@ -198,7 +198,7 @@ def _budgets(
         return _given_budgets(wanted, partition, seed), None
     held = partition.counts(dataset.labels, len(dataset.classes))
     # The purpose keeps its first name, on which the draw depends.
-    chosen = [wanted.levels[place] for place in choose(wanted.levels, held, generator(seed, "menu"))]
+    chosen = [wanted.levels[place] for place in choose_levels(wanted.levels, held, generator(seed, "menu"))]
     budgets = [None if level.epsilon is None else Budget(level.epsilon, wanted.delta) for level in chosen]
     return tuple(budgets), tuple(level.name for level in chosen)
 
@@ -230,7 +230,7 @@ def _given_budgets(wanted: config.BudgetSettings, partition: Partition, seed: in
         raise InputError(f"budgets.epsilons, client {client!r}: {problem}") from None
 
 
-def _model(wanted: config.ModelSettings, dataset: datasets.Dataset, seed: int, parts: Parts) -> Model:
+def _model(wanted: config.ModelSettings, dataset: Dataset, seed: int, parts: Parts) -> Model:
     shape = dataset.features.shape[1:]
     if wanted.name not in MODELS:
         make = parts.find("model.name", wanted.name, {**MODELS, **parts.models}, "models")
@@ -245,7 +245,7 @@ def _model(wanted: config.ModelSettings, dataset: datasets.Dataset, seed: int, p
     return model
 
 
-def _own_model(name: str, make: ModelFactory, dataset: datasets.Dataset, seed: int) -> Model:
+def _own_model(name: str, make: ModelFactory, dataset: Dataset, seed: int) -> Model:
     """Return a user's model, checked against autograd, with first weights drawn from the seed."""
     shape, classes = dataset.features.shape[1:], len(dataset.classes)
     try:
@@ -266,7 +266,7 @@ def _own_model(name: str, make: ModelFactory, dataset: datasets.Dataset, seed: i
     return made
 
 
-def _built_in_model(wanted: config.ModelSettings, dataset: datasets.Dataset) -> Model:
+def _built_in_model(wanted: config.ModelSettings, dataset: Dataset) -> Model:
     shape, classes = dataset.features.shape[1:], len(dataset.classes)
     if (wanted.name == "lstm") != bool(dataset.words):
         raise InputError(

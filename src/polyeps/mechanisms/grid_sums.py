@@ -6,7 +6,7 @@ every integer vector can be released whatever the data, and no rounding depends 
 
 The price is that of the Gaussian mechanism. Rounding lengthens a row by √size/2 steps at most, a thousandth of the clip
 on a grid this fine; the noise is enlarged by as much, and by the difference between a discrete Gaussian and a rounded
-one (docs/soundness.md).
+one (docs/reference/soundness.md).
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class WideGaussian:
     Of x = a + k·b, where a and b are discrete Gaussians of variances s² and t², every probability is that of the
     discrete Gaussian of variance s² + k²t² within e^±10·exp(−2π²r²), r = st/√(s² + k²t²): x decides b up to a discrete
     Gaussian of deviation r on the integers, whose weights add up to nearly the same wherever it is centred
-    (docs/soundness.md). Here s ≥ 4k, so r ≥ 3.9, and the difference is below 10⁻¹²⁹.
+    (docs/reference/soundness.md). Here s ≥ 4k, so r ≥ 3.9, and the difference is below 10⁻¹²⁹.
     """
 
     parts: tuple[tuple[int, NoiseTable], ...]  # (factor, law), the coarsest first
