@@ -18,7 +18,7 @@ LAYERS = [
     {"accounting"},
     {"mechanisms", "engine", "models", "data", "aggregation", "messages"},
     {"training", "ledger"},
-    {"methods", "plan", "algorithms"},
+    {"algorithms"},
     {"clients", "participation", "client", "server"},
     {"secagg", "transport"},
     {"experiment"},
@@ -26,16 +26,6 @@ LAYERS = [
     {"cli", "__main__"},
 ]
 MODULES = sorted(SOURCE.rglob("*.py"))
-
-# Public names that two modules still define. This set may only shrink, until it and this comment can go.
-DUPLICATES = """
-Account Accountant Array BLOCK Budgets Cells ClientRow Clients Counts DELTA Delta Directions Draw Entry
-Floats Form GROUPS Groups Job KEPT KNOWN Kept Kind LARGEST Labels Level Method Model Participation Profile
-Progress ROUNDING Records Release Row Rows Rule Run SHORTEST SMALLEST Sampler Schedule State Step Table
-Terms Training WIDE Whole Words aligned app audit by_group cases check check_rates checked client_rows
-cmp_fed cut decode dp_sgd encode epsilon facts fedhdp fedsel in_force judge load log plan pure read run
-sampled_gaussian scores_of show size treats_rows_apart whole
-"""
 
 
 def unit(path: Path) -> str:
@@ -99,11 +89,8 @@ def test_a_public_name_has_one_home() -> None:
     for path in MODULES:
         for name in public_names(path):
             homes[name].append(str(path.relative_to(SOURCE)))
-    known = set(DUPLICATES.split())
     several = {name: paths for name, paths in homes.items() if len(paths) > 1}
-    new = {name: paths for name, paths in several.items() if name not in known}
-    gone = sorted(known - several.keys())
-    assert not new and not gone, f"rename all but one of {new}; remove from DUPLICATES: {gone}"  # noqa: PT018
+    assert not several, f"rename all but one of {several}"
 
 
 def test_make_check_finds_tests_of_every_module() -> None:

@@ -8,7 +8,7 @@ from polyeps_reproductions import pfa
 from polyeps_reproductions.studies import STUDIES, Study
 from support.commands import refused, run, run_json
 
-from polyeps.data import datasets
+from polyeps.data import public_loaders
 from polyeps.errors import DataError
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -106,7 +106,7 @@ def test_cells_without_data_are_skipped_with_a_sentence(monkeypatch: pytest.Monk
     def load(name: str, **_: object) -> None:
         raise DataError(f"{name} is not here; fetch it")
 
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(public_loaders, "load_dataset", load)
     lacking = small_studies.figure(settings=(replace(small_studies.SETTING, data="mnist"),))
     monkeypatch.setattr(pfa, "STUDY", Study("pfa", lambda _: (lacking,)))
     work = ("--work", str(tmp_path / "work"), "--output", str(tmp_path / "results"))

@@ -16,7 +16,7 @@ from polyeps.errors import InputError, TaskRefused
 from polyeps.messages import usable_rows
 from polyeps.participation import Participation, check_secret_cohorts
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Transport(Ask, Protocol):
@@ -84,7 +84,7 @@ class _Counted:
         self._count(task, total)
         found = {name: tensor[None] for name, tensor in total.payload.items()}
         if found and not bool(usable_rows(found, 1, asked.gives).all()):
-            log.warning("round %d: the sum of %r is malformed and is discarded", self.round, task.action)
+            _log.warning("round %d: the sum of %r is malformed and is discarded", self.round, task.action)
             return replace(total, payload={})
         return total
 
@@ -110,11 +110,11 @@ class _Counted:
     def _discard(self, clients: Iterable[str]) -> None:
         if some := list(clients):
             named = ", ".join(map(repr, some[:5])) + (", …" if len(some) > 5 else "")
-            log.warning("round %d: %d malformed replies are discarded, of %s", self.round, len(some), named)
+            _log.warning("round %d: %d malformed replies are discarded, of %s", self.round, len(some), named)
             self.discarded += some
 
     def _refuse(self, task: Task, why: TaskRefused) -> None:
-        log.warning("round %d: all clients refuse %r: %s", self.round, task.action, why)
+        _log.warning("round %d: all clients refuse %r: %s", self.round, task.action, why)
         self.declined += task.to
         self.refused = str(why)
 
@@ -227,7 +227,7 @@ def _admitted(algorithm: Algorithm, profiles: Iterable[Profile]) -> Iterator[Pro
         try:
             check_disclosure(algorithm, [profile])
         except InputError as problem:
-            log.warning("%s", problem)
+            _log.warning("%s", problem)
         else:
             yield profile
 

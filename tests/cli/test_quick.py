@@ -5,7 +5,7 @@ import pytest
 
 from polyeps.accounting import Accountant
 from polyeps.accounting.calibration import calibrate
-from polyeps.accounting.certificate import Certificate, Sampler
+from polyeps.accounting.certificate import Certificate, SampledBy
 from polyeps.cli.quick import Quick, quick_cmp_fed, quick_dp_sgd, quick_fedhdp, quick_fedsel
 from polyeps.core import Budget
 from polyeps.errors import InputError
@@ -26,7 +26,7 @@ def certify(method: Quick, sigma: float, delta: float, accountant: Accountant = 
         ("fixed", "rdp", 5.0825),
     ],
 )
-def test_cmp_fed_scales_in_both_directions(sampler: Sampler, accountant: Accountant, sigma: float) -> None:
+def test_cmp_fed_scales_in_both_directions(sampler: SampledBy, accountant: Accountant, sigma: float) -> None:
     method = published_setting(sampler=sampler)
     assert certify(method, sigma, 1e-4, accountant).certified == pytest.approx(1.0, rel=5e-4)
     answer = calibrate(

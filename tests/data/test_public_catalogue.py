@@ -38,7 +38,7 @@ def test_reading_the_catalogue_waits_for_no_heavy_library() -> None:
 
 
 def test_the_documentation_agrees_with_the_catalogue() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "data-sets.md").read_text()
     for published in PUBLIC_DATASETS.values():
         test = f"{published.test_records:,}" if published.test_records else "–"
         shape = " × ".join(str(size) for size in published.shape)

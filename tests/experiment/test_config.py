@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_file_says_everything(file: Path) -> None:
-    wanted = config.read(file)
+    wanted = config.read_experiment(file)
     assert (wanted.name, wanted.rounds, wanted.seeds, wanted.data.clients) == ("wards", 7, (4, 2), 6)
     assert [method.title for method in wanted.algorithm] == ["fedavg", "pfa, rank 2"]
     assert wanted.algorithm[1].options == {"rank": 2}
@@ -52,7 +52,7 @@ def test_a_file_says_everything(file: Path) -> None:
 
 def test_a_name_in_the_file_wins_over_the_name_of_the_file(file: Path) -> None:
     file.write_text('name = "other"' + FILE)
-    assert config.read(file).name == "other"
+    assert config.read_experiment(file).name == "other"
 
 
 @pytest.mark.parametrize("algorithm", ["pfa", ["pfa"], {"name": "pfa"}, [{"name": "pfa"}]])
@@ -82,7 +82,7 @@ def test_a_title_says_whose_budgets_are_spent(method: dict[str, Any], title: str
 
 def test_changes_reach_tables_and_every_algorithm(file: Path) -> None:
     changes = ["training.clip=2", "model.name=mlp", "model.hidden=[8, 8]", "algorithm.training.batch=3", "name=x"]
-    wanted = config.read(file, [*changes, "budgets.disclosed = false", "algorithm.form=published"])
+    wanted = config.read_experiment(file, [*changes, "budgets.disclosed = false", "algorithm.form=published"])
     assert (wanted.training.clip, wanted.model.name, wanted.model.hidden, wanted.name) == (2.0, "mlp", (8, 8), "x")
     assert wanted.budgets.disclosed is False
     assert [wanted.training_of(method).batch for method in wanted.algorithm] == [3, 3]
@@ -91,7 +91,7 @@ def test_changes_reach_tables_and_every_algorithm(file: Path) -> None:
 
 
 def test_a_later_change_wins(file: Path) -> None:
-    assert config.read(file, ["rounds=3", "rounds=4"]).rounds == 4
+    assert config.read_experiment(file, ["rounds=3", "rounds=4"]).rounds == 4
 
 
 def test_a_number_of_seeds_counts_from_one() -> None:
@@ -101,13 +101,13 @@ def test_a_number_of_seeds_counts_from_one() -> None:
 def test_paths_are_beside_the_file_wherever_one_stands(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text('[data]\nfile = "own.csv"\n[budgets]\nfile = "/elsewhere/b.csv"\n')
     monkeypatch.chdir(file.parent)
-    wanted = config.read(Path(file.name))
+    wanted = config.read_experiment(Path(file.name))
     assert wanted.data.file == file.parent / "own.csv"
     assert wanted.budgets.file == Path("/elsewhere/b.csv")
 
 
 def test_what_json_holds_is_the_same_experiment(file: Path) -> None:
-    wanted = config.read(file, ["budgets.file=b.csv"])
+    wanted = config.read_experiment(file, ["budgets.file=b.csv"])
     assert config.experiment(json.loads(json.dumps(wanted.as_dict()))) == wanted
     assert "label" not in wanted.as_dict()["algorithm"][0]  # what was not said is not kept
 
@@ -211,14 +211,14 @@ def test_titles_may_be_readable(text: str) -> None:
 )
 def test_changes_that_cannot_be_made(file: Path, change: str, said: str) -> None:
     with pytest.raises(InputError) as refusal:
-        config.read(file, [change])
+        config.read_experiment(file, [change])
     assert said in str(refusal.value)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none.toml cannot be read: No such file.*give the path of a TOML file"):
-        config.read(tmp_path / "none.toml")
+        config.read_experiment(tmp_path / "none.toml")
     for content in (b"rounds = [", b"\xff\xfe"):
         (tmp_path / "bad.toml").write_bytes(content)
         with pytest.raises(InputError, match=r"bad.toml is not TOML"):
-            config.read(tmp_path / "bad.toml")
+            config.read_experiment(tmp_path / "bad.toml")

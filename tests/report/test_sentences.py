@@ -24,7 +24,7 @@ def test_one_budget_for_all_is_each_clients_own_and_guaranteed_once(tmp_path: Pa
     ((client, guarantee),) = sentences.guarantees(uneven)
     assert "A typical client, b" in client
     assert "ε\u00a0=\u00a01" in guarantee
-    assert sentences.effective_budgets(even) == "each client's own budget, the same for all"
+    assert sentences.describe_budgets(even) == "each client's own budget, the same for all"
     assert "Every client stayed within its own budget" in sentences.opening([even, uneven])
     text = make_page([journal])
     assert "Dashed" not in text
@@ -37,7 +37,7 @@ def test_budgets_that_are_the_clients_own_under_one_seed_alone_are_not(tmp_path:
     write_job(journal, seed=1, facts={"budgets": "minimum"})
     (line,) = read_methods([journal])
     assert line.control
-    assert sentences.effective_budgets(line) == "control: the smallest budget, for all clients"
+    assert sentences.describe_budgets(line) == "control: the smallest budget, for all clients"
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_of_a_method_that_has_not_begun_nothing_is_said(tmp_path: Path) -> None:
     write_job(journal, "begun")
     add_job(journal, "later-0", "uv-fed", "later", 0, 3)
     _, later = read_methods([journal])
-    assert sentences.effective_budgets(later) == "not begun yet"
+    assert sentences.describe_budgets(later) == "not begun yet"

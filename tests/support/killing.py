@@ -49,7 +49,7 @@ def child(folder: Path, file: str | None) -> None:
 
 def main(folder: Path, kills: int, seed: int, file: str | None = None) -> None:
     torch.set_num_threads(1)
-    settings = wanted() if file is None else config.read(Path(file))
+    settings = wanted() if file is None else config.read_experiment(Path(file))
     for method in settings.algorithm:
         prepare(settings, method, populate(settings, settings.seeds[0]))
     chance = random.Random(seed)

@@ -101,7 +101,7 @@ class SumMechanism:
 
 
 def certified_epsilon(mechanism: SumMechanism, delta: float) -> float:
-    """Return the ε of the mechanism as it is run, by the rules of docs/reference/soundness.md; infinite where none applies."""
+    """Return the ε of the mechanism as it is run (docs/reference/soundness.md); infinite where no rule applies."""
     if mechanism.shows_count:
         return math.inf
     if mechanism.sampler == "fixed":  # its accounting doubles the sensitivity itself

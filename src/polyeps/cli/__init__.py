@@ -17,10 +17,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(certify.app, name="certify")
-app.add_typer(calibrate.app, name="calibrate")
-app.command("plan")(plan.plan)
-app.command("run")(run.run)
+app.add_typer(certify.certify_app, name="certify")
+app.add_typer(calibrate.calibrate_app, name="calibrate")
+app.command("plan")(plan.plan_command)
+app.command("run")(run.run_command)
 app.command("demo")(run.demo)
 app.command("audit")(audit.audit)
 app.command("report")(report.report)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from polyeps.accounting.calibration import ProgressCallback
     from polyeps.experiment.job import Job
 
-Experiment = Annotated[Path, typer.Argument(help="A TOML file, as for polyeps run.")]
+ExperimentFile = Annotated[Path, typer.Argument(help="A TOML file, as for polyeps run.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.clip=0.5")]
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help='Run the code that the experiment names as "module:name".')
@@ -43,7 +43,7 @@ def jobs_of(
     from polyeps.experiment.population import populate
     from polyeps.experiment.registry import Code, Parts
 
-    experiment = config.read(file, changes or [])
+    experiment = config.read_experiment(file, changes or [])
     parts = Parts(code=Code(file.parent.absolute()) if trust_code else None)
     population = populate(experiment, experiment.seeds[0] if seed is None else seed, parts=parts)
     for method in experiment.algorithm:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from polyeps.experiment.plan import ClientPlan
 
 
-def plan(
+def plan_command(
     experiment: Annotated[
         Path | None, typer.Argument(help="A TOML file, as for polyeps run; or use the flags.")
     ] = None,

@@ -11,7 +11,7 @@ import dp_accounting
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import Accountant
-from polyeps.accounting.certificate import Certificate, Form, Sampler, certify
+from polyeps.accounting.certificate import Certificate, Form, SampledBy, certify
 from polyeps.accounting.events import FixedSize, PureDpEvent
 from polyeps.accounting.histories import fold_gaussians, split_clip_bit
 from polyeps.accounting.known_cohorts import known_draws_epsilon
@@ -30,7 +30,7 @@ from polyeps.mechanisms.selection import SelectName
 from polyeps.models import binary_logistic, mlp
 from polyeps.training import dp_sgd, sgd
 
-Value = Literal["pm", "hm", "duchi", "grid-pm", "none", "exact"]
+_Value = Literal["pm", "hm", "duchi", "grid-pm", "none", "exact"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Quick:
         )
 
 
-def quick_dp_sgd(*, records: int, batch: int, steps: int, sampler: Sampler = "poisson") -> Quick:
+def quick_dp_sgd(*, records: int, batch: int, steps: int, sampler: SampledBy = "poisson") -> Quick:
     """Return the local DP-SGD of one client, as WeiAvg, PFA, PFA+ and PDP-FL use it."""
     _at_least_one(records=records, batch=batch, steps=steps)
     if batch > records:
@@ -117,7 +117,7 @@ def quick_fedhdp(*, rate: float, rounds: int, clip_bit_sigma: float | None = Non
 
 
 def quick_cmp_fed(
-    *, clients: int, cohort: int, rounds: int, sampler: Sampler = "poisson", survivors: int | None = None
+    *, clients: int, cohort: int, rounds: int, sampler: SampledBy = "poisson", survivors: int | None = None
 ) -> Quick:
     """Return CMP-Fed; sigma is the noise of each of a round's two releases when no client drops out.
 
@@ -170,7 +170,7 @@ def quick_fedsel(
     select: SelectName,
     dimension: int,
     top: int,
-    value: Value,
+    value: _Value,
     reports: int = 1,
     share: float = 0.0,
     form: Form = "sound",

@@ -21,7 +21,7 @@ Device = Annotated[str, typer.Option(help="cpu, or cuda where there is one.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the run; runs/NAME by default.")]
 
 
-def run(
+def run_command(
     experiment: Annotated[Path | None, typer.Argument(help="A TOML file.")] = None,
     changes: files.Changes = None,
     seeds: Annotated[int | None, typer.Option(help="Run this many seeds instead of those in the file.")] = None,
@@ -44,7 +44,7 @@ def run(
         _perform(None, resume, device, as_json, {"trust_code": trust_code})
         return
     every = [*(changes or []), *([] if seeds is None else [f"seeds={seeds}"])]
-    wanted = config.read(experiment, every)
+    wanted = config.read_experiment(experiment, every)
     own = {"code_folder": experiment.parent} if trust_code else {}
     _perform(wanted, output or _free_folder(Path("runs") / wanted.name), device, as_json, own)
 
@@ -63,7 +63,7 @@ def demo(
     from polyeps.report.page import write_page
 
     with resources.as_file(resources.files("polyeps") / "demo.toml") as path:
-        wanted = config.read(path)
+        wanted = config.read_experiment(path)
     if not page.parent.is_dir():  # found before the run, not after it
         raise InputError(f"--page {page}: the folder {page.parent} does not exist; make it, or choose another")
     folder = output or _free_folder(Path("runs") / wanted.name)

@@ -240,7 +240,7 @@ _ALL = (
             ),
         ),
         download_mb=2.1,
-        note="FedSel uses 70 000 records and 114 columns; the columns are our inference, see docs/reference/data-sets.md.",
+        note="FedSel uses 70 000 records and 114 columns; our columns: docs/reference/data-sets.md.",
     ),
     PublicDataset(
         name="mnist-writers",

@@ -1,4 +1,4 @@
-"""Encodes UCI's tables Adult, Bank and KDD Cup 99 as numbers, as FedSel does; docs/reference/data-sets.md lists what we inferred.
+"""Encodes UCI's tables Adult, Bank and KDD Cup 99 as FedSel does; docs/reference/data-sets.md lists what we inferred.
 
 Cut points, categories and value ranges come from the data and are treated as public, as in the paper: Liu et al.,
 "FedSel: Federated SGD under Local Differential Privacy with Top-k Dimension Selection", DASFAA 2020,

@@ -231,7 +231,7 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     return Experiment(**values)
 
 
-def read(path: Path, changes: Iterable[str] = ()) -> Experiment:
+def read_experiment(path: Path, changes: Iterable[str] = ()) -> Experiment:
     """Return an experiment from a TOML file, with changes like "training.clip=0.5" applied to it."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -108,7 +108,7 @@ def _method(method: MethodRuns, colour: str) -> dict[str, Any]:
         "row": summarise(method),
         "colour": f"method-{METHODS.index(colour)}",
         "control": method.control,
-        "budgets": sentences.effective_budgets(method),
+        "budgets": sentences.describe_budgets(method),
         # A budget smaller than a client's own is a guarantee too, and methods that protect sums give no other.
         "guarantees": sentences.guarantees(method) if method.budgets in ("own", "minimum") else [],
         "note": sentences.control_note(method) if method.control else "",

@@ -29,7 +29,7 @@ NO_GUARANTEE = (
 )
 
 
-def effective_budgets(method: MethodRuns) -> str:
+def describe_budgets(method: MethodRuns) -> str:
     """Say whose budgets a method spends."""
     if method.budgets == "own" and method.alike:
         return "each client's own budget, the same for all"

@@ -24,7 +24,7 @@ from polyeps.transport import codec
 from polyeps.transport.flower_client import arrays, tensors
 from polyeps.transport.flower_sums import Asked, run_sum
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def server_app(federate: Callable[[Transport, Context], None], timeout: float | None = None) -> ServerApp:
@@ -80,14 +80,14 @@ class OnFlower(Transport):
                 profile = _profile(content)
                 identity = bytes(content.get("identity", b""))
             except Exception:
-                log.warning("node %d sends no valid profile, and is left out", node)
+                _log.warning("node %d sends no valid profile, and is left out", node)
                 continue
             claims.setdefault(profile.id, {})[node] = (profile, identity)
         connected = set(self._connected())
         for client, claimed in claims.items():
             node = self._owner(client, {node: identity for node, (_, identity) in claimed.items()}, connected)
             if others := sorted(claimed.keys() - {node}):
-                log.warning(
+                _log.warning(
                     "nodes %s claim the name of client %r, and are left out; give each its own name", others, client
                 )
             if node is not None:
@@ -113,7 +113,7 @@ class OnFlower(Transport):
             try:
                 answers[client] = _answered(client, reply, received)
             except Exception:
-                log.warning("the reply of client %r cannot be read", client)
+                _log.warning("the reply of client %r cannot be read", client)
                 answers[client] = Replies((), {}, (), malformed=(client,))
         # Rows in the order they were asked for, whatever order replies arrived in.
         return codec.stack([answers[client] for client in task.to if client in answers], task.gives)

@@ -26,7 +26,7 @@ from polyeps.errors import InputError
 from polyeps.transport import codec
 from polyeps.transport.flower_sums import Seat, sum_name
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 DECLINED = "declined"  # all that a server learns about an error at a client
 MOST_BITS = 62  # of an integer that is summed
 Handler = Callable[[Message, Context], Message]
@@ -43,7 +43,7 @@ def client_app(
     it takes part in (`Clients.run`): it answers no other. A `rehearsal` lifts these rules: it is a simulation over
     Flower's messages, and protects no client.
 
-    Of any error at a client, the server reads the one word "declined"; the details are in the client's own log.
+    Of any error at a client, the server reads the one word "declined"; the details are in the client's own _log.
     """
     app = ClientApp()
 
@@ -114,7 +114,7 @@ def _discreetly(handle: Handler) -> Handler:
         try:
             return handle(message, context)
         except Exception:
-            log.exception("a task was declined")
+            _log.exception("a task was declined")
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DECLINED), reply_to=message)
 
     return handled

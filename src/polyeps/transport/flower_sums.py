@@ -42,7 +42,7 @@ from polyeps.transport.client_files import locked
 
 _OWNERS = 0o600  # the mode of files that hold secrets
 _KEY_BYTES = 32  # of a sum's fingerprint
-Words = NDArray[np.uint64]
+_Words = NDArray[np.uint64]
 Asked = Mapping[str, Any]  # what the server says of a step, as plain values
 # Sends the same question to clients, with bytes for each, and yields each client's answer.
 Exchange = Callable[[Asked, Mapping[str, bytes]], Iterable[tuple[str, bytes]]]
@@ -124,7 +124,7 @@ class Seat:
         except InputError as problem:
             raise MessageRefused(str(problem)) from None
 
-    def _prepared(self, setup: SumSetup) -> Words:
+    def _prepared(self, setup: SumSetup) -> _Words:
         """Return the vector for a sum with this setup, if it is as agreed."""
         try:
             name, *numbers, content = unpack(self._vector.read_bytes())
