@@ -20,29 +20,31 @@ if TYPE_CHECKING:
 
 def reproduce(
     study: Annotated[str, typer.Argument(help="One of the studies above.")],
-    figure: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given again.")] = None,
-    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be given again.")] = None,
+    figure: Annotated[list[str] | None, typer.Option(help="Only this figure; may be repeated.")] = None,
+    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Quick versions: minutes instead of hours.")] = False,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Number of seeds; by default 5, fedsel 10, fedhdp 3, quick 1.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda where there is one.")] = "cpu",
     processes: Annotated[int, typer.Option(min=1, help="Number of trials that run at once.")] = 1,
-    shard: Annotated[str, typer.Option(help="Take a part of the trials: 3/8 is the third of eight.")] = "1/1",
+    shard: Annotated[str, typer.Option(help="Run a part of the trials: 3/8 is the third of eight parts.")] = "1/1",
     show: Annotated[
-        bool, typer.Option("--show", help="Train nothing: draw the JSON in --output again, or the trials in --work.")
+        bool, typer.Option("--show", help="Train nothing: redraw the JSON in --output, or the trials in --work.")
     ] = False,
     work: Annotated[Path | None, typer.Option(help="Folder of finished trials, to continue from.")] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder of figures, tables, JSON: reproductions/results, or results."),
+        typer.Option("--output", "-o", help="Folder for figures, tables and JSON: reproductions/results in a clone, else results."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Run the figures and tables of a paper again.
 
-    pfa (Liu et al., VLDB 2022), fedsel (Liu et al., DASFAA 2020), pdp-fl (Liu et al., CIKM 2023), fedhdp (Aldaghri et
-    al., 2021) or cmp-fed (Guo et al., IEEE CNS 2022). Finished trials are kept: a stopped study continues.
+    pfa (Liu et al., VLDB 2022), fedsel (Liu et al., DASFAA 2020),
+    pdp-fl (Liu et al., CIKM 2023), fedhdp (Aldaghri et al., 2021)
+    or cmp-fed (Guo et al., IEEE CNS 2022).
+    Finished trials are kept, so an interrupted study continues.
     """
     from polyeps.accounting.cache import default_directory
     from polyeps.cli.output import remark

@@ -36,7 +36,7 @@ def test_sentences_tell_the_adjacencies_and_trusts_apart() -> None:
     sentences = [certify(method, 2.0, 1e-5).sentence for method in METHODS]
     assert "replacing any one record of this client by an empty one" in sentences[0]
     assert "replacing any one record" in sentences[1]
-    assert "trusted with un-noised updates" in sentences[2]
+    assert "trusted with updates without noise" in sentences[2]
     assert "sees only the sums" in sentences[3]
     assert "everything this client holds" in sentences[4]
 

@@ -32,15 +32,15 @@ _ANY_CHANGE = {
 _HOLDS_FOR = {
     "exact": "It holds for the very numbers that are released.",
     "exact-when-deployed": "It holds for the very numbers that a deployed client releases; a simulation draws noise in "
-    "floating point, and ideal arithmetic is assumed of it.",
-    "ideal": "It assumes ideal arithmetic: the low digits of noise in floating point may tell more.",
+    "floating point, for which ideal arithmetic is assumed.",
+    "ideal": "It assumes ideal arithmetic: the low digits of noise in floating point may reveal more.",
 }
 _PLAIN = 14  # the ε up to which a factor e^ε is written out, about a million
 _ZEROS = 9  # of a probability, beyond which a power of ten reads better
 _WHO = {
     "nobody": "anyone, the server included,",
     "secure-sum": "anyone who sees only the sums, as long as secure aggregation is not broken,",
-    "server": "anyone but the server, which is trusted with un-noised updates,",
+    "server": "anyone but the server, which is trusted with updates without noise,",
 }
 
 
@@ -73,7 +73,7 @@ class Certificate:
         """The guarantee in words."""
         change = _ANY_CHANGE[self.unit, self.adjacency]
         if not math.isfinite(self.certified):
-            return f"Nothing is guaranteed: the outcome may reveal {change} with certainty."
+            return f"Nothing is guaranteed: the outcome may reveal with certainty the effect of {change}."
         epsilon = rounded_up(self.certified)
         factor = rounded_up(math.exp(self.certified)) if self.certified < _PLAIN else f"e^{epsilon}"
         exception = f", except with probability at most {one_in(self.delta)}" if self.delta else ", without exception"
@@ -137,7 +137,7 @@ def sampler_of(history: History) -> SampledBy:
 
 
 def rounded_up(value: float) -> str:
-    """A bound in four digits, never below what it stands for.
+    """Return a bound in four digits, never below its value.
 
     >>> rounded_up(1.00001), rounded_up(22494.2), rounded_up(0.5), rounded_up(0.0)
     ('1.001', '22 500', '0.5', '0')
@@ -146,7 +146,7 @@ def rounded_up(value: float) -> str:
 
 
 def one_in(delta: float) -> str:
-    """A probability as people say it, never below what it is.
+    """Return a probability in words, never below its value.
 
     >>> one_in(1e-5), one_in(0.00123), one_in(0.25), one_in(1e-12)
     ('1 in 100 000', '13 in 10 000', '25 in 100', '1 in 10^12')

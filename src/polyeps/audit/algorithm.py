@@ -46,7 +46,7 @@ def audit_algorithm(
 
     Where clients add their own noise, `records` and `neighbour` are those of one client; every trial is a client that
     does an action (by default the first) `rounds` times with `model` and the other tensors `sent`, and the audit sees
-    all replies. Where noise is on sums over clients (`Algorithm.dues`), they are the records of all clients of a
+    all replies. Where noise is on sums over clients (`Algorithm.round_price`), they are the records of all clients of a
     federation; every trial is a run in which each client is drawn with probability `rate`, and the audit sees the
     models after each round.
 

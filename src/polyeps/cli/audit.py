@@ -21,9 +21,11 @@ def audit(
 ) -> None:
     """Try to refute every certificate, and every figure that a paper claims.
 
-    Each row is one attack. "Audited" is a lower bound on the true ε; all bounds together hold with 99 % confidence. A
-    sound form is refuted if its certificate is below the bound, a published form if its claim is. A row that holds
-    proves nothing. Exit code 1: a sound form was refuted.
+    Each row is one attack. The audited ε is a lower bound on the true one.
+    All bounds of a run hold together with 99 % confidence.
+    A sound form is refuted if the bound is above its certified ε,
+    a published form if it is above its claimed ε.
+    A row that holds proves nothing. Exit code 1: a sound form was refuted.
     """
     from polyeps.audit.attacks import all_attacks
     from polyeps.audit.results import CONFIDENCE, run_attacks, select_attacks

@@ -89,7 +89,7 @@ def progress(task: str) -> Iterator[ProgressCallback]:
 
 
 def parse_epsilons(text: str) -> list[float]:
-    """Parse numbers with commas between, such as "1,0.1,10".
+    """Parse numbers separated by commas, such as "1,0.1,10".
 
     >>> parse_epsilons("1,0.1")
     [1.0, 0.1]
@@ -97,7 +97,7 @@ def parse_epsilons(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"--epsilon is {text!r}; it must be a number, or numbers with commas between") from None
+        raise InputError(f"--epsilon is {text!r}; it must be a number, or numbers separated by commas") from None
 
 
 def grouped(rows: Sequence[Row], by: Callable[[Row], float], lines: int = 30) -> list[list[Row]]:

@@ -60,7 +60,7 @@ def watching() -> Iterator[Watch]:
             if job in rows:
                 bars.remove_task(rows.pop(job))
             if not console.is_terminal:
-                remark(f"{job} is done, {latest[job] + ' at last' if job in latest else 'not evaluated'}")
+                remark(f"{job} is done, {'last ' + latest[job] if job in latest else 'not evaluated'}")
 
         yield Watch(calibrating, round_done, job_done)
 
