@@ -35,7 +35,7 @@ def reproduce(
     work: Annotated[Path | None, typer.Option(help="Folder of finished trials, to continue from.")] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder for figures, tables and JSON: reproductions/results in a clone, else results."),
+        typer.Option("--output", "-o", help="Folder for results: reproductions/results in a clone, else results."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:

@@ -47,8 +47,8 @@ ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
         "weiavg": Entry(weiavg, "mean of all updates, weighted by the disclosed budgets"),
         "pfa": Entry(pfa, "private updates projected onto the subspace of the public ones"),
         "pfa-plus": Entry(pfa_plus, "PFA with the last round's subspace and thin private uploads"),
-        "pdp-fl": Entry(pdp_fl, "PFA with groups and weights estimated from updates; budgets are not disclosed"),
-        "pdp-fl-plus": Entry(pdp_fl, "PFA+ with estimated groups; budgets are not disclosed", options={"delayed": True}),
+        "pdp-fl": Entry(pdp_fl, "PFA with groups and weights estimated from updates, without disclosed budgets"),
+        "pdp-fl-plus": Entry(pdp_fl, "PFA+ with estimated groups, without disclosed budgets", options={"delayed": True}),
         "fedsel": Entry(
             fedsel,
             "one coordinate, chosen privately, and its private value",

@@ -29,7 +29,7 @@ def plan_command(
     batch: Annotated[int | None, typer.Option(help="Expected batch size of a local step.")] = None,
     local_steps: Annotated[int | None, typer.Option(help="Local steps per round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of the run.")] = None,
-    budgets: Annotated[Path | None, typer.Option(help="CSV: client, epsilon and, optionally, delta and records.")] = None,
+    budgets: Annotated[Path | None, typer.Option(help="CSV: client, epsilon; optional: delta, records.")] = None,
     distribution: Annotated[
         str | None, typer.Option(help="uniform, gauss, pareto, mixgauss1 to 4, or a variant.")
     ] = None,
