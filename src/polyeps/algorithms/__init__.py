@@ -48,7 +48,7 @@ ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
         "pfa": Entry(pfa, "private updates projected onto the subspace of the public ones"),
         "pfa-plus": Entry(pfa_plus, "PFA with the last round's subspace and thin private uploads"),
         "pdp-fl": Entry(pdp_fl, "PFA with groups and weights estimated from updates, without disclosed budgets"),
-        "pdp-fl-plus": Entry(pdp_fl, "PFA+ with estimated groups, without disclosed budgets", options={"delayed": True}),
+        "pdp-fl-plus": Entry(pdp_fl, "PFA+ with groups estimated from updates", options={"delayed": True}),
         "fedsel": Entry(
             fedsel,
             "one coordinate, chosen privately, and its private value",
