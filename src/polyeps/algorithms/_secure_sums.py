@@ -207,7 +207,7 @@ def conditions(all_counts: list[Counts]) -> tuple[str, ...]:
     """Return the conditions of a guarantee by secure sums, of one or several groups."""
     missing, colluding = ([getattr(counts, name) for counts in all_counts] for name in ("dropouts", "colluders"))
     disclosing = (
-        f"at most {_range(colluding)} of them reveal their noise" if any(colluding) else "none reveals its noise"
+        f"at most {_range(colluding)} of them tell others their noise" if any(colluding) else "none tells its noise"
     )
     sums = (
         f"It holds as long as the server sees only sums from which at most {_range(missing)} of the clients drawn are "

@@ -61,7 +61,7 @@ def calibrate_file(
 
 def _calibrate(
     method: "Quick",
-    epsilon: Annotated[str, typer.Option(help="One budget, or several separated by commas.")],
+    epsilon: Annotated[str, typer.Option(help="One budget, or several with commas between.")],
     delta: Delta,
     accountant: flags.AccountantFlag = "pld",
     as_json: Json = False,

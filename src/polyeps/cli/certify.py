@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 certify_app = typer.Typer(
     cls=files.FileOrMethod,
-    help="Certify an experiment, or one method: the certified ε beside the paper's.\n\n"
+    help="Certify an experiment's file, or a method: the paper's ε and ours.\n\n"
     "polyeps certify FILE.toml asks the experiment itself; polyeps certify file --help lists its options.",
     no_args_is_help=True,
 )

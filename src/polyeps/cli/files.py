@@ -20,7 +20,7 @@ Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setti
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help='Run the code that the experiment names as "module:name".')
 ]
-Seed = Annotated[int | None, typer.Option(help="Seed to use; by default the first one of the file.")]
+Seed = Annotated[int | None, typer.Option(help="Of the file's seeds, the one to ask about; the first by default.")]
 
 
 class FileOrMethod(TyperGroup):

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from polyeps.cli.quick import Quick
 
 SamplerFlag = Annotated[Literal["poisson", "fixed"], typer.Option(help="How batches or cohorts are drawn.")]
-AccountantFlag = Annotated[Literal["pld", "rdp"], typer.Option(help="Privacy loss distributions (exact), or Rényi.")]
-RoundsFlag = Annotated[int, typer.Option(help="Rounds of the run.")]
+AccountantFlag = Annotated[Literal["pld", "rdp"], typer.Option(help="Exact privacy losses, or Rényi.")]
+RoundsFlag = Annotated[int, typer.Option(help="RoundsFlag of the run.")]
 SelectFlag = Annotated[Literal["exp", "pe", "ps", "uniform"], typer.Option(help="How the index is chosen.")]
 DimensionFlag = Annotated[int, typer.Option(help="Coordinates to choose from.")]
-TopFlag = Annotated[int, typer.Option(help="Number of coordinates that count as largest.")]
+TopFlag = Annotated[int, typer.Option(help="How many coordinates count as the largest.")]
 ValueFlag = Annotated[
     Literal["pm", "hm", "duchi", "grid-pm", "none", "exact"],
-    typer.Option(help="How the value is perturbed; none sends the index alone, exact adds no noise."),
+    typer.Option(help="How the value is perturbed; none sends the index alone, exact sends it as it is."),
 ]
 ReportsFlag = Annotated[int, typer.Option(help="Reports one client sends.")]
 FormFlag = Annotated[Literal["sound", "published"], typer.Option(help="Ours, or the paper's as printed.")]
@@ -39,7 +39,7 @@ def fedhdp_flags(
     rate: Annotated[float, typer.Option(help="Probability that a client is in a round's cohort.")],
     rounds: RoundsFlag,
     clip_bit_sigma: Annotated[
-        float | None, typer.Option(help="Noise of the clip bit; omit for a fixed clip norm.")
+        float | None, typer.Option(help="Noise of the clip bit; leave out with a fixed clip norm.")
     ] = None,
 ) -> "Quick":
     """One privacy group of FedHDP; sigma is the noise added to the updates."""
@@ -54,7 +54,7 @@ def cmp_fed_flags(
     rounds: RoundsFlag,
     sampler: SamplerFlag = "poisson",
     survivors: Annotated[
-        int | None, typer.Option(help="Honest clients of a cohort that certainly add noise; all by default.")
+        int | None, typer.Option(help="Honest clients of a cohort sure to add noise; all by default.")
     ] = None,
 ) -> "Quick":
     """CMP-Fed; sigma is the noise of each of a round's two releases."""
@@ -68,7 +68,7 @@ def fedsel_flags(
     dimension: DimensionFlag,
     top: TopFlag,
     value: ValueFlag = "grid-pm",
-    share: Annotated[float, typer.Option(help="Share of a report's ε for choosing the index.")] = 0.1,
+    share: Annotated[float, typer.Option(help="Part of a report's ε that goes to the choice of index.")] = 0.1,
     reports: ReportsFlag = 1,
     form: FormFlag = "sound",
 ) -> "Quick":
