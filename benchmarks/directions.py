@@ -43,7 +43,7 @@ from polyeps.mechanisms.clipping import clip_to_norm
 from polyeps.training import sgd
 
 KINDS = ("paid", "random", "strongest", "model", "own", "all")
-AGENTS, COHORT, LAST = 5000, 100, 10
+CLIENTS, COHORT, LAST = 5000, 100, 10
 EVERY = 20  # rounds between measurements of the directions
 
 
@@ -64,7 +64,7 @@ class Outcome:
 class Loop:
     """One training whose directions are measured."""
 
-    people: Population
+    population: Population
     factors: Compression
     kind: str
     scale: float
@@ -72,10 +72,10 @@ class Loop:
     dice: torch.Generator
 
     def __post_init__(self) -> None:
-        self.right = self.factors.start(torch.Generator().manual_seed(3)).to(self.people.device)
+        self.right = self.factors.start(torch.Generator().manual_seed(3)).to(self.population.device)
 
     def normals(self, size: int) -> Tensor:
-        return torch.randn(size, generator=self.dice).to(self.people.device)
+        return torch.randn(size, generator=self.dice).to(self.population.device)
 
     def summed(self, rows: Tensor, clip: float, share: float = 1.0) -> Tensor:
         """Return a release: clipped, summed, with noise, divided by the expected size of the cohort."""
@@ -122,22 +122,23 @@ class Loop:
 
 def measure(asked: argparse.Namespace, kind: str, rank: int, seed: int) -> Outcome:
     began = time.perf_counter()
-    values = settings(MODEL, "iid", rank, clients=AGENTS)
+    values = settings(MODEL, "iid", rank, clients=CLIENTS)
     values["data"]["validation"] = 1 / 6
     values["model"] = {"name": "mlp", "hidden": [256]} if asked.model == "mlp" else {"name": asked.model}
-    people = populate(config.experiment(values), seed, asked.device)
-    way = sgd(people.model, rate=1.0, steps=10, learning_rate=asked.rate, momentum=0.5)
+    population = populate(config.experiment(values), seed, asked.device)
+    way = sgd(population.model, rate=1.0, steps=10, learning_rate=asked.rate, momentum=0.5)
     # Of the same layers, whether or not the model tells their directions; "paid" could compress the last one too.
-    factors = low_rank(people.model.slices, max(rank, 1), directions="model")
-    price = lambda scale: Poisson(COHORT / AGENTS, Gaussian(scale))  # noqa: E731
+    factors = low_rank(population.model.slices, max(rank, 1), directions="model")
+    price = lambda scale: Poisson(COHORT / CLIENTS, Gaussian(scale))  # noqa: E731
     scale = float(calibrate([Budget(1.0, 1e-4)], price, asked.rounds).noise_multiplier[0])
-    loop = Loop(people, factors, kind, scale, asked.clip, torch.Generator().manual_seed(1000 + seed))
-    found, judged, model, records = Outcome(kind, rank, seed), [], people.start.to(people.device), people.records
+    loop = Loop(population, factors, kind, scale, asked.clip, torch.Generator().manual_seed(1000 + seed))
+    found, accuracies = Outcome(kind, rank, seed), []
+    model, records = population.start.to(population.device), population.records
     paid = factors.subspace_size if kind == "paid" else 0
-    found.sent = people.model.size if kind == "all" else factors.embedding_size + paid
+    found.sent = population.model.size if kind == "all" else factors.embedding_size + paid
     for number in range(asked.rounds):
-        drawn = torch.nonzero(torch.rand(AGENTS, generator=loop.dice) < COHORT / AGENTS)[:, 0].tolist()
-        places = [drawn[place] for place in with_padding(len(drawn), people.device)]
+        drawn = torch.nonzero(torch.rand(CLIENTS, generator=loop.dice) < COHORT / CLIENTS)[:, 0].tolist()
+        places = [drawn[place] for place in with_padding(len(drawn), population.device)]
         mine = Records(records.features, records.labels, records.spans[places])
         streams = SeededStreams(seed, range(len(places)), number)
         updates = way.run(model, mine, streams, rate_factor=0.99**number)[: len(drawn)]
@@ -146,8 +147,8 @@ def measure(asked: argparse.Namespace, kind: str, rank: int, seed: int) -> Outco
             found.kept.append(loop.held(left, updates.mean(0)))
         model = model + step
         if number >= asked.rounds - LAST:
-            judged.append(people.evaluate(model)["accuracy"])
-    found.accuracy, found.seconds = round(100 * fmean(judged), 2), round(time.perf_counter() - began, 1)
+            accuracies.append(population.evaluate(model)["accuracy"])
+    found.accuracy, found.seconds = round(100 * fmean(accuracies), 2), round(time.perf_counter() - began, 1)
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.federations import experiment, honest_tasks, job_of, promised
+from support.federations import experiment, guaranteed, honest_tasks, job_of
 from support.transports import alone
 
 from polyeps.client import answer, profiles
@@ -85,7 +85,7 @@ def test_another_process_spends_between_the_check_and_the_charge(
     assert tries == 2
     ledger.verify()
     assert job.budgets is not None
-    assert other.spent("1") <= promised(job.budgets)[1].epsilon
+    assert other.spent("1") <= guaranteed(job.budgets)[1].epsilon
     with pytest.raises(BudgetExceeded):
         other.charge_all([Charge(("1",), event)])
 

@@ -12,7 +12,7 @@ import torch
 from reference import federated
 from reference.federated import Choice, Vector
 from reference.local_training import dp_sgd_client
-from support.federations import experiment, finish, job_of, promised
+from support.federations import experiment, finish, guaranteed, job_of
 from support.prescribed import MODEL, TRAINING, Prescribed, drawn
 
 from polyeps.algorithms import ALGORITHMS
@@ -120,18 +120,18 @@ def test_real_training_with_its_noise(name: str, options: dict[str, Any], tmp_pa
     wanted = experiment({"name": name, **options}, training={"local_steps": 2, "batch": 3})
     job = job_of(wanted)
     done = finish(job, tmp_path / "a.db", participation=Participation("uniform", 0.7))
-    people, settings = job.population, wanted.training
+    population, settings = job.population, wanted.training
     cohort = job.clients(None)
-    records = replace(people.records, features=people.records.features.flatten(1))
+    records = replace(population.records, features=population.records.features.flatten(1))
 
     def updates(client: str, number: int, model: Vector) -> Vector:
         (place,) = cohort.places([client])
         update = dp_sgd_client(
-            people.model,
+            population.model,
             torch.from_numpy(model).float(),
             records.select([int(place)]),
             cohort.streams((client,), number),
-            settings.batch / int(people.partition.sizes[place]),
+            settings.batch / int(population.partition.sizes[place]),
             settings.local_steps,
             settings.clip,
             float(job.noise_multiplier[place]),
@@ -139,19 +139,21 @@ def test_real_training_with_its_noise(name: str, options: dict[str, Any], tmp_pa
         )
         return update.double().numpy()
 
-    budgets = {client: budget.epsilon for client, budget in zip(people.ids, promised(people.budgets), strict=True)}
+    budgets = {
+        client: budget.epsilon for client, budget in zip(population.ids, guaranteed(population.budgets), strict=True)
+    }
     choice = Choice(
         options.get("rank", 1),
         options.get("subspace", "set"),
-        federated.spans_of(people.model, options.get("per_tensor", True)),
+        federated.spans_of(population.model, options.get("per_tensor", True)),
         budgets if options.get("weights", "epsilon") == "epsilon" else None,
     )
     cohorts = [sorted(round.traffic, key=int) for round in done.rounds]
-    begin = people.start.double().numpy()
+    begin = population.start.double().numpy()
     if name == "weiavg":
         expected = federated.weiavg(begin, cohorts, updates, choice)
     else:
-        enrolled = Prescribed([budget.epsilon for budget in promised(people.budgets)], updates).profiles()
+        enrolled = Prescribed([budget.epsilon for budget in guaranteed(population.budgets)], updates).profiles()
         public = public_clients(enrolled, "mixture")
         assert public == {"2", "4"}
         expected = getattr(federated, name.replace("-", "_"))(begin, cohorts, updates, public, choice)

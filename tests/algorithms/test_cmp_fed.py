@@ -111,10 +111,10 @@ def test_an_embedding_only_after_the_subspace_and_only_once() -> None:
     compression = low_rank(MODEL.slices, 2)
     first = {"model": torch.zeros(MODEL.size), "right": torch.ones(compression.right_size)}
     second = {"left": torch.ones(compression.subspace_size)}
-    people = entered(algorithm, CLIENTS, 0.0)
+    members = entered(algorithm, CLIENTS, 0.0)
 
-    def ask(action: str, payload: Payload, to: tuple[str, ...] = people.ids, round: int = 0) -> tuple[str, ...]:
-        return answer(people, algorithm, Task(action, to, payload, round=round, summed=True)).ids
+    def ask(action: str, payload: Payload, to: tuple[str, ...] = members.ids, round: int = 0) -> tuple[str, ...]:
+        return answer(members, algorithm, Task(action, to, payload, round=round, summed=True)).ids
 
     assert ask("embed", second) == ()
     assert ask("subspace", first, ("1", "2")) == ("1", "2")
@@ -128,13 +128,13 @@ def test_an_embedding_only_after_the_subspace_and_only_once() -> None:
 
 def test_a_client_that_lost_its_update_declines() -> None:
     algorithm = built(rank=2)
-    people = entered(algorithm, CLIENTS, 0.0)
+    members = entered(algorithm, CLIENTS, 0.0)
     compression = low_rank(MODEL.slices, 2)
     first = {"model": torch.zeros(MODEL.size), "right": torch.ones(compression.right_size)}
-    assert answer(people, algorithm, Task("subspace", ("0", "1"), first, summed=True)).ids == ("0", "1")
-    people.passed_on.rows["update"].pop("0")
+    assert answer(members, algorithm, Task("subspace", ("0", "1"), first, summed=True)).ids == ("0", "1")
+    members.passed_on.rows["update"].pop("0")
     second = {"left": torch.ones(compression.subspace_size)}
-    assert answer(people, algorithm, Task("embed", ("0", "1"), second, summed=True)).ids == ("1",)
+    assert answer(members, algorithm, Task("embed", ("0", "1"), second, summed=True)).ids == ("1",)
 
 
 @pytest.mark.parametrize("noise", get_args(NoiseKind))
@@ -142,7 +142,7 @@ def test_a_server_cannot_talk_clients_out_of_their_noise(noise: NoiseKind) -> No
     algorithm = built(1.0, rank=2, noise=noise)
     _, watched = run(algorithm, CLIENTS, 1.0)
     honest = watched.tasks[0].payload
-    people = entered(algorithm, CLIENTS, 1.0)
+    members = entered(algorithm, CLIENTS, 1.0)
     numbers = (1e18, 6.5, 2.5, 0, -1, CLIENTS + 1, 10**18, math.nan, math.inf)
     others = (built(0.5, rank=2, noise=noise), built(1.0, rank=2, noise=noise, dropouts=0.4))
     lies: list[Payload] = [
@@ -152,8 +152,8 @@ def test_a_server_cannot_talk_clients_out_of_their_noise(noise: NoiseKind) -> No
     ]
     for payload in lies:
         with pytest.raises(TaskRefused):
-            answer(people, algorithm, Task("subspace", people.ids, payload, summed=True))
-    assert answer(people, algorithm, Task("subspace", people.ids, honest, summed=True)).ids == people.ids
+            answer(members, algorithm, Task("subspace", members.ids, payload, summed=True))
+    assert answer(members, algorithm, Task("subspace", members.ids, honest, summed=True)).ids == members.ids
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
@@ -189,12 +189,12 @@ def test_with_directions_from_the_model_there_is_one_release_with_all_of_the_bud
 
 
 def test_with_directions_from_the_model_a_step_is_the_updates_part_in_them() -> None:
-    people = federation(CLIENTS, drawn(CLIENTS), scale=0.0)
-    found, watched = run(cmp_fed(people, rank=2, directions="model"), CLIENTS, 0.0, rounds=2)
+    members = federation(CLIENTS, drawn(CLIENTS), scale=0.0)
+    found, watched = run(cmp_fed(members, rank=2, directions="model"), CLIENTS, 0.0, rounds=2)
     compression = low_rank(MODEL.slices, 2, directions="model")
     model = torch.zeros(MODEL.size)
     for task in watched.tasks:
-        dice = torch.Generator().manual_seed(people.seed(task.round))
+        dice = torch.Generator().manual_seed(members.seed(task.round))
         torch.testing.assert_close(task.payload["left"], compression.left_of(model, dice), **CLOSE)
         mean = torch.stack([drawn(CLIENTS)(row, model) for row in range(CLIENTS)]).mean(0)
         step, (matrix,) = mean.clone(), compression.matrices
@@ -207,12 +207,12 @@ def test_with_directions_from_the_model_a_step_is_the_updates_part_in_them() -> 
 
 def test_with_directions_from_the_model_a_client_answers_once_in_a_round_it_paid_for() -> None:
     algorithm = built(rank=2, directions="model")
-    people = entered(algorithm, CLIENTS, 0.0)
+    members = entered(algorithm, CLIENTS, 0.0)
     size = low_rank(MODEL.slices, 2, directions="model").subspace_size
     asked = {"model": torch.zeros(MODEL.size), "left": torch.ones(size)}
-    assert answer(people, algorithm, Task("embed", ("0", "1"), asked, round=1, summed=True)).ids == ()
-    assert answer(people, algorithm, Task("embed", ("0", "1"), asked, summed=True)).ids == ("0", "1")
-    assert answer(people, algorithm, Task("embed", ("1", "2"), asked, summed=True)).ids == ("2",)
+    assert answer(members, algorithm, Task("embed", ("0", "1"), asked, round=1, summed=True)).ids == ()
+    assert answer(members, algorithm, Task("embed", ("0", "1"), asked, summed=True)).ids == ("0", "1")
+    assert answer(members, algorithm, Task("embed", ("1", "2"), asked, summed=True)).ids == ("2",)
 
 
 # Noise

@@ -305,40 +305,40 @@ def test_clients_of_one_group_do_not_take_part_in_the_sum_of_another(monkeypatch
     found = run(monkeypatch, GROUPS, SCALES, drawn(8), trust="secure-sum", noise="skellam")
     tasks = {int(task.to[0]): task for task in found.heard.tasks}
     algorithm = fedhdp(federation(GROUPS, SCALES, drawn(8)), personal=False, trust="secure-sum", noise="skellam")
-    people = cohort(algorithm, GROUPS)
-    answer(people, algorithm, Task(ENTER, people.ids, {}))
+    members = cohort(algorithm, GROUPS)
+    answer(members, algorithm, Task(ENTER, members.ids, {}))
     strict, opened = tasks[0], tasks[1]
     with pytest.raises(InputError, match="other terms than were agreed to"):
-        answer(people, algorithm, Task("train", ("0",), opened.payload, summed=True))
+        answer(members, algorithm, Task("train", ("0",), opened.payload, summed=True))
     with pytest.raises(InputError, match="clients of several groups"):
-        answer(people, algorithm, Task("train", ("1", "2"), strict.payload, summed=True))
+        answer(members, algorithm, Task("train", ("1", "2"), strict.payload, summed=True))
     assert algorithm.sums is not None
     assert algorithm.sums("train", strict.payload) == SumTerms(5, 5, 0, algorithm.sums("train", strict.payload).bits)
     for name in ("drawn", "agreed", "clip"):
         left = {key: value for key, value in strict.payload.items() if key != name}
         with pytest.raises(TaskRefused):
-            answer(people, algorithm, Task("train", ("4",), left, summed=True))
+            answer(members, algorithm, Task("train", ("4",), left, summed=True))
     for clip in (math.nan, math.inf, 0.0, -1.0, 1e40):
         asked = {**strict.payload, "clip": torch.tensor(clip, dtype=torch.float64)}
         with pytest.raises(TaskRefused):
-            answer(people, algorithm, Task("train", ("4",), asked, summed=True))
-    assert answer(people, algorithm, Task("train", ("4",), strict.payload, summed=True)).ids == ("4",)
+            answer(members, algorithm, Task("train", ("4",), asked, summed=True))
+    assert answer(members, algorithm, Task("train", ("4",), strict.payload, summed=True)).ids == ("4",)
 
 
 def test_a_client_trains_once_for_what_it_paid_and_not_before() -> None:
     algorithm = fedhdp(federation(GROUPS, SCALES, drawn(8)), personal=False)
-    people = cohort(algorithm, GROUPS)
+    members = cohort(algorithm, GROUPS)
     payload = {"model": torch.zeros(MODEL.size), "clip": torch.tensor(1.0, dtype=torch.float64)}
 
     def trained(to: tuple[str, ...], round: int = 0) -> tuple[str, ...]:
-        return answer(people, algorithm, Task("train", to, payload, round=round)).ids
+        return answer(members, algorithm, Task("train", to, payload, round=round)).ids
 
-    assert trained(people.ids) == ()
-    answer(people, algorithm, Task(ENTER, ("0", "1", "2"), {}))
+    assert trained(members.ids) == ()
+    answer(members, algorithm, Task(ENTER, ("0", "1", "2"), {}))
     assert trained(("1", "2", "3")) == ("1", "2")
     assert trained(("0", "1")) == ("0",)
-    assert trained(people.ids) == ()
-    assert trained(people.ids, round=1) == ()
+    assert trained(members.ids) == ()
+    assert trained(members.ids, round=1) == ()
 
 
 @pytest.mark.parametrize(

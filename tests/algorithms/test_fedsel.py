@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.federations import experiment, finish, job_of, promised
+from support.federations import experiment, finish, guaranteed, job_of
 from support.grid_piecewise import GridPiecewise
 from torch import Tensor
 
@@ -216,27 +216,28 @@ def test_a_report_costs_what_the_method_is_certified_at(select: Any, form: Any) 
 def test_the_control_on_top_is_charged_on_top(tmp_path: Path) -> None:
     job = job_of(experiment({"name": "fedsel-extra", "share": 0.25}))
     assert job.budgets is not None
-    for own, force in zip(promised(job.population.budgets), promised(job.budgets), strict=True):
+    for own, force in zip(guaranteed(job.population.budgets), guaranteed(job.budgets), strict=True):
         assert force.epsilon == pytest.approx(1.25 * own.epsilon, rel=1e-9)
     done = finish(job, tmp_path / "a.db")
-    assert done.spent()["0"] == pytest.approx(promised(job.budgets)[0].epsilon)
+    assert done.spent()["0"] == pytest.approx(guaranteed(job.budgets)[0].epsilon)
 
 
 def test_the_published_form_runs_at_its_true_price(tmp_path: Path) -> None:
     job = job_of(experiment({"name": "fedsel", "select": "pe", "share": 0.9, "top": 1, "form": "published"}))
     assert job.budgets is not None
     assert all(
-        f.epsilon > own.epsilon for f, own in zip(promised(job.budgets), promised(job.population.budgets), strict=True)
+        f.epsilon > own.epsilon
+        for f, own in zip(guaranteed(job.budgets), guaranteed(job.population.budgets), strict=True)
     )
     done = finish(job, tmp_path / "a.db")
-    assert done.spent()["2"] == pytest.approx(promised(job.budgets)[2].epsilon)
+    assert done.spent()["2"] == pytest.approx(guaranteed(job.budgets)[2].epsilon)
 
 
 def test_a_budget_with_delta_is_searched_and_spent(tmp_path: Path) -> None:
     job = job_of(experiment("fedsel", budgets={"delta": 1e-3}))
     done = finish(job, tmp_path / "a.db")
     assert job.budgets is not None
-    for client, budget in zip(job.population.ids, promised(job.budgets), strict=True):
+    for client, budget in zip(job.population.ids, guaranteed(job.budgets), strict=True):
         assert 0.95 * budget.epsilon <= done.spent()[client] <= budget.epsilon
 
 

@@ -37,8 +37,8 @@ CLIENTS = 8
 
 
 def built(scale: float, *, clients: int = CLIENTS, rate: float = 1.0, updates: Any = None, **options: Any) -> Algorithm:
-    people = federation(clients, updates or drawn(clients), scale=scale)
-    return cmp_fed(replace(people, rate=rate), **{"rank": 2, "dropouts": 0.25, "noise": "skellam", **options})
+    members = federation(clients, updates or drawn(clients), scale=scale)
+    return cmp_fed(replace(members, rate=rate), **{"rank": 2, "dropouts": 0.25, "noise": "skellam", **options})
 
 
 def finished(algorithm: Algorithm, transport: InMemory, rounds: int = 2) -> State:
@@ -116,9 +116,9 @@ def test_a_round_of_nobody_is_on_the_same_grid() -> None:
 @pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
 def test_the_real_protocol_gives_the_same_bits(noise: Any) -> None:
     algorithms = [built(0.5, noise=noise), built(0.5, noise=noise)]
-    people = [cohort(algorithm, CLIENTS, 0.5) for algorithm in algorithms]
-    plain = finished(algorithms[0], InMemory(people[0], algorithms[0], ()))
-    masked = finished(algorithms[1], Securely(people[1], algorithms[1], ()))
+    members = [cohort(algorithm, CLIENTS, 0.5) for algorithm in algorithms]
+    plain = finished(algorithms[0], InMemory(members[0], algorithms[0], ()))
+    masked = finished(algorithms[1], Securely(members[1], algorithms[1], ()))
     assert torch.equal(masked.model, plain.model)
     assert plain.model.any()
 
@@ -150,9 +150,9 @@ def test_with_fewer_than_promised_nothing_is_opened() -> None:
 @pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
 def test_of_one_client_the_sum_is_its_vector_with_all_of_the_noise(noise: Any) -> None:
     algorithms = [built(0.5, clients=1, noise=noise, updates=drawn(1)) for _ in range(2)]
-    people = [cohort(algorithm, 1, 0.5) for algorithm in algorithms]
-    masked = finished(algorithms[0], Securely(people[0], algorithms[0], ()), 1)
-    assert torch.equal(masked.model, finished(algorithms[1], InMemory(people[1], algorithms[1], ()), 1).model)
+    members = [cohort(algorithm, 1, 0.5) for algorithm in algorithms]
+    masked = finished(algorithms[0], Securely(members[0], algorithms[0], ()), 1)
+    assert torch.equal(masked.model, finished(algorithms[1], InMemory(members[1], algorithms[1], ()), 1).model)
     assert masked.model.any()
 
 
@@ -223,12 +223,12 @@ def test_what_is_not_refused_can_be_drawn(noise: Any) -> None:
     """Close to the limit, where the server draws what nobody drawn would release."""
     surplus = 1 / 0.75 + (1 / CLIENTS if noise == "discrete-gaussian" else 0.0)
     limit = LARGEST_DEVIATION / FINE / math.sqrt(surplus)
-    people = federation(CLIENTS, drawn(CLIENTS), scale=0.9999 * limit)
-    algorithm = dp_randagg(people, rank=0, noise=noise, dropouts=0.25)
+    members = federation(CLIENTS, drawn(CLIENTS), scale=0.9999 * limit)
+    algorithm = dp_randagg(members, rank=0, noise=noise, dropouts=0.25)
     assert algorithm.round(alone_with(algorithm), Unasked()).model.any()
     assert run(algorithm, CLIENTS, 0.9999 * limit)[0].model.any()
     with pytest.raises(InputError, match="the server would need 100"):
-        dp_randagg(replace(people, noise_for=lambda _: {"all": 1.0001 * limit}), rank=0, noise=noise, dropouts=0.25)
+        dp_randagg(replace(members, noise_for=lambda _: {"all": 1.0001 * limit}), rank=0, noise=noise, dropouts=0.25)
 
 
 def test_noise_too_small_to_be_drawn_is_refused() -> None:

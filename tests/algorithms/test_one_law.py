@@ -73,9 +73,9 @@ def law_of(sums: SecureSums, entered: int | None = None) -> Law:
                 return None
             own = 0.0
             if ask.asked:
-                told: Payload = {DRAWN: torch.tensor(drawn), AGREED: sums.fingerprint(release)}
+                request: Payload = {DRAWN: torch.tensor(drawn), AGREED: sums.fingerprint(release)}
                 zeros = torch.zeros(1, SIZE, dtype=torch.float64)
-                own = float(sums.from_clients(release, work(sums.noise_multiplier, told), zeros)["train"][0, 0])
+                own = float(sums.from_clients(release, work(sums.noise_multiplier, request), zeros)["train"][0, 0])
         answered = drawn - missing if ask.asked else 0
         return (answered * own**2 + float(found[0]) ** 2) / sums.noise_multiplier**2
 

@@ -23,7 +23,7 @@ from polyeps.training import sgd
 MODEL = logistic(features=60, classes=10)
 TRAINING = sgd(MODEL, rate=0.5, steps=1, learning_rate=0.1)
 NOISE = (3.0, 0.1, 2.8, 3.2, 0.12, 3.1, 2.9, 0.11)
-QUIET = {"1", "4", "7"}
+LOW_NOISE = {"1", "4", "7"}
 
 
 def noisy(noise: Sequence[float] = NOISE) -> Any:
@@ -49,8 +49,8 @@ def built(name: str = "pdp-fl", **options: Any) -> Algorithm:
 @pytest.mark.parametrize("grouping", ["noise", "robust", "mixture"])
 def test_groups_are_the_true_ones_where_noise_tells_them_apart(grouping: Any) -> None:
     state = clients().run(built(grouping=grouping), 3)
-    quiet, trust = estimates(state.kept, MODEL.size, grouping, "noise")
-    assert {str(place) for place in np.flatnonzero(quiet)} == QUIET
+    low_noise, trust = estimates(state.kept, MODEL.size, grouping, "noise")
+    assert {str(place) for place in np.flatnonzero(low_noise)} == LOW_NOISE
     assert trust[[1, 4, 7]].min() > 10 * trust[[0, 2, 3, 5, 6]].max()
     assert state.kept["seen"].tolist() == [1.0 if grouping == "mixture" else 3.0] * 8
 
@@ -69,10 +69,10 @@ def test_noise_finds_groups_where_signals_differ_more_than_noise() -> None:
     found = {}
     for grouping in ("robust", "noise"):
         state = clients(updates).run(built(grouping=grouping), 2)
-        quiet, _ = estimates(state.kept, MODEL.size, grouping, "noise")
-        found[grouping] = {str(place) for place in np.flatnonzero(quiet)}
-    assert found["noise"] == QUIET
-    assert found["robust"] != QUIET
+        low_noise, _ = estimates(state.kept, MODEL.size, grouping, "noise")
+        found[grouping] = {str(place) for place in np.flatnonzero(low_noise)}
+    assert found["noise"] == LOW_NOISE
+    assert found["robust"] != LOW_NOISE
 
 
 def test_three_groups_of_the_published_mixture() -> None:
@@ -87,8 +87,8 @@ def test_three_groups_of_the_published_mixture() -> None:
 @pytest.mark.parametrize("weights", ["noise", "count"])
 def test_one_group_is_averaged_by_noise_and_not_projected(weights: str) -> None:
     noise = (0.20, 0.21, 0.22, 0.23, 0.24, 0.25)  # a continuum: nobody is quieter than his neighbour
-    people = clients(noisy(noise), 6)
-    found = people.run(built(weights=weights), 1).model
+    members = clients(noisy(noise), 6)
+    found = members.run(built(weights=weights), 1).model
     rows = {client: noisy(noise)(client, 0, np.zeros(MODEL.size)) for client in map(str, range(6))}
     squares = torch.tensor([float(row @ row) for row in rows.values()], dtype=torch.float64)
     shares = inverse_variance_weights(
@@ -100,46 +100,46 @@ def test_one_group_is_averaged_by_noise_and_not_projected(weights: str) -> None:
 
 @pytest.mark.parametrize("grouping", ["noise", "robust", "mixture"])
 def test_hidden_budgets_and_thin_uploads_after_the_warm_up(grouping: str) -> None:
-    people = clients()
-    state = people.run(built("pdp-fl-plus", grouping=grouping), 8)
+    members = clients()
+    state = members.run(built("pdp-fl-plus", grouping=grouping), 8)
     assert all(profile.epsilon is None for profile in state.enrolled)
-    for task in people.tasks:
+    for task in members.tasks:
         if task.round < 3:
             assert task.action == "train"
             assert len(task.to) == 8
         else:
-            assert set(task.to) == (QUIET if task.action == "train" else set("01234567") - QUIET)
-    full, thin = people.traffic[2].traffic["0"], people.traffic[3].traffic["0"]
+            assert set(task.to) == (LOW_NOISE if task.action == "train" else set("01234567") - LOW_NOISE)
+    full, thin = members.traffic[2].traffic["0"], members.traffic[3].traffic["0"]
     assert thin[1] < 0.05 * full[1] < full[0] < thin[0]  # it sends two numbers, and receives the subspace
-    assert people.traffic[3].traffic["1"] == full
+    assert members.traffic[3].traffic["1"] == full
     assert torch.isfinite(state.model).all()
 
 
 def test_thin_rounds_are_those_of_pfa_plus_given_the_groups() -> None:
-    people = clients()
-    state = people.run(built("pdp-fl-plus", weights="count", warm_up=1), 5)
+    members = clients()
+    state = members.run(built("pdp-fl-plus", weights="count", warm_up=1), 5)
     everybody = [list("01234567")] * 5
     choice = Choice(1, "set", federated.spans_of(MODEL, True))
-    expected = federated.pfa_plus(np.zeros(MODEL.size), everybody, noisy(), frozenset(QUIET), choice)
+    expected = federated.pfa_plus(np.zeros(MODEL.size), everybody, noisy(), frozenset(LOW_NOISE), choice)
     np.testing.assert_allclose(state.model.numpy(), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_rounds_stay_full_when_groups_dissolve_in_the_warm_up() -> None:
     """A basis found by mistake in the first round must not be what everybody is projected onto for ever."""
-    algorithm, people = built("pdp-fl-plus"), clients()
-    state = people.run(algorithm, 3)
+    algorithm, members = built("pdp-fl-plus"), clients()
+    state = members.run(algorithm, 3)
     alike = {**state.kept, "log_noise": torch.full((8,), 3.0).double()}
-    people.tasks.clear()
-    after = algorithm.round(replace(state, kept=alike, roster=state.enrolled), people)
-    assert [task.action for task in people.tasks] == ["train"]
-    assert len(people.tasks[0].to) == 8
+    members.tasks.clear()
+    after = algorithm.round(replace(state, kept=alike, roster=state.enrolled), members)
+    assert [task.action for task in members.tasks] == ["train"]
+    assert len(members.tasks[0].to) == 8
     assert after.kept["seen"].tolist() == [4.0] * 8
 
 
 def test_nobody_is_public_means_nobody_is_thin() -> None:
-    people = clients(noisy((0.5,) * 8))
-    state = people.run(built("pdp-fl-plus"), 6)
-    assert {task.action for task in people.tasks} == {"train"}
+    members = clients(noisy((0.5,) * 8))
+    state = members.run(built("pdp-fl-plus"), 6)
+    assert {task.action for task in members.tasks} == {"train"}
     assert state.kept["seen"].tolist() == [6.0] * 8  # and the server goes on learning
 
 
@@ -148,22 +148,22 @@ def test_a_client_never_heard_in_full_is_private_and_trusted_least() -> None:
     state = late.run(built("pdp-fl-plus"), 3)
     memory = {name: kept.clone() for name, kept in state.kept.items()}
     memory["seen"][1] = memory["log_norms"][1] = 0.0  # a quiet one, had anybody heard it
-    quiet, trust = estimates(memory, MODEL.size, "noise", "noise")
-    assert not quiet[1]
+    low_noise, trust = estimates(memory, MODEL.size, "noise", "noise")
+    assert not low_noise[1]
     assert trust[1] == trust[[0, 2, 3, 4, 5, 6, 7]].min()
     nothing = {"seen": torch.zeros(4).double(), "log_norms": torch.zeros(4).double()}
-    quiet, trust = estimates(nothing, MODEL.size, "noise", "noise")
-    assert not quiet.any()
+    low_noise, trust = estimates(nothing, MODEL.size, "noise", "noise")
+    assert not low_noise.any()
     assert trust.tolist() == [1.0] * 4
 
 
 def test_a_late_client_takes_part_in_thin_rounds() -> None:
-    people = clients()
-    joined = people.run(built("pdp-fl-plus", warm_up=1), 6, share=0.65)
-    heard = {client for round in people.traffic[:1] for client in round.traffic}
-    later = {client for round in people.traffic[1:] for client in round.traffic}
+    members = clients()
+    joined = members.run(built("pdp-fl-plus", warm_up=1), 6, share=0.65)
+    heard = {client for round in members.traffic[:1] for client in round.traffic}
+    later = {client for round in members.traffic[1:] for client in round.traffic}
     assert later - heard  # somebody came only after the warm-up
-    thin = {client for task in people.tasks if task.action == "project" for client in task.to}
+    thin = {client for task in members.tasks if task.action == "project" for client in task.to}
     assert later - heard <= thin
     assert torch.isfinite(joined.model).all()
 
@@ -175,8 +175,8 @@ def test_updates_without_length_say_nothing_of_their_noise() -> None:
 
     state = clients(updates).run(built(), 2)
     assert state.kept["seen"][1] == 0
-    quiet, _ = estimates(state.kept, MODEL.size, "noise", "noise")
-    assert np.flatnonzero(quiet).tolist() == [4, 7]
+    low_noise, _ = estimates(state.kept, MODEL.size, "noise", "noise")
+    assert np.flatnonzero(low_noise).tolist() == [4, 7]
 
 
 def test_a_client_without_any_noise_is_the_quietest() -> None:

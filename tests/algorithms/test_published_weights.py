@@ -9,11 +9,11 @@ from support.federations import (
     as_bytes,
     experiment,
     finish,
+    guaranteed,
     in_memory,
     job_of,
     ledger_of,
     on_flower,
-    promised,
 )
 
 
@@ -21,19 +21,19 @@ from support.federations import (
 def test_clients_of_a_published_form_declare_what_they_claim(wrap: Any, tmp_path: Path) -> None:
     job = job_of(experiment({"name": "weiavg", "form": "published"}))
     ledger = ledger_of(job, tmp_path / "a.db")
-    faces = wrap(job.clients(ledger), job).profiles()
-    assert tuple(face.epsilon for face in faces) == EPSILONS
+    profiles = wrap(job.clients(ledger), job).profiles()
+    assert tuple(profile.epsilon for profile in profiles) == EPSILONS
     assert job.budgets is not None
-    costs = [budget.epsilon for budget in promised(job.budgets)]
+    costs = [budget.epsilon for budget in guaranteed(job.budgets)]
     assert max(abs(cost / claim - 1) for cost, claim in zip(costs, EPSILONS, strict=True)) > 0.5
 
 
 def test_a_sound_form_declares_its_budget_and_a_hidden_one_nothing(tmp_path: Path) -> None:
     job = job_of(experiment("weiavg"))
     assert tuple(
-        face.epsilon for face in in_memory(job.clients(ledger_of(job, tmp_path / "a.db")), job).profiles()
+        profile.epsilon for profile in in_memory(job.clients(ledger_of(job, tmp_path / "a.db")), job).profiles()
     ) == (EPSILONS)
     hidden = job_of(experiment({"name": "pdp-fl", "form": "published"}, budgets={"disclosed": False}))
-    faces = in_memory(hidden.clients(ledger_of(hidden, tmp_path / "b.db")), hidden).profiles()
-    assert {face.epsilon for face in faces} == {None}
+    profiles = in_memory(hidden.clients(ledger_of(hidden, tmp_path / "b.db")), hidden).profiles()
+    assert {profile.epsilon for profile in profiles} == {None}
     assert len(finish(hidden, tmp_path / "c.db").rounds) == 3

@@ -15,14 +15,14 @@ ACCOUNTS = {account.title.replace(" account", ""): account for account in accoun
 DEAR = ("cmp-fed: C5 noise of dropouts lost", "cmp-fed: C3 one of two releases charged")  # five seconds and more
 
 
-def judged(name: str, seed: int = 0) -> AuditResult:
+def result_of(name: str, seed: int = 0) -> AuditResult:
     return audited(ACCOUNTS[name].title, seed=seed)
 
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", [name for name in ACCOUNTS if name not in DEAR])
 def test_mistakes_are_refuted_and_sound_forms_never(name: str, seed: int) -> None:
-    row = judged(name, seed)
+    row = result_of(name, seed)
     assert row.refuted != ACCOUNTS[name].sound
     assert row.evidence.audited <= row.evidence.certified  # what we certify for it as it is run
     assert row.evidence.audited > 0.25 * row.evidence.claimed  # the audit of a sound form is not toothless
@@ -30,7 +30,7 @@ def test_mistakes_are_refuted_and_sound_forms_never(name: str, seed: int) -> Non
 
 @pytest.mark.parametrize("name", DEAR)
 def test_small_differences_take_up_to_a_million_trials(name: str) -> None:
-    row = judged(name)
+    row = result_of(name)
     assert row.refuted
     assert row.evidence.audited <= row.evidence.certified
 

@@ -112,8 +112,8 @@ def one_round(noise: NoiseKind, there: NDArray[np.bool_], generator: torch.Gener
                 values = torch.zeros(len(trials), int(size), SIZE)
                 values[torch.from_numpy(coins[trials, 0]), 0] = CANARY
                 flat = values.flatten(0, 1)
-                told = {DRAWN: torch.tensor(int(size)), AGREED: sums.fingerprint(release)}
-                rows = sums.from_clients(release, work(len(flat), told, generator), flat)[release.action]
+                request = {DRAWN: torch.tensor(int(size)), AGREED: sums.fingerprint(release)}
+                rows = sums.from_clients(release, work(len(flat), request, generator), flat)[release.action]
                 rows = broken(release, flat, rows) if noise == "gaussian" else rows
                 sent = rows.reshape(len(trials), int(size), -1).sum(1)
             along = released(sums, state, release, sent, len(trials)).double().sum(1) / math.sqrt(SIZE)

@@ -16,11 +16,11 @@ from support.federations import (
     as_bytes,
     experiment,
     finish,
+    guaranteed,
     in_memory,
     job_of,
     ledger_of,
     on_flower,
-    promised,
     with_zero_features,
 )
 
@@ -40,7 +40,7 @@ every_private = pytest.mark.parametrize("name", PRIVATE)
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 
 
-def first_task(job: Job, clients: tuple[str, ...], faces: tuple[Profile, ...] = ()) -> Task:
+def first_task(job: Job, clients: tuple[str, ...], profiles: tuple[Profile, ...] = ()) -> Task:
     """The first request the server makes, addressed to these clients."""
     asked: list[Task] = []
 
@@ -55,12 +55,14 @@ def first_task(job: Job, clients: tuple[str, ...], faces: tuple[Profile, ...] = 
         def total(self, task: Task, terms: SumTerms) -> Total:
             raise AssertionError(terms, self(replace(task, summed=True)))
 
-    faces = faces or tuple(
+    profiles = profiles or tuple(
         Profile(client, epsilon=budget.epsilon, group=job.groups[place] if job.groups else None)
-        for place, (client, budget) in enumerate(zip(job.population.ids, promised(job.population.budgets), strict=True))
+        for place, (client, budget) in enumerate(
+            zip(job.population.ids, guaranteed(job.population.budgets), strict=True)
+        )
     )
     with pytest.raises(StoppedError):
-        job.algorithm.round(replace(job.state, enrolled=faces, roster=faces), Asked())
+        job.algorithm.round(replace(job.state, enrolled=profiles, roster=profiles), Asked())
     return replace(asked[0], to=clients, run="test")
 
 
@@ -109,7 +111,7 @@ def test_spends_what_was_planned_and_no_more(name: str, tmp_path: Path) -> None:
     done = finish(job, tmp_path / "a.db")
     asked = charged(job, done)
     assert asked
-    for client, budget in zip(job.population.ids, promised(job.budgets), strict=True):
+    for client, budget in zip(job.population.ids, guaranteed(job.budgets), strict=True):
         spent = done.spent()[client]
         assert spent <= budget.epsilon
         if client in asked:
@@ -128,7 +130,7 @@ def test_declines_beyond_the_budget_whatever_the_server_asks(name: str, wrap: An
     rows, spent = len(done.ledger.rows()), done.spent()
     served = charged(job, done)
     transport = wrap(done.cohort, job)
-    assert not {face.id for face in transport.profiles() if face.ready} & served
+    assert not {profile.id for profile in transport.profiles() if profile.ready} & served
     clients = tuple(client for client in done.cohort.ids if client in served)
     overreaching = replace(first_task(job, clients), round=99)
     assert transport(overreaching).ids == ()
@@ -211,9 +213,9 @@ class Spy(Transport):
         self.inner, self.seen = inner, list[Any]()
 
     def profiles(self) -> tuple[Profile, ...]:
-        faces = self.inner.profiles()
-        self.seen += [value for face in faces for value in (face.examples, face.epsilon, face.group)]
-        return faces
+        profiles = self.inner.profiles()
+        self.seen += [value for profile in profiles for value in (profile.examples, profile.epsilon, profile.group)]
+        return profiles
 
     def __call__(self, task: Task) -> Replies:
         replies = self.inner(task)
@@ -247,7 +249,7 @@ def test_a_hidden_budget_is_refused_or_never_seen(name: str, tmp_path: Path) -> 
         return
     done = finish(job, tmp_path / "a.db", spying)
     assert done.rounds
-    secrets = {float(budget.epsilon) for budget in promised(job.population.budgets)} | {
+    secrets = {float(budget.epsilon) for budget in guaranteed(job.population.budgets)} | {
         float(scale) for scale in job.noise_multiplier if scale
     }
     numbers = np.array([value for value in spies[0].seen if value is not None])
@@ -260,9 +262,9 @@ def test_a_hidden_budget_is_refused_or_never_seen(name: str, tmp_path: Path) -> 
 def test_needed_fields_are_declared(name: str) -> None:
     """A round never looks at a field its algorithm does not say it needs."""
     job = job_of(experiment(name))
-    told: Any = {need: job.groups[0] if need == "group" and job.groups else 1 for need in job.algorithm.needs}
-    faces = tuple(Profile(client, **told) for client in job.population.ids)
-    assert first_task(job, job.population.ids, faces).payload
+    disclosed: Any = {need: job.groups[0] if need == "group" and job.groups else 1 for need in job.algorithm.needs}
+    profiles = tuple(Profile(client, **disclosed) for client in job.population.ids)
+    assert first_task(job, job.population.ids, profiles).payload
 
 
 # 9: prices
@@ -281,8 +283,8 @@ def test_a_price_paid_three_times_is_the_price_of_three(name: str, tmp_path: Pat
             continue
         price = cost_of(job.algorithm, job.population.ids, job.settings).event(job.noise_multiplier[place], place)
         event = dp_accounting.SelfComposedDpEvent(price, paid)
-        judged = epsilon(event, done.ledger.account(client).terms.budget.delta, adjacency=job.algorithm.adjacency)
-        assert math.isclose(done.ledger.spent(client), judged, rel_tol=1e-9)
+        accounted = epsilon(event, done.ledger.account(client).terms.budget.delta, adjacency=job.algorithm.adjacency)
+        assert math.isclose(done.ledger.spent(client), accounted, rel_tol=1e-9)
 
 
 @every_private

@@ -168,7 +168,7 @@ def test_public_updates_of_zero_show_no_direction(warm_up: str) -> None:
 
 @every_algorithm
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("spoilt", ["2", "3"])  # a strict client and a liberal one
+@pytest.mark.parametrize("spoilt", ["2", "3"])  # a low-ε and a high-ε client
 def test_a_reply_that_is_not_finite_counts_as_none(name: str, bad: float, spoilt: str) -> None:
     def updates(client: str, number: int, model: Vector) -> Vector:
         row = drawn()(client, number, model)

@@ -53,22 +53,22 @@ def test_groups_are_judged_apart() -> None:
         data={"name": "digits", "clients": 10, "size": 30, "own_test": 0.2},
         budgets={"epsilons": None, "levels": LEVELS},
     )
-    people = populate(wanted, 1)
-    personal = people.start + torch.randn(10, people.model.size, generator=torch.Generator().manual_seed(1))
-    found = by_group(people, people.start, personal)
-    each = own_accuracy(people.model, personal, people.own_test_records)
-    assert people.groups is not None
-    open_ones = [place for place, name in enumerate(people.groups) if name == "open"]
+    population = populate(wanted, 1)
+    personal = population.start + torch.randn(10, population.model.size, generator=torch.Generator().manual_seed(1))
+    found = by_group(population, population.start, personal)
+    each = own_accuracy(population.model, personal, population.own_test_records)
+    assert population.groups is not None
+    open_ones = [place for place, name in enumerate(population.groups) if name == "open"]
     assert len(open_ones) == 3
     assert found["personal accuracy (open)"] == pytest.approx(each[open_ones].mean())
     assert found["personal accuracy variance (open)"] == pytest.approx(each[open_ones].var())
     assert found["personal accuracy"] == pytest.approx(each.mean())
-    common = own_accuracy(people.model, people.start, people.own_test_records)
+    common = own_accuracy(population.model, population.start, population.own_test_records)
     assert found["own accuracy"] == pytest.approx(common.mean())
-    assert set(by_group(people, people.start)) < set(found)
+    assert set(by_group(population, population.start)) < set(found)
 
 
 def test_without_records_of_their_own_nothing_can_be_judged() -> None:
-    people = populate(experiment("fedavg"), 1)
+    population = populate(experiment("fedavg"), 1)
     with pytest.raises(InputError, match=r"set data\.own_test"):
-        by_group(people, people.start)
+        by_group(population, population.start)

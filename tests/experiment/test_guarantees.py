@@ -49,13 +49,13 @@ def test_certify_says_before_a_run_what_ledgers_say_after_it(method: dict[str, A
         spent = {client: spent[client] for client in spent if spent[client]}
         assert len(spent) == 2
     (shown,) = run_json("certify", str(file))["methods"]
-    told = {row["client"]: row["certified"] for row in shown["clients"]}
-    assert len(told) == len(EPSILONS)
+    stated = {row["client"]: row["certified"] for row in shown["clients"]}
+    assert len(stated) == len(EPSILONS)
     if not spent:
         assert job.budgets is None
-        assert set(told.values()) == {float("inf")}
+        assert set(stated.values()) == {float("inf")}
         return
-    assert {client: told[client] for client in spent} == pytest.approx(spent, rel=1e-9)
+    assert {client: stated[client] for client in spent} == pytest.approx(spent, rel=1e-9)
     (planned,) = run_json("plan", str(file))["methods"]
     planned = {row["client"]: row["spent"] for row in planned["clients"]}
     assert {client: planned[client] for client in spent} == pytest.approx(spent, rel=1e-9)
@@ -71,8 +71,8 @@ def test_clients_that_join_more_or_fewer_rounds_are_certified_for_those(name: st
     joined = {client: done.ledger.account(client).charges for client in done.ledger.clients}
     assert len(set(joined.values())) > 1
     for client, rounds in joined.items():
-        told = certificates(job, rounds)[client].certified if rounds else 0.0
-        assert told == pytest.approx(done.ledger.spent(client), rel=1e-9)
+        stated = certificates(job, rounds)[client].certified if rounds else 0.0
+        assert stated == pytest.approx(done.ledger.spent(client), rel=1e-9)
 
 
 def test_a_plan_knows_how_long_budgets_last(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Names become objects: budgets in force, calibrated noise, options checked, cohort sizes."""
+"""Names become objects: effective budgets, calibrated noise, options checked, cohort sizes."""
 
 import inspect
 import math
@@ -9,7 +9,7 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import pytest
-from support.federations import EPSILONS, METHODS, experiment, job_of, promised
+from support.federations import EPSILONS, METHODS, experiment, guaranteed, job_of
 
 from polyeps.accounting import epsilon
 from polyeps.algorithms import ALGORITHMS
@@ -262,8 +262,8 @@ def test_a_published_form_is_run_at_what_it_really_costs() -> None:
     assert job.noise_multiplier.tolist() == pytest.approx([sigma])
     told = quick_dp_sgd(records=size, batch=batch, steps=rounds * steps, sampler="fixed").certificate(sigma, 1e-5)
     assert job.budgets is not None
-    assert promised(job.budgets)[0].epsilon == pytest.approx(told.certified, rel=1e-9)
-    assert promised(job.budgets)[0].epsilon == pytest.approx(11.78, abs=0.005)  # as tests/cli/test_quick.py has it
+    assert guaranteed(job.budgets)[0].epsilon == pytest.approx(told.certified, rel=1e-9)
+    assert guaranteed(job.budgets)[0].epsilon == pytest.approx(11.78, abs=0.005)  # as tests/cli/test_quick.py has it
     assert job.algorithm.adjacency == "replace-one"
 
 

@@ -39,16 +39,16 @@ def test_one_noise_for_all_makes_strict_clients_leave_early() -> None:
     clients = [
         ("strict", Budget(0.05, 1e-5), 1200),
         ("middle", Budget(0.6, 1e-5), 1200),
-        ("liberal", Budget(9.0, 1e-5), 1200),
+        ("high", Budget(9.0, 1e-5), 1200),
     ]
-    strict, middle, liberal = plan(clients, SCHEDULE, sigma=1.0)
+    strict, middle, high = plan(clients, SCHEDULE, sigma=1.0)
     assert strict.rounds_affordable == 0
     assert strict.spent == 0.0
     assert 0 < middle.rounds_affordable < 50
     assert middle.limit == "budget"
-    assert (liberal.rounds_affordable, liberal.limit) == (50, "rounds")
-    assert liberal.spent == pytest.approx(cost(1.0, 40), rel=1e-9)
-    assert liberal.leaves_early == 0.0
+    assert (high.rounds_affordable, high.limit) == (50, "rounds")
+    assert high.spent == pytest.approx(cost(1.0, 40), rel=1e-9)
+    assert high.leaves_early == 0.0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.federations import EPSILONS, experiment, promised
+from support.federations import EPSILONS, experiment, guaranteed
 
 from polyeps.data.dataset import Dataset
 from polyeps.data.imdb import FIRST_WORD
@@ -29,7 +29,7 @@ def own_file(path: Path, clients: dict[str, int]) -> Path:
 def test_one_seed_draws_one_population() -> None:
     one, same, other = (populate(experiment(), seed) for seed in (1, 1, 2))
     assert one.ids == ("0", "1", "2", "3", "4", "5")
-    assert [budget.epsilon for budget in promised(one.budgets)] == list(EPSILONS)
+    assert [budget.epsilon for budget in guaranteed(one.budgets)] == list(EPSILONS)
     assert torch.equal(one.records.features, same.records.features)
     assert not torch.equal(one.records.features, other.records.features)
 
@@ -50,19 +50,19 @@ def test_as_many_clients_as_budgets_when_no_number_is_given(tmp_path: Path) -> N
 def test_own_tables_with_named_clients_and_their_own_deltas(tmp_path: Path) -> None:
     file = own_file(tmp_path / "own.csv", {"ward": 80, "lab": 50})
     (tmp_path / "b.csv").write_text("client,epsilon,delta\nlab,2,1e-4\nward,1,\nelsewhere,9,\n")
-    people = populate(
+    population = populate(
         experiment(
             data={"file": file, "partition": "as-in-file", "clients": None, "size": None, "test_share": 0.25},
             budgets={"epsilons": None, "file": tmp_path / "b.csv"},
         ),
         1,
     )
-    assert set(people.ids) == {"lab", "ward"}
-    held = dict(zip(people.ids, promised(people.budgets), strict=True))
+    assert set(population.ids) == {"lab", "ward"}
+    held = dict(zip(population.ids, guaranteed(population.budgets), strict=True))
     assert (held["lab"].epsilon, held["lab"].delta, held["ward"].delta) == (2.0, 1e-4, 1e-3)
-    assert people.partition.sizes.sum() == 130 - round(0.25 * 130)
-    assert people.model.size == 2 * 2 + 2
-    assert people.dataset.classes == ("no", "yes")
+    assert population.partition.sizes.sum() == 130 - round(0.25 * 130)
+    assert population.model.size == 2 * 2 + 2
+    assert population.dataset.classes == ("no", "yes")
 
 
 def test_validation_judges_on_training_records_alone() -> None:
@@ -74,13 +74,13 @@ def test_validation_judges_on_training_records_alone() -> None:
 
 
 def test_a_model_is_judged_on_every_test_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    people = populate(experiment(), 1)
-    vector = torch.randn(people.model.size, generator=torch.Generator().manual_seed(1))
-    outputs = people.model.outputs(vector, people.test[0])
-    whole = people.evaluate(vector)
-    assert whole["accuracy"] == pytest.approx(float((outputs.argmax(-1) == people.test[1]).double().mean()))
+    population = populate(experiment(), 1)
+    vector = torch.randn(population.model.size, generator=torch.Generator().manual_seed(1))
+    outputs = population.model.outputs(vector, population.test[0])
+    whole = population.evaluate(vector)
+    assert whole["accuracy"] == pytest.approx(float((outputs.argmax(-1) == population.test[1]).double().mean()))
     monkeypatch.setattr("polyeps.experiment.population.EVALUATED_AT_ONCE", 7)
-    assert people.evaluate(vector) == pytest.approx(whole)
+    assert population.evaluate(vector) == pytest.approx(whole)
 
 
 def test_an_lstm_fits_the_texts_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +89,9 @@ def test_an_lstm_fits_the_texts_it_reads(monkeypatch: pytest.MonkeyPatch) -> Non
     labels = np.arange(60) % 2
     made = Dataset("short", texts, labels, texts[:10], labels[:10], ("bad", "good"), words=words)
     monkeypatch.setattr("polyeps.experiment.population._loaded", lambda *_: made)
-    people = populate(experiment(data={"size": 10}, model={"name": "lstm"}), 1)
-    assert people.model.input_shape == (12,)
-    assert 0 <= people.evaluate(people.start)["accuracy"] <= 1
+    population = populate(experiment(data={"size": 10}, model={"name": "lstm"}), 1)
+    assert population.model.input_shape == (12,)
+    assert 0 <= population.evaluate(population.start)["accuracy"] <= 1
     with pytest.raises(InputError, match="logistic takes numbers, but the records of short are words; choose lstm"):
         populate(experiment(data={"size": 10}), 1)
 

@@ -192,8 +192,8 @@ def test_kills_change_no_personal_model(tmp_path: Path) -> None:
     killed(tmp_path / "parts", 8, str(file))
     whole = contents(tmp_path / "whole")
     assert contents(tmp_path / "parts") == whole
-    judged = {row["name"]: row["value"] for row in whole["metrics"] if row["name"].startswith("personal")}
-    assert {"personal accuracy", "personal accuracy (open)", "personal accuracy (private)"} <= set(judged)
+    evaluated = {row["name"]: row["value"] for row in whole["metrics"] if row["name"].startswith("personal")}
+    assert {"personal accuracy", "personal accuracy (open)", "personal accuracy (private)"} <= set(evaluated)
 
 
 def test_early_leavers_under_one_scale(tmp_path: Path) -> None:

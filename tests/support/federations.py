@@ -29,7 +29,7 @@ from polyeps.transport.flower_sums import Seat
 from polyeps.transport.memory import InMemory
 from support.transports import AsBytes, alone, some_of
 
-# Two liberal clients among strict ones, so that every way to split finds two groups.
+# Two high-ε clients among low-ε ones, so that every way to split finds two groups.
 EPSILONS = (0.5, 0.6, 8.0, 0.55, 9.0, 0.65)
 # Every algorithm under every kind of budgets it can spend, by the title a run gives it.
 METHODS: dict[str, dict[str, Any]] = {
@@ -75,8 +75,8 @@ def experiment(algorithm: Any = "fedavg", **changes: Any) -> config.Experiment:
     return config.experiment(values)
 
 
-def promised(budgets: Iterable[Budget | None] | None) -> tuple[Budget, ...]:
-    """Budgets of clients who are all promised something."""
+def guaranteed(budgets: Iterable[Budget | None] | None) -> tuple[Budget, ...]:
+    """Return the budgets of clients that all have a guarantee."""
     assert budgets is not None
     found = tuple(budgets)
     assert None not in found

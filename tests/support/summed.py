@@ -112,9 +112,9 @@ def run(
 
 def entered(algorithm: Algorithm, clients: int, scale: float) -> Clients:
     """Clients who have paid for round 0."""
-    people = cohort(algorithm, clients, scale)
-    answer(people, algorithm, Task(ENTER, people.ids, {}))
-    return people
+    members = cohort(algorithm, clients, scale)
+    answer(members, algorithm, Task(ENTER, members.ids, {}))
+    return members
 
 
 def work(scale: float, payload: Payload) -> Work:
@@ -126,5 +126,5 @@ def work(scale: float, payload: Payload) -> Work:
 
 def alone_with(algorithm: Algorithm, roster: int = 0) -> State:
     """A state in whose round so many were drawn."""
-    faces = tuple(Profile(str(place)) for place in range(roster))
-    return State(torch.zeros(MODEL.size), enrolled=faces, roster=faces)
+    profiles = tuple(Profile(str(place)) for place in range(roster))
+    return State(torch.zeros(MODEL.size), enrolled=profiles, roster=profiles)

@@ -55,7 +55,7 @@ def test_a_node_that_does_not_introduce_itself_is_not_enrolled(
 ) -> None:
     grid = grid_of(job.clients(ledger_of(job, tmp_path / "a.db")), job)
     grid.failing = {100}
-    assert [face.id for face in OnFlower(grid).profiles()] == ["1", "2", "3", "4", "5"]
+    assert [profile.id for profile in OnFlower(grid).profiles()] == ["1", "2", "3", "4", "5"]
 
 
 def test_asking_twice_who_is_there_is_no_second_name(job: Job, tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_replies_come_in_the_order_asked_for(job: Job, tmp_path: Path) -> None:
 
 def test_hidden_fields_are_not_in_the_message(tmp_path: Path) -> None:
     job = job_of(experiment("fedavg", budgets={"disclosed": False}))
-    faces = OnFlower(LocalGrid(job.clients(ledger_of(job, tmp_path / "a.db")), job)).profiles()
-    assert {(face.examples, face.epsilon, face.group) for face in faces} == {(None, None, None)}
+    profiles = OnFlower(LocalGrid(job.clients(ledger_of(job, tmp_path / "a.db")), job)).profiles()
+    assert {(profile.examples, profile.epsilon, profile.group) for profile in profiles} == {(None, None, None)}
 
 
 def test_a_server_app_runs_a_whole_federation(job: Job, tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ class Grid(LocalGrid):
         self.keys |= {} if key else {node: Ed25519PrivateKey.generate()}
 
 
-def names(faces: Any) -> list[str]:
-    return [face.id for face in faces]
+def names(profiles: Any) -> list[str]:
+    return [profile.id for profile in profiles]
 
 
 @pytest.mark.parametrize("liars", [(900,), (1,), (1, 900, 901)])  # of lower and of higher numbers than the owner's
