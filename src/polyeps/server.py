@@ -55,12 +55,14 @@ class _Counted:
         self.declined: list[str] = []
         self.discarded: list[str] = []
         self.leaving: set[str] = set()  # clients that cannot afford more; others that are missing may come back
+        self.paid: set[str] = set()  # clients that paid for an action of this round
         self.refused = ""  # why clients refuse what they are asked
 
     def __call__(self, task: Task) -> Replies:
         if not task.to:
             return Replies((), {}, ())
         asked = self._stamped(task)
+        self._check_unpaid(task)
         try:
             replies = self.transport(asked)
         except TaskRefused as why:
@@ -68,6 +70,8 @@ class _Counted:
             return Replies((), {}, ())
         self._count(task, replies)
         self._heard(replies)
+        if self._has_price(task):
+            self.paid.update(replies.ids)
         usable = finite_replies(replies, asked.gives)
         self._discard(lost(replies.ids, usable.ids))
         return usable
@@ -100,6 +104,19 @@ class _Counted:
         action = self.algorithm.actions.get(task.action)
         gives = None if action is None or action.gives is None else action.gives(task.payload)
         return replace(task, run=self.run, round=self.round, gives=gives)
+
+    def _has_price(self, task: Task) -> bool:
+        action = self.algorithm.actions.get(task.action)
+        return action is not None and action.price is not None
+
+    def _check_unpaid(self, task: Task) -> None:
+        """Refuse a second price in a round: certificates count rounds, and simulated noise is that of the round."""
+        again = next((client for client in task.to if client in self.paid), None) if self._has_price(task) else None
+        if again is not None:
+            raise InputError(
+                f"client {again!r} is asked for {task.action!r} after it has paid for this round; ask each client for "
+                "one priced action a round, or give the algorithm a round_price"
+            )
 
     def _heard(self, replies: Replies) -> None:
         """Note clients that leave and clients whose replies could not be read."""

@@ -55,7 +55,7 @@ def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
     """Return the guarantee of a job and its terms."""
     return {
         "summary": _summary(job),
-        "budgets": _whose_budgets(job),
+        "budgets": job.whose_budgets,
         "form": job.method.form,
         "trust": job.algorithm.trust,
         "unit": job.algorithm.unit,
@@ -99,13 +99,6 @@ def _summary(job: Job) -> str:
     if job.algorithm.unit == "client" and job.budgets is not None:
         said += "; whole clients protected"
     return said if job.method.epsilon is None else f"{said}; here ε = {job.method.epsilon:g}"
-
-
-def _whose_budgets(job: Job) -> str:
-    """Return whose budgets are effective; where all clients have the same one, the strictest is each client's own."""
-    if job.method.form != "sound":
-        return "published"
-    return "own" if job.budgets == job.population.budgets else whose_budgets(job.method, job.entry)
 
 
 def _sampler(job: Job) -> str:

@@ -109,6 +109,7 @@ class Parts:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     trackers: Sequence[Tracker] = ()
     code: Code | None = None  # None: "module:name" is refused
+    elsewhere: str = ""  # where the code lies that a resumed run names and nobody trusts
 
     def __post_init__(self) -> None:
         taken = {"algorithms": [*ALGORITHMS, *_FORMER], "models": MODELS, "metrics": _MEASURED}
@@ -137,8 +138,10 @@ class Parts:
             raise InputError(f'{key} = "{name}": write "module:name", both as Python spells them')
         if self.code is None:
             raise InputError(
-                f'{key} = "{name}" names code, which a configuration cannot run by itself; read the module, then add '
-                f"--trust-code (in Python: code_folder for run, trust_code for resume, or the argument {argument})"
+                f'{key} = "{name}" names code, which a configuration cannot run by itself; read the module'
+                + (f" in {self.elsewhere}" if self.elsewhere else "")
+                + ", then add --trust-code (in Python: code_folder for run, trust_code for resume, or the argument "
+                f"{argument})"
             )
         return self.code.find(key, name)
 
