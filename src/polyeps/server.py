@@ -55,6 +55,7 @@ class _Counted:
         self.declined: list[str] = []
         self.discarded: list[str] = []
         self.leaving: set[str] = set()  # clients that cannot afford more; others that are missing may come back
+        self.drawn: frozenset[str] = frozenset()  # this round's cohort
         self.paid: set[str] = set()  # clients that paid for an action of this round
         self.refused = ""  # why clients refuse what they are asked
 
@@ -62,7 +63,6 @@ class _Counted:
         if not task.to:
             return Replies((), {}, ())
         asked = self._stamped(task)
-        self._check_unpaid(task)
         try:
             replies = self.transport(asked)
         except TaskRefused as why:
@@ -101,6 +101,7 @@ class _Counted:
         return [client for client in clients if client in paid]
 
     def _stamped(self, task: Task) -> Task:
+        self._check_price(task)
         action = self.algorithm.actions.get(task.action)
         gives = None if action is None or action.gives is None else action.gives(task.payload)
         return replace(task, run=self.run, round=self.round, gives=gives)
@@ -109,8 +110,14 @@ class _Counted:
         action = self.algorithm.actions.get(task.action)
         return action is not None and action.price is not None
 
-    def _check_unpaid(self, task: Task) -> None:
-        """Refuse a second price in a round: certificates count rounds, and simulated noise is that of the round."""
+    def _check_price(self, task: Task) -> None:
+        """Refuse what no price covers: certificates count rounds, simulated noise is that of the round."""
+        others = lost(task.to, self.drawn) if self.algorithm.round_price is not None else []
+        if others:
+            raise InputError(
+                f"client {others[0]!r} is asked for {task.action!r} and was not drawn, but the price of a round is "
+                "that of its secret cohort; ask clients of the roster alone"
+            )
         again = next((client for client in task.to if client in self.paid), None) if self._has_price(task) else None
         if again is not None:
             raise InputError(
@@ -204,6 +211,7 @@ def serve(
         ask = _Counted(transport, algorithm, run, number)
         present = ask.enter(left) if algorithm.round_price is not None else left
         invited = participation.draw(tuple(roster), present, seed, number)
+        ask.drawn = frozenset(invited)
         state = replace(
             state,
             round=number,

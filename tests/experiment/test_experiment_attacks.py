@@ -2,14 +2,17 @@
 
 import json
 import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.commands import refused, run, run_json
-from support.federations import EPSILONS, experiment, finish, job_of
+from support.federations import EPSILONS, experiment, finish, in_memory, job_of
 from torch import Tensor
 
 from polyeps.accounting.events import Gaussian, Poisson
@@ -26,6 +29,7 @@ from polyeps.ledger import Ledger
 from polyeps.ledger.account import BudgetTerms
 from polyeps.training import Training
 
+EVERYONE = [str(place) for place in range(6)]
 TOML = """
 rounds = 3
 [data]
@@ -81,6 +85,11 @@ def half_drawn(training: Training) -> Algorithm:
     found = ALGORITHMS["fedavg"].build(training)
     train = replace(found.actions["train"], price=None)
     return replace(found, actions={"train": train}, round_price=lambda noise: Poisson(0.5, Gaussian(noise)))
+
+
+def test_cohorts_that_a_round_price_does_not_cover_are_refused_before_anything_is_certified() -> None:
+    with pytest.raises(InputError, match=r'use kind = "poisson" or "full"'):
+        own_job(half_drawn, rounds=4, participation={"kind": "uniform", "share": 0.5})
 
 
 def test_the_round_price_of_an_own_algorithm_is_calibrated_for_all_rounds(tmp_path: Path) -> None:
@@ -146,6 +155,16 @@ def test_the_largest_budget_exceeds_nobodys_delta(tmp_path: Path) -> None:
     assert set(job.budgets or ()) == {Budget(2.0, 1e-7)}
 
 
+@pytest.mark.parametrize("trust", ["server", "secure-sum"])
+def test_no_client_pays_for_more_noise_than_its_group_has(trust: str, tmp_path: Path) -> None:
+    job = job_of(experiment({"name": "fedhdp", "trust": trust, "personal": False}))
+    ledger = Ledger.create(tmp_path / "a.db", {c: BudgetTerms(Budget(20.0, 1e-3), "client") for c in EVERYONE})
+    cohort = replace(job.clients(None), ledger=ledger, guaranteed=np.full(6, True))
+    cohort.noise_multiplier = job.noise_multiplier * np.array([1, 1, 1.01, 1, 1, 1])
+    with pytest.raises(InputError, match=r"clients paid for the noise multiplier .*, and the sum is made for"):
+        job.serve(in_memory(cohort, job), 1, "run")
+
+
 # Own algorithms
 
 
@@ -164,6 +183,21 @@ def test_a_client_is_not_asked_twice_in_a_round_with_the_same_noise(tmp_path: Pa
     """Simulated noise belongs to a round: the difference of both updates would be without any."""
     with pytest.raises(InputError, match=r"client '0' is asked for 'train' after it has paid for this round"):
         finish(own_job(twice, rounds=4), tmp_path / "a.db")
+
+
+def over_the_cohort(training: Training) -> Algorithm:
+    """Ask all clients, whoever was drawn, at the price of being drawn with probability 1/2."""
+
+    def round(state: State, ask: Ask) -> State:
+        return step(state, mean(ask_updates(state, ask, state.enrolled).payload["update"]))
+
+    return replace(half_drawn(training), round=round)
+
+
+def test_clients_that_were_not_drawn_are_not_asked_at_the_price_of_a_secret_cohort(tmp_path: Path) -> None:
+    job = own_job(over_the_cohort, rounds=4, participation={"kind": "poisson", "share": 0.5})
+    with pytest.raises(InputError, match=r"client '\d' is asked for 'train' and was not drawn"):
+        finish(job, tmp_path / "a.db", rounds=4)
 
 
 def unpriced(training: Training) -> Algorithm:
@@ -245,6 +279,31 @@ def test_a_ledger_with_other_terms_is_not_charged(tmp_path: Path) -> None:
     Ledger.create(tmp_path / "run" / "ledgers" / "fedavg-1.db", terms).close()
     with pytest.raises(InputError, match=r"fedavg-1.db .* other terms"):
         runs.run(wanted, tmp_path / "run")
+
+
+def test_a_run_is_not_resumed_without_its_ledger(tmp_path: Path) -> None:
+    """A new one would forget what was spent."""
+    with pytest.raises(StoppedError):
+        runs.run(experiment(), tmp_path / "run", watch=runs.Watch(round_done=stop))
+    for path in (tmp_path / "run" / "ledgers").iterdir():
+        path.unlink()
+    with pytest.raises(InputError, match=r"fedavg-1.db is missing; put it back"):
+        runs.resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["seed", "round", "seconds", "declined"])
+def test_no_metric_is_called_like_a_column_of_metrics_csv(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"metrics: '{name}' is built in"):
+        runs.run(experiment(), tmp_path / "run", metrics={name: lambda *_: 0.0})
+
+
+@pytest.mark.parametrize("module", ["click", "torch", "numpy", "tomllib"])
+def test_modules_of_the_folder_are_not_imported(module: str, file: Path) -> None:
+    """`python -m` looks for modules in the present folder first, which may be that of an experiment from elsewhere."""
+    (file.parent / f"{module}.py").write_text("raise SystemExit('surprise')")
+    command = [sys.executable, "-m", "polyeps", "run", str(file), "--set", "rounds=1"]
+    ran = subprocess.run(command, cwd=file.parent, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_code_of_a_journal_is_named_with_its_folder(tmp_path: Path) -> None:

@@ -174,7 +174,9 @@ def prepare(
         with _naming(method):
             algorithm = entry.build(local, **options)
     all_pay = algorithm.round_price is not None  # drawn or not
-    uses = experiment.rounds if all_pay else uses
+    if all_pay:
+        check_secret_cohorts(participation)
+        uses = experiment.rounds
     if budgets is not None and entry.local != "sums":
         with _naming(method):
             cost = cost_of(algorithm, population.ids, own)

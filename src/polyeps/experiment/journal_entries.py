@@ -15,7 +15,7 @@ from polyeps.clients import Clients
 from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import described, whose_budgets
 from polyeps.experiment.job import Job
-from polyeps.experiment.journal import ClientRow, Journal, spent_key
+from polyeps.experiment.journal import COUNTED, ClientRow, Journal, spent_key
 from polyeps.experiment.registry import checked_options
 from polyeps.ledger import Ledger
 from polyeps.transport import codec
@@ -134,15 +134,14 @@ def write_metrics(journal: Journal, path: Path) -> None:
     rows = journal.query("SELECT * FROM metrics")
     names = sorted({row["name"] for row in rows})
     values = {(row["job"], row["round"], row["name"]): row["value"] for row in rows}
-    columns = ["invited", "answered", "declined", "active", "seconds"]
     partial = path.with_suffix(".part")
     with partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["method", "seed", "round", *columns, *names])
+        writer.writerow(["method", "seed", "round", *COUNTED, *names])
         statement = (
             "SELECT jobs.label, jobs.seed, rounds.* FROM rounds JOIN jobs USING (job) ORDER BY jobs.rowid, round"
         )
         for row in journal.query(statement):
             found = [values.get((row["job"], row["round"], name)) for name in names]
-            writer.writerow([row["label"], row["seed"], row["round"], *(row[c] for c in columns), *found])
+            writer.writerow([row["label"], row["seed"], row["round"], *(row[c] for c in COUNTED), *found])
     partial.replace(path)

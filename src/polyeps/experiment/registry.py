@@ -27,6 +27,7 @@ from polyeps.core import Algorithm
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import whose_budgets
+from polyeps.experiment.journal import COUNTED
 from polyeps.models import MODELS, Model
 
 ModelFactory = Callable[[tuple[int, ...], int], Model | nn.Module]  # (shape of a record, classes) -> a model
@@ -35,7 +36,7 @@ Metric = Callable[[Tensor, Tensor], float]  # (outputs, labels) of all test reco
 
 _REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
-_MEASURED = ("accuracy", "loss")
+_MEASURED = ("accuracy", "loss", "method", "seed", "round", *COUNTED)
 # Names of earlier versions: the algorithm and its budgets.
 _FORMER = {
     "minimum": ("fedavg", "minimum"),

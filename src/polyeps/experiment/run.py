@@ -254,10 +254,10 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
     experiment, folder = work.experiment, work.folder
     if work.terms.get(job.name) not in (None, _digest(job)):
         raise InputError(f"{job.name} has other budgets, records or noise since the run began; restore its files")
-    ledger = _open_ledger(job, folder)
+    checkpoint = journal.checkpoint(job.name)
+    ledger = _open_ledger(job, folder, begun=checkpoint is not None)
     cohort = job.clients(ledger)
     state, active = job.state, None
-    checkpoint = journal.checkpoint(job.name)
     if checkpoint is None:
         journal.begin(job.name, client_rows(job), facts(job, experiment))
     else:
@@ -308,10 +308,12 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
         ledger.close()
 
 
-def _open_ledger(job: Job, folder: Path) -> Ledger | None:
+def _open_ledger(job: Job, folder: Path, begun: bool) -> Ledger | None:
     if job.budgets is None:
         return None
     path = folder / "ledgers" / f"{job.name}.db"
+    if begun and not path.exists():
+        raise InputError(f"{path} is missing; put it back, for a new one would forget what clients have spent")
     path.parent.mkdir(exist_ok=True)
     ledger = Ledger.open_or_create(path, job.terms)
     if any(ledger.account(client).terms != terms for client, terms in job.terms.items()):
