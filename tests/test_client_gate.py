@@ -313,3 +313,19 @@ def test_a_deployed_client_pays_for_nothing_that_floating_point_noise_would_need
     with pytest.raises(TaskRefused, match="low digits leak"):
         answer(deployed, job.algorithm, first)
     assert spent(deployed) == {0.0}
+
+
+@pytest.mark.parametrize("name", ["cmp-fed", "dp-randagg"])
+def test_a_round_that_was_paid_for_once_is_not_done_twice(name: str, tmp_path: Path) -> None:
+    """Simulated clients repeat a payment for free; that must not let them act again."""
+    job = job_of(experiment(name))
+    asked = asked_for_sums(job, tmp_path / "b.db")
+    cohort = entered(job, tmp_path)
+    first = next(action for action in job.algorithm.actions if action in asked)
+    task = Task(first, cohort.ids, asked[first], "run", 0, summed=True)
+    assert answer(cohort, job.algorithm, task).ids == cohort.ids
+    assert answer(cohort, job.algorithm, Task(ENTER, cohort.ids, {}, "run", 0)).ids == cohort.ids
+    other = {**task.payload, "model": task.payload["model"] + 1}
+    assert answer(cohort, job.algorithm, replace(task, payload=other)).ids == ()
+    assert cohort.ledger is not None
+    assert {cohort.ledger.account(client).charges for client in cohort.ids} == {1}

@@ -143,9 +143,12 @@ def _enter(clients: Clients, algorithm: Algorithm, task: Task, places: _Places) 
         places, exhausted = _pay(clients, algorithm, priced, task, places)
     elif clients.guaranteed[places].any():
         raise InputError("a round has a price, but these clients have no ledger to charge; open one")
+    entering = places
+    if clients.repeatable and clients.passed_on.of == (task.run, task.round):  # paid for already: not done again
+        entering = places[(clients.memory[PROGRESS][torch.from_numpy(places), 0] != task.round + 1).cpu().numpy()]
     if len(places):
         clients.passed_on.begin(task.run, task.round)
-    clients.remember(PROGRESS, places, torch.tensor([task.round + 1, 0]).to(clients.memory[PROGRESS]))
+    clients.remember(PROGRESS, entering, torch.tensor([task.round + 1, 0]).to(clients.memory[PROGRESS]))
     ids = tuple(clients.ids[place] for place in places)
     able = set(_able(clients, algorithm, priced, places).tolist())
     ready = tuple(place in able for place in places.tolist())

@@ -55,6 +55,8 @@ class _Counted:
         self.declined: list[str] = []
         self.discarded: list[str] = []
         self.leaving: set[str] = set()  # clients that cannot afford more; others that are missing may come back
+        self.drawn: frozenset[str] = frozenset()  # this round's cohort
+        self.paid: set[str] = set()  # clients that paid for an action of this round
         self.refused = ""  # why clients refuse what they are asked
 
     def __call__(self, task: Task) -> Replies:
@@ -68,6 +70,8 @@ class _Counted:
             return Replies((), {}, ())
         self._count(task, replies)
         self._heard(replies)
+        if self._has_price(task):
+            self.paid.update(replies.ids)
         usable = finite_replies(replies, asked.gives)
         self._discard(lost(replies.ids, usable.ids))
         return usable
@@ -97,9 +101,29 @@ class _Counted:
         return [client for client in clients if client in paid]
 
     def _stamped(self, task: Task) -> Task:
+        self._check_price(task)
         action = self.algorithm.actions.get(task.action)
         gives = None if action is None or action.gives is None else action.gives(task.payload)
         return replace(task, run=self.run, round=self.round, gives=gives)
+
+    def _has_price(self, task: Task) -> bool:
+        action = self.algorithm.actions.get(task.action)
+        return action is not None and action.price is not None
+
+    def _check_price(self, task: Task) -> None:
+        """Refuse what no price covers: certificates count rounds, simulated noise is that of the round."""
+        others = lost(task.to, self.drawn) if self.algorithm.round_price is not None else []
+        if others:
+            raise InputError(
+                f"client {others[0]!r} is asked for {task.action!r} and was not drawn, but the price of a round is "
+                "that of its secret cohort; ask clients of the roster alone"
+            )
+        again = next((client for client in task.to if client in self.paid), None) if self._has_price(task) else None
+        if again is not None:
+            raise InputError(
+                f"client {again!r} is asked for {task.action!r} after it has paid for this round; ask each client for "
+                "one priced action a round, or give the algorithm a round_price"
+            )
 
     def _heard(self, replies: Replies) -> None:
         """Note clients that leave and clients whose replies could not be read."""
@@ -187,6 +211,7 @@ def serve(
         ask = _Counted(transport, algorithm, run, number)
         present = ask.enter(left) if algorithm.round_price is not None else left
         invited = participation.draw(tuple(roster), present, seed, number)
+        ask.drawn = frozenset(invited)
         state = replace(
             state,
             round=number,

@@ -124,13 +124,17 @@ class SecureSums:
         """Return sentences on what must hold for the guarantee to hold."""
         return conditions([self.counts])
 
-    def from_clients(self, release: Release, work: Work, values: Tensor) -> Payload:
-        """Return the replies of clients with values (n, size): clipped, with their parts of the noise."""
-        if float(work.noise_multiplier.max(initial=0.0)) > self.noise_multiplier:
+    def check_paid(self, noise_multiplier: float) -> None:
+        """Refuse a noise multiplier that clients pay for and a sum does not have."""
+        if noise_multiplier > self.noise_multiplier:
             raise InputError(
-                f"clients paid for the noise multiplier {work.noise_multiplier.max():g}, and the sum is made for "
+                f"clients paid for the noise multiplier {noise_multiplier:g}, and the sum is made for "
                 f"{self.noise_multiplier:g}; build the algorithm with the noise they pay for"
             )
+
+    def from_clients(self, release: Release, work: Work, values: Tensor) -> Payload:
+        """Return the replies of clients with values (n, size): clipped, with their parts of the noise."""
+        self.check_paid(float(work.noise_multiplier.max(initial=0.0)))
         if not self.noise_multiplier:
             return {release.action: values}
         parts = self.counts.parts(self.drawn(release, work.payload))

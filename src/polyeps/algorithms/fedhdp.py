@@ -104,6 +104,8 @@ def fedhdp(
     )
 
     def train(work: Work) -> tuple[Payload, Payload]:
+        for name, paid in zip(work.groups, work.noise_multiplier.tolist(), strict=True):
+            groups[name].sums.check_paid(paid)
         if trust == "secure-sum":
             if len(set(work.groups)) != 1:
                 raise InputError("clients of several groups are asked for one sum; ask each group for its own")

@@ -33,10 +33,7 @@ def calibrate_file(
         methods = [(job, plan(job)) for job in files.jobs_of(experiment, changes, seed, trust_code, report)]
     if as_json:
         keys = ("client", "epsilon", "delta", "records", "sigma", "spent")
-        shown = [
-            files.frame(job) | {"clients": [{key: getattr(row, key) for key in keys} for row in rows]}
-            for job, rows in methods
-        ]
+        shown = [files.frame(job, [{key: getattr(row, key) for key in keys} for row in rows]) for job, rows in methods]
         print_json({"experiment": str(experiment), "methods": shown})
         return
     for job, rows in methods:
@@ -55,7 +52,7 @@ def calibrate_file(
                 ]
                 for part in grouped(rows, lambda row: row.epsilon)
             ],
-            title=f"{job.method.title}: noise for {job.rounds.expected} of {job.rounds.planned} rounds",
+            title=f"{files.title(job)}: noise for {job.rounds.expected} of {job.rounds.planned} rounds",
         )
 
 

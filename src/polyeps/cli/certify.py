@@ -41,9 +41,9 @@ def certify_file(
             methods.append((job, [(c, b, found[c]) for c, b in zip(found, budgets, strict=True)]))
     if as_json:
         shown = [
-            files.frame(job)
-            | {
-                "clients": [
+            files.frame(
+                job,
+                [
                     {
                         "client": client,
                         "epsilon": budget.epsilon if budget else None,
@@ -58,8 +58,8 @@ def certify_file(
                         "sentence": one.sentence,
                     }
                     for client, budget, one in rows
-                ]
-            }
+                ],
+            )
             for job, rows in methods
         ]
         print_json({"experiment": str(experiment), "methods": shown})
@@ -78,7 +78,7 @@ def certify_file(
                 ]
                 for part in grouped(rows, lambda row: row[1].epsilon if row[1] else float("inf"))
             ],
-            title=f"{job.method.title}: {uses} of {job.rounds.planned} rounds",
+            title=f"{files.title(job)}: {uses} of {job.rounds.planned} rounds",
         )
         client, _, strictest = min(rows, key=lambda row: row[2].certified)
         print(f"Client {client}: {strictest.sentence}\n")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from polyeps.errors import InputError
+
 if TYPE_CHECKING:
     import click
 
@@ -44,18 +46,27 @@ def jobs_of(
     from polyeps.experiment.registry import Code, Parts
 
     experiment = config.read_experiment(file, changes or [])
+    if seed is not None and seed not in experiment.seeds:
+        raise InputError(f"--seed {seed}: the file's seeds are {', '.join(map(str, experiment.seeds))}; choose one")
     parts = Parts(code=Code(file.parent.absolute()) if trust_code else None)
     population = populate(experiment, experiment.seeds[0] if seed is None else seed, parts=parts)
     for method in experiment.algorithm:
         yield prepare(experiment, method, population, progress, parts)
 
 
-def frame(job: Job) -> dict[str, Any]:
-    """Return what is the same for all clients of a job."""
-    algorithm = job.algorithm
+def title(job: Job) -> str:
+    """Return the title of a job, with the budgets that are effective where clients' own are not."""
+    named, whose = job.method.title, job.whose_budgets
+    return named if whose == "own" or whose in named else f"{named} (budgets: {whose})"
+
+
+def frame(job: Job, clients: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what is the same for all clients of a job, and what differs, with the budgets that they set."""
+    algorithm, own = job.algorithm, dict(zip(job.population.ids, job.population.budgets, strict=True))
     return {
         "method": job.method.title,
         "form": job.method.form,
+        "budgets": job.whose_budgets,
         "seed": job.population.seed,
         "rounds": job.rounds.planned,
         "rounds_expected": job.rounds.expected,
@@ -64,4 +75,5 @@ def frame(job: Job) -> dict[str, Any]:
         "trust": algorithm.trust,
         "arithmetic": algorithm.arithmetic,
         "conditions": algorithm.conditions,
+        "clients": [{**row, "own_epsilon": b.epsilon if (b := own[row["client"]]) else None} for row in clients],
     }

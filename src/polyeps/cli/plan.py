@@ -72,12 +72,12 @@ def _plan_file(experiment: Path, changes: list[str] | None, seed: int | None, tr
     with progress("planning") as report:
         methods = [(job, plan_job(job, report)) for job in files.jobs_of(experiment, changes, seed, trust_code, report)]
     if as_json:
-        shown = [files.frame(job) | {"clients": [asdict(row) for row in rows]} for job, rows in methods]
+        shown = [files.frame(job, [asdict(row) for row in rows]) for job, rows in methods]
         print_json({"experiment": str(experiment), "methods": shown})
         return
     for job, rows in methods:
         if rows:
-            _draw(rows, job.rounds, f"{job.method.title}: ")
+            _draw(rows, job.rounds, f"{files.title(job)}: ")
         else:
             print(f"{job.method.title}: no client has a guarantee, so no budget is spent.")
 

@@ -39,7 +39,7 @@ def effective_budgets(method: config.Method, entry: Entry, population: Populatio
         case "minimum":
             return (_smallest(known),) * clients
         case "maximum":
-            return (max(known),) * clients
+            return (Budget(max(known).epsilon, _smallest(known).delta),) * clients
     if entry.local != "sums" and len(known) < clients:
         client = population.ids[population.budgets.index(None)]
         raise InputError(

@@ -109,6 +109,13 @@ class Job:
         }
 
     @property
+    def whose_budgets(self) -> str:
+        """Whose budgets are effective; where all clients have the same one, the strictest is each client's own."""
+        if self.method.form != "sound":
+            return "published"
+        return "own" if self.budgets == self.population.budgets else whose_budgets(self.method, self.entry)
+
+    @property
     def state(self) -> State:
         return State(self.population.start)
 
@@ -141,7 +148,11 @@ def prepare(
             if budgets is not None:
                 cost = Cost(lambda multiplier, _: price(multiplier), population.ids, own, "client", "zero-out")
                 noise[:] = sound_noise(experiment, budgets, cost, experiment.rounds, progress)
-            return dict(zip(groups, noise.tolist(), strict=True))
+            largest: dict[str, float] = {}
+            for name, one in zip(groups, noise.tolist(), strict=True):
+                largest[name] = max(one, largest.get(name, 0.0))
+            noise[:] = [largest[name] for name in groups]  # one noise for a sum, whatever δ its clients have
+            return largest
 
         federation = _federation(experiment, method, population, participation, budgets, groups, noise_for)
         with _naming(method):
@@ -162,8 +173,13 @@ def prepare(
         local = _training(settings, population, budgets is not None, method.form)
         with _naming(method):
             algorithm = entry.build(local, **options)
+    all_pay = algorithm.round_price is not None  # drawn or not
+    if all_pay:
+        check_secret_cohorts(participation)
+        uses = experiment.rounds
     if budgets is not None and entry.local != "sums":
-        cost = cost_of(algorithm, population.ids, own)
+        with _naming(method):
+            cost = cost_of(algorithm, population.ids, own)
         if method.form == "published" or whose_budgets(method, entry) == "exceeded":
             claimed = guaranteed(budgets)
             noise = claimed_noise(claimed, cost, uses)
@@ -181,9 +197,7 @@ def prepare(
         noise_multiplier=noise,
         settings=own,
         participation=participation,
-        rounds=Rounds(
-            experiment.rounds, 1.0 if entry.local == "sums" else participation.charged(len(population.ids)), uses
-        ),
+        rounds=Rounds(experiment.rounds, 1.0 if all_pay else participation.charged(len(population.ids)), uses),
         discloses=(*discloses, "group") if "group" in algorithm.needs else discloses,
         groups=groups,
     )

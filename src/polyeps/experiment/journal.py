@@ -41,6 +41,7 @@ CREATE TABLE memory (
   job TEXT NOT NULL, piece TEXT NOT NULL, content BLOB NOT NULL, PRIMARY KEY (job, piece)) WITHOUT ROWID;
 """
 
+COUNTED = ("invited", "answered", "declined", "active", "seconds")  # of a round, beside its metrics
 _NEW_JOB = "INSERT INTO jobs VALUES (?, ?, ?, ?, 'waiting', NULL, NULL, ?, '{}')"
 
 JobRow = tuple[str, str, str, int, int]  # job, method, label, seed, rounds
@@ -132,7 +133,7 @@ class Journal:
         self,
         job: str,
         round: int,
-        counts: Mapping[str, float],  # invited, answered, declined, active, seconds
+        counts: Mapping[str, float],  # COUNTED
         answers: Iterable[tuple[str, bool, int, int]],  # client, answered, received, sent
         left: Iterable[str],
         metrics: Mapping[str, float],

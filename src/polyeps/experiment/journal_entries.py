@@ -15,7 +15,7 @@ from polyeps.clients import Clients
 from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import described, whose_budgets
 from polyeps.experiment.job import Job
-from polyeps.experiment.journal import ClientRow, Journal, spent_key
+from polyeps.experiment.journal import COUNTED, ClientRow, Journal, spent_key
 from polyeps.experiment.registry import checked_options
 from polyeps.ledger import Ledger
 from polyeps.transport import codec
@@ -55,7 +55,7 @@ def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
     """Return the guarantee of a job and its terms."""
     return {
         "summary": _summary(job),
-        "budgets": _whose_budgets(job),
+        "budgets": job.whose_budgets,
         "form": job.method.form,
         "trust": job.algorithm.trust,
         "unit": job.algorithm.unit,
@@ -101,13 +101,6 @@ def _summary(job: Job) -> str:
     return said if job.method.epsilon is None else f"{said}; here ε = {job.method.epsilon:g}"
 
 
-def _whose_budgets(job: Job) -> str:
-    """Return whose budgets are effective; where all clients have the same one, the strictest is each client's own."""
-    if job.method.form != "sound":
-        return "published"
-    return "own" if job.budgets == job.population.budgets else whose_budgets(job.method, job.entry)
-
-
 def _sampler(job: Job) -> str:
     """Return how batches or, where whole clients are protected, cohorts are sampled; "none": all are taken."""
     if job.algorithm.round_price is not None:
@@ -141,15 +134,14 @@ def write_metrics(journal: Journal, path: Path) -> None:
     rows = journal.query("SELECT * FROM metrics")
     names = sorted({row["name"] for row in rows})
     values = {(row["job"], row["round"], row["name"]): row["value"] for row in rows}
-    columns = ["invited", "answered", "declined", "active", "seconds"]
     partial = path.with_suffix(".part")
     with partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["method", "seed", "round", *columns, *names])
+        writer.writerow(["method", "seed", "round", *COUNTED, *names])
         statement = (
             "SELECT jobs.label, jobs.seed, rounds.* FROM rounds JOIN jobs USING (job) ORDER BY jobs.rowid, round"
         )
         for row in journal.query(statement):
             found = [values.get((row["job"], row["round"], name)) for name in names]
-            writer.writerow([row["label"], row["seed"], row["round"], *(row[c] for c in columns), *found])
+            writer.writerow([row["label"], row["seed"], row["round"], *(row[c] for c in COUNTED), *found])
     partial.replace(path)

@@ -65,7 +65,12 @@ def cost_of(algorithm: Algorithm, ids: Sequence[str], settings: PerClient) -> Co
     if round_price is not None:
         price: Any = lambda noise, _: round_price(noise)  # noqa: E731
     else:
-        price = next(action.price for action in algorithm.actions.values() if action.price is not None)
+        price = next((action.price for action in algorithm.actions.values() if action.price is not None), None)
+        if price is None:
+            raise InputError(
+                f"{', '.join(algorithm.actions) or 'it'} has no price, so clients cannot keep to their budgets; give "
+                'the action a price, or the algorithm an Entry with budgets = ("none",)'
+            )
     return Cost(price, ids, settings, algorithm.unit, algorithm.adjacency, algorithm.claim)
 
 

@@ -48,13 +48,7 @@ class ClientPlan:
 
 def plan_client(client: str, terms: BudgetTerms, records: int, sigma: float, rounds: Rounds) -> ClientPlan:
     """Return how many rounds a client's budget lasts, and what it will have spent."""
-    account = ClientAccount(terms)
-    once = history_of(terms.plan)
-
-    def after(joined: int) -> dict[Any, int]:
-        return {step: count * joined for step, count in once.items()} if joined else {}
-
-    lasts = affordable(lambda joined: account.affords(after(joined)), rounds.planned)
+    lasts = _lasting(terms, rounds.planned)
     return ClientPlan(
         client=client,
         epsilon=terms.budget.epsilon,
@@ -63,10 +57,19 @@ def plan_client(client: str, terms: BudgetTerms, records: int, sigma: float, rou
         sigma=sigma,
         rounds_affordable=lasts,
         rounds_expected=rounds.expected,
-        spent=account.spent(after(min(lasts, rounds.expected))),
+        spent=ClientAccount(terms).spent(history_of(terms.plan, min(lasts, rounds.expected))),
         leaves_early=float(binom.sf(lasts, rounds.planned, rounds.share)),
         limit="rounds" if lasts >= rounds.planned else "budget",
     )
+
+
+def _lasting(terms: BudgetTerms, most: int) -> int:
+    """Return how many rounds a budget lasts, at most `most`."""
+
+    def within(joined: int) -> bool:
+        return ClientAccount(terms).affords(history_of(terms.plan, joined))
+
+    return most if within(most) else affordable(within, most)
 
 
 def plan(job: Job, progress: ProgressCallback | None = None) -> list[ClientPlan]:
@@ -124,8 +127,13 @@ def plan_dp_sgd(
 
 
 def certificates(job: Job, joined: int | None = None) -> dict[str, Certificate]:
-    """Return each client's certificate for the rounds it joins: by default those its noise is calibrated for."""
-    uses = job.rounds.expected if joined is None else joined
+    """Return each client's certificate for the rounds it joins, as far as its budget lasts.
+
+    By default these are the rounds that its noise is calibrated for.
+    """
+    wanted = job.rounds.expected if joined is None else joined
+    if wanted > job.rounds.planned:
+        raise InputError(f"--joined is {wanted}, but there are {job.rounds.planned} rounds; lower it")
     alike, found = dict[Any, Certificate](), dict[str, Certificate]()
     cost = cost_of(job.algorithm, job.population.ids, job.settings) if job.terms else None
     for row, client in enumerate(job.population.ids):
@@ -134,6 +142,7 @@ def certificates(job: Job, joined: int | None = None) -> dict[str, Certificate]:
         if key not in alike:
             event = dp_accounting.NonPrivateDpEvent() if terms is None else terms.plan
             delta = 0.0 if terms is None else terms.budget.delta
+            uses = wanted if terms is None else _lasting(terms, wanted)
             everything = dp_accounting.SelfComposedDpEvent(event, uses)
             alike[key] = certify(
                 job.algorithm,

@@ -27,6 +27,7 @@ from polyeps.core import Algorithm
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import whose_budgets
+from polyeps.experiment.journal import COUNTED
 from polyeps.models import MODELS, Model
 
 ModelFactory = Callable[[tuple[int, ...], int], Model | nn.Module]  # (shape of a record, classes) -> a model
@@ -35,7 +36,7 @@ Metric = Callable[[Tensor, Tensor], float]  # (outputs, labels) of all test reco
 
 _REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
-_MEASURED = ("accuracy", "loss")
+_MEASURED = ("accuracy", "loss", "method", "seed", "round", *COUNTED)
 # Names of earlier versions: the algorithm and its budgets.
 _FORMER = {
     "minimum": ("fedavg", "minimum"),
@@ -109,6 +110,7 @@ class Parts:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     trackers: Sequence[Tracker] = ()
     code: Code | None = None  # None: "module:name" is refused
+    elsewhere: str = ""  # where the code lies that a resumed run names and nobody trusts
 
     def __post_init__(self) -> None:
         taken = {"algorithms": [*ALGORITHMS, *_FORMER], "models": MODELS, "metrics": _MEASURED}
@@ -137,8 +139,10 @@ class Parts:
             raise InputError(f'{key} = "{name}": write "module:name", both as Python spells them')
         if self.code is None:
             raise InputError(
-                f'{key} = "{name}" names code, which a configuration cannot run by itself; read the module, then add '
-                f"--trust-code (in Python: code_folder for run, trust_code for resume, or the argument {argument})"
+                f'{key} = "{name}" names code, which a configuration cannot run by itself; read the module'
+                + (f" in {self.elsewhere}" if self.elsewhere else "")
+                + ", then add --trust-code (in Python: code_folder for run, trust_code for resume, or the argument "
+                f"{argument})"
             )
         return self.code.find(key, name)
 

@@ -12,6 +12,7 @@ the same result, and its charges, already on disk, are not made twice.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,6 +74,7 @@ class _Work:
     parts: Parts
     jobs: dict[str, Job] = field(default_factory=dict)  # prepared ones, each until it is done
     population: Population | None = None  # of the last job that was prepared
+    terms: dict[str, str] = field(default_factory=dict)  # the digest of each job's budgets and noise, as it began
 
     def __post_init__(self) -> None:
         self.metrics = self.parts.measuring(self.experiment)
@@ -144,6 +146,7 @@ def run(
         "command": command,
         "metrics": list(work.metrics),
         "parts": parts.names,
+        "terms": work.terms,
         "code": None if code is None else {"folder": str(code.folder), "digests": code.digests},
     }
     jobs = [
@@ -180,11 +183,13 @@ def resume(
         journal.close()
         code, known = about.get("code"), about.get("parts") or {}
         trusted = Code(Path(code["folder"]), code["digests"], resumed=True) if trust_code and code else None
-        parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, trackers, trusted)
+        where = code["folder"] if code else ""
+        parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, trackers, trusted, where)
         for kind, names in known.items():
             if missing := [name for name in names if name not in parts.names.get(kind, ())]:
                 raise InputError(f"the run was started with {kind} = {{{missing[0]!r}: ...}}; resume it with the same")
-        _do_all(_Work(config.experiment(about["experiment"]), folder, device, watch or Watch(), parts))
+        begun = about.get("terms") or {}
+        _do_all(_Work(config.experiment(about["experiment"]), folder, device, watch or Watch(), parts, terms=begun))
     return read(folder)
 
 
@@ -201,6 +206,7 @@ def _prepare_all(work: _Work) -> None:
                 for client, group in zip(job.population.ids, groups, strict=True)
             ]
             check_disclosure(job.algorithm, profiles)
+            work.terms[job.name] = _digest(job)
             if sum(held.values()) <= _KEPT:
                 work.jobs[job.name] = job
         if work.metrics and seed == experiment.seeds[0]:
@@ -246,10 +252,12 @@ def read(folder: Path | str) -> Outcome:
 def _do(job: Job, work: _Work, journal: Journal) -> None:
     """Run one job from its last checkpoint."""
     experiment, folder = work.experiment, work.folder
-    ledger = _open_ledger(job, folder)
+    if work.terms.get(job.name) not in (None, _digest(job)):
+        raise InputError(f"{job.name} has other budgets, records or noise since the run began; restore its files")
+    checkpoint = journal.checkpoint(job.name)
+    ledger = _open_ledger(job, folder, begun=checkpoint is not None)
     cohort = job.clients(ledger)
     state, active = job.state, None
-    checkpoint = journal.checkpoint(job.name)
     if checkpoint is None:
         journal.begin(job.name, client_rows(job), facts(job, experiment))
     else:
@@ -300,12 +308,21 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
         ledger.close()
 
 
-def _open_ledger(job: Job, folder: Path) -> Ledger | None:
+def _open_ledger(job: Job, folder: Path, begun: bool) -> Ledger | None:
     if job.budgets is None:
         return None
     path = folder / "ledgers" / f"{job.name}.db"
+    if begun and not path.exists():
+        raise InputError(f"{path} is missing; put it back, for a new one would forget what clients have spent")
     path.parent.mkdir(exist_ok=True)
-    return Ledger.open_or_create(path, job.terms)
+    ledger = Ledger.open_or_create(path, job.terms)
+    if any(ledger.account(client).terms != terms for client, terms in job.terms.items()):
+        raise InputError(f"{path} was opened under other terms than this run's; run it in a new folder")
+    return ledger
+
+
+def _digest(job: Job) -> str:
+    return hashlib.sha256(repr(client_rows(job)).encode()).hexdigest()
 
 
 def _restored(checkpoint: Checkpoint) -> State:
