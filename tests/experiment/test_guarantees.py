@@ -75,6 +75,15 @@ def test_clients_that_join_more_or_fewer_rounds_are_certified_for_those(name: st
         assert stated == pytest.approx(done.ledger.spent(client), rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["fedhdp", "cmp-fed", "dp-randagg"])
+def test_clients_are_certified_for_every_round_where_every_round_is_charged(name: str, tmp_path: Path) -> None:
+    job = job_of(experiment(name, rounds=8, participation={"kind": "poisson", "share": 0.5}))
+    done = finish(job, tmp_path / "a.db", rounds=8, participation=job.participation)
+    spent = done.spent()
+    assert {client: found.certified for client, found in certificates(job).items()} == pytest.approx(spent, rel=1e-9)
+    assert {row.client: row.spent for row in plan(job)} == pytest.approx(spent, rel=1e-9)
+
+
 def test_a_plan_knows_how_long_budgets_last(tmp_path: Path) -> None:
     job = job_of(experiment("fedavg", rounds=6, budgets={"noise_multiplier": 1.5}))
     rows = {row.client: row for row in plan(job)}
