@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from polyeps.cli.output import print_json
 
 if TYPE_CHECKING:
     import click
@@ -50,18 +52,22 @@ def jobs_of(
         yield prepare(experiment, method, population, progress, parts)
 
 
-def frame(job: Job) -> dict[str, Any]:
-    """Return what is the same for all clients of a job."""
-    algorithm = job.algorithm
-    return {
-        "method": job.method.title,
-        "form": job.method.form,
-        "seed": job.population.seed,
-        "rounds": job.rounds.planned,
-        "rounds_expected": job.rounds.expected,
-        "unit": algorithm.unit,
-        "adjacency": algorithm.adjacency,
-        "trust": algorithm.trust,
-        "arithmetic": algorithm.arithmetic,
-        "conditions": algorithm.conditions,
-    }
+def print_jobs(experiment: Path, jobs: Iterable[tuple[Job, list[dict[str, Any]]]]) -> None:
+    """Print jobs and their clients as JSON."""
+    shown = [
+        {
+            "method": job.method.title,
+            "form": job.method.form,
+            "seed": job.population.seed,
+            "rounds": job.rounds.planned,
+            "rounds_expected": job.rounds.expected,
+            "unit": job.algorithm.unit,
+            "adjacency": job.algorithm.adjacency,
+            "trust": job.algorithm.trust,
+            "arithmetic": job.algorithm.arithmetic,
+            "conditions": job.algorithm.conditions,
+            "clients": clients,
+        }
+        for job, clients in jobs
+    ]
+    print_json({"experiment": str(experiment), "methods": shown})
