@@ -15,8 +15,7 @@ from markupsafe import Markup
 from polyeps.errors import InputError
 from polyeps.experiment.journal import Journal
 from polyeps.report import formatting, sentences
-from polyeps.report.client_plots import bytes_picture, spent_picture
-from polyeps.report.round_plots import accuracy_picture, active_picture
+from polyeps.report.plots import accuracy_picture, active_picture, bytes_picture, spent_picture
 from polyeps.report.svg import METHODS, NARROW, WIDE, coloured
 from polyeps.report.tables import (
     ClientSummary,
