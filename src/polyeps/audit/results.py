@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Literal
 
 from polyeps.accounting.certificate import Form
@@ -88,6 +89,11 @@ class AuditResult:
         row = {"name": self.name, "form": self.form, "claimed": found.claimed, "certified": found.certified}
         row |= {"audited": found.audited, "verdict": self.verdict, "attack": self.kind, "delta": found.delta}
         return row | {"trials": found.trials} | ({} if found.estimate is None else {"estimate": found.estimate})
+
+
+def attack(name: str, form: Form, kind: AttackKind, run: Callable[..., Evidence], *given: Any) -> Attack:
+    """Return an attack that runs a function with some arguments, and the effort last."""
+    return Attack(name, form, kind, partial(run, *given))
 
 
 def select_attacks(attacks: Sequence[Attack], pattern: str | None) -> list[Attack]:
