@@ -59,9 +59,7 @@ class SumState:
     letter_key: bytes = field(default=b"", repr=False)
     mask_key: bytes = field(default=b"", repr=False)
     seed: bytes = field(default=b"", repr=False)
-    inbox: Mapping[str, bytes] = field(
-        default_factory=dict, repr=False
-    )  # of each other: its letter's key, its mask key
+    inbox: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # of each other: its letter's and mask key
     shares: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # of each client's mask key, and of its seed
     survivors: tuple[str, ...] = ()
 
@@ -76,18 +74,8 @@ class SumState:
         """Return the state that some bytes stand for."""
         try:
             step, run, round, setup, letter_key, mask_key, seed, inbox, shares, survivors = unpack(content)
-            return cls(
-                step=Step(step[0]),
-                run=run.decode(),
-                round=int(round),
-                setup=setup,
-                letter_key=letter_key,
-                mask_key=mask_key,
-                seed=seed,
-                inbox=unpack_table(inbox),
-                shares=unpack_table(shares),
-                survivors=unpack_names(survivors),
-            )
+            tables = unpack_table(inbox), unpack_table(shares), unpack_names(survivors)
+            return cls(Step(step[0]), run.decode(), int(round), setup, letter_key, mask_key, seed, *tables)
         except (ValueError, IndexError):
             raise InputError(
                 f"the kept state of a secure sum, {len(content)} bytes, is damaged; sit this round out"
@@ -108,6 +96,19 @@ class SumClient:
             raise InputError(
                 f"the setup does not list client {self.name!r} with this identity; ask for the right setup"
             )
+
+    def take(
+        self, step: Step, kept: SumState | None, message: bytes, vector: NDArray[np.uint64]
+    ) -> tuple[SumState, bytes]:
+        """Return the state and the answer after a step: for transports, which do not read the messages."""
+        if step is Step.ADVERTISE:
+            return self.advertise(kept)
+        if kept is None:
+            raise InputError(f"client {self.name!r} is asked to {step.name.lower()} before it advertised; begin there")
+        if step is Step.MASK:
+            return self.mask(kept, message, vector)
+        later = {Step.SHARE: self.share, Step.CONFIRM: self.confirm, Step.UNMASK: self.unmask}
+        return later[step](kept, message)
 
     def advertise(self, before: SumState | None = None) -> tuple[SumState, bytes]:
         """Send fresh keys for this round; `before` is the last state, so that no round is entered twice."""
