@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,13 +41,13 @@ class Partition:
         return flat.reshape(clients, classes)
 
 
-def to_records(dataset: Dataset, partition: Partition) -> Records:
+def to_records(dataset: Dataset, partition: Partition, device: Any = "cpu") -> Records:
     """Return the clients' records as one block of tensors."""
     import torch  # takes seconds to import; drawing a partition does not need it
 
     return Records(
-        torch.from_numpy(dataset.features[partition.rows]),
-        torch.from_numpy(dataset.labels[partition.rows]),
+        torch.from_numpy(dataset.features[partition.rows]).to(device),
+        torch.from_numpy(dataset.labels[partition.rows]).to(device),
         torch.from_numpy(partition.offsets),
     )
 

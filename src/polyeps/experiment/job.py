@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -144,8 +143,7 @@ def prepare(
             return dict(zip(groups, noise.tolist(), strict=True))
 
         federation = _federation(experiment, method, population, participation, budgets, groups, noise_for)
-        with _naming(method):
-            algorithm = entry.build(federation, **options)
+        given: tuple[Any, ...] = (federation,)
     elif entry.local == "gradient":
         course = Course(
             learning_rate=settings.learning_rate,
@@ -155,13 +153,13 @@ def prepare(
             epochs=uses,
             form=method.form,
         )
-        local = sgd(population.model, rate=1.0, steps=1, learning_rate=1.0, decay=settings.decay)
-        with _naming(method):
-            algorithm = entry.build(local, course, **options)
+        given = (sgd(population.model, rate=1.0, steps=1, learning_rate=1.0, decay=settings.decay), course)
     else:
-        local = _training(settings, population, budgets is not None, method.form)
-        with _naming(method):
-            algorithm = entry.build(local, **options)
+        given = (_training(settings, population, budgets is not None, method.form),)
+    try:
+        algorithm = entry.build(*given, **options)
+    except InputError as problem:
+        raise InputError(f"algorithm ({method.title}): {problem}") from None
     if budgets is not None and entry.local != "sums":
         cost = cost_of(algorithm, population.ids, own)
         if method.form == "published" or whose_budgets(method, entry) == "exceeded":
@@ -229,32 +227,26 @@ def _federation(
     )
 
 
-@contextmanager
-def _naming(method: config.Method) -> Iterator[None]:
-    """Name the method that an error is about."""
-    try:
-        yield
-    except InputError as problem:
-        raise InputError(f"algorithm ({method.title}): {problem}") from None
-
-
 def _participation(experiment: config.Experiment, population: Population) -> Participation:
-    share = _share(experiment)
-    wanted = cohort_size(share, len(population.ids))
+    given = experiment.participation
+    if given.kind == "full" and given.share != 1:
+        raise InputError(
+            f'participation.share = {given.share:g} changes nothing with kind = "full", which asks all clients; leave '
+            "it out, or choose another kind"
+        )
     # With noise calibrated to each client, all leave at about the same time, and the last few would end the run with a
     # noisy mean; under one noise multiplier for all, leaving early is the rule, and the rest go on.
-    quorum = experiment.participation.quorum or (1 if experiment.budgets.noise_multiplier else wanted)
+    wanted = cohort_size(given.share, len(population.ids))
+    quorum = given.quorum or (1 if experiment.budgets.noise_multiplier else wanted)
     if quorum > len(population.ids):
         raise InputError(
             f"participation.quorum is {quorum}, more than the {len(population.ids)} clients there are, so no round "
             "could begin; lower it"
         )
     including: frozenset[str] = frozenset()
-    if experiment.participation.with_public:
-        including = frozenset(
-            client for client, yes in zip(population.ids, population.high_epsilon, strict=True) if yes
-        )
-    return Participation(experiment.participation.kind, share, quorum, including)
+    if given.with_public:
+        including = frozenset(one for one, high in zip(population.ids, population.high_epsilon, strict=True) if high)
+    return Participation(given.kind, given.share, quorum, including)
 
 
 def check_batches(settings: config.TrainingSettings, population: Population) -> None:
@@ -289,13 +281,3 @@ def _shared(settings: config.TrainingSettings) -> dict[str, Any]:
         "momentum": settings.momentum,
         "decay": settings.decay,
     }
-
-
-def _share(experiment: config.Experiment) -> float:
-    given = experiment.participation
-    if given.kind == "full" and given.share != 1:
-        raise InputError(
-            f'participation.share = {given.share:g} changes nothing with kind = "full", which asks all clients; leave '
-            "it out, or choose another kind"
-        )
-    return given.share

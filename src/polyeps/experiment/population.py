@@ -21,11 +21,11 @@ from polyeps.data.dataset import Dataset, hold_out, validation
 from polyeps.data.imdb import FIRST_WORD
 from polyeps.data.own_files import load_own
 from polyeps.data.partition import Partition, divide, set_apart, to_records
-from polyeps.data.privacy_levels import choose_levels
 from polyeps.data.public_loaders import load_dataset
 from polyeps.data.synthetic import SYNTHETIC, synthetic
 from polyeps.errors import InputError
 from polyeps.experiment import config
+from polyeps.experiment.privacy_levels import choose_levels
 from polyeps.experiment.registry import BUILT_IN, Encoder, Metric, ModelFactory, Parts
 from polyeps.models import MODELS, Model, cross_entropy
 
@@ -61,15 +61,13 @@ class Population:
 
     @cached_property
     def records(self) -> Records:
-        held = to_records(self.dataset, self.partition)
-        return Records(held.features.to(self.device), held.labels.to(self.device), held.offsets)
+        return to_records(self.dataset, self.partition, self.device)
 
     @cached_property
     def own_test_records(self) -> Records:
         """The records that clients keep for tests."""
         assert self.own_tests is not None
-        held = to_records(self.dataset, self.own_tests)
-        return Records(held.features.to(self.device), held.labels.to(self.device), held.offsets)
+        return to_records(self.dataset, self.own_tests, self.device)
 
     @cached_property
     def test(self) -> tuple[Tensor, Tensor]:

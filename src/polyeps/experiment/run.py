@@ -136,7 +136,10 @@ def run(
     parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, trackers, code)
     work = _Work(experiment, folder, device, watch or Watch(), parts)
     _prepare_all(work)
-    _make_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"{folder} cannot be made: {problem.strerror}; choose another folder") from None
     about = {
         "name": experiment.name,
         "experiment": experiment.as_dict(),
@@ -246,14 +249,20 @@ def read(folder: Path | str) -> Outcome:
 def _do(job: Job, work: _Work, journal: Journal) -> None:
     """Run one job from its last checkpoint."""
     experiment, folder = work.experiment, work.folder
-    ledger = _open_ledger(job, folder)
+    ledger = None
+    if job.budgets is not None:
+        (folder / "ledgers").mkdir(exist_ok=True)
+        ledger = Ledger.open_or_create(folder / "ledgers" / f"{job.name}.db", job.terms)
     cohort = job.clients(ledger)
     state, active = job.state, None
     checkpoint = journal.checkpoint(job.name)
     if checkpoint is None:
         journal.begin(job.name, client_rows(job), facts(job, experiment))
     else:
-        state, active = _restored(checkpoint), checkpoint.active
+        held = dict(codec.decode(checkpoint.state))
+        model, active = held.pop("model"), checkpoint.active
+        kept = {name.removeprefix("kept/"): tensor for name, tensor in held.items()}
+        state = State(model, kept, round=checkpoint.round)
         remind(cohort, checkpoint.memory)
     before = set(job.population.ids if active is None else active)
 
@@ -300,20 +309,6 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
         ledger.close()
 
 
-def _open_ledger(job: Job, folder: Path) -> Ledger | None:
-    if job.budgets is None:
-        return None
-    path = folder / "ledgers" / f"{job.name}.db"
-    path.parent.mkdir(exist_ok=True)
-    return Ledger.open_or_create(path, job.terms)
-
-
-def _restored(checkpoint: Checkpoint) -> State:
-    held = dict(codec.decode(checkpoint.state))
-    model = held.pop("model")
-    return State(model, {name.removeprefix("kept/"): kept for name, kept in held.items()}, round=checkpoint.round)
-
-
 def _model_path(folder: Path, job: str) -> Path:
     return folder / "models" / f"{job}.safetensors"
 
@@ -330,10 +325,3 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(held)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise InputError(f"{folder} cannot be made: {problem.strerror}; choose another folder") from None

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.errors import InputError
+from polyeps.experiment.config import LevelSettings
 
 
-class PrivacyLevel(Protocol):
-    """A level: its name, its ε, the share of clients that choose it, and the labels these clients hold."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def epsilon(self) -> float | None: ...
-
-    @property
-    def share(self) -> float | None: ...
-
-    @property
-    def labels(self) -> tuple[int, ...] | None: ...
-
-
-def choose_levels(levels: Sequence[PrivacyLevel], held: NDArray[np.int64], generator: np.random.Generator) -> list[int]:
+def choose_levels(levels: Sequence[LevelSettings], held: NDArray[np.int64], rng: np.random.Generator) -> list[int]:
     """Draw the level each client chooses, as its place in `levels`; held (n, classes) counts records of each class.
 
     The strictest level is the default: clients that are not drawn for another one have it.
@@ -50,11 +34,11 @@ def choose_levels(levels: Sequence[PrivacyLevel], held: NDArray[np.int64], gener
                 f"budgets.levels: {count} clients are to choose {level.name!r}, but only {len(candidates)} can; "
                 "make its share smaller"
             )
-        chosen[generator.choice(candidates, count, replace=False)] = place
+        chosen[rng.choice(candidates, count, replace=False)] = place
     return [int(place) for place in chosen]
 
 
-def strictest_level(levels: Sequence[PrivacyLevel]) -> int:
+def strictest_level(levels: Sequence[LevelSettings]) -> int:
     """Return the place of the level with the smallest ε; levels without any guarantee are refused."""
     if len({level.name for level in levels}) < len(levels):
         raise InputError("budgets.levels: two levels have the same name; give each its own")
