@@ -199,9 +199,8 @@ def serve(
         state = replace(state, round=number + 1, stopped=ask.refused and f"clients refuse the task: {ask.refused}")
         left = [client for client in left if client not in ask.leaving]
         seconds = time.perf_counter() - began
-        observe(
-            Round(number, invited, ask.traffic, tuple(ask.declined), tuple(left), seconds, tuple(ask.discarded)), state
-        )
+        declined, discarded = tuple(ask.declined), tuple(ask.discarded)
+        observe(Round(number, invited, ask.traffic, declined, tuple(left), seconds, discarded), state)
         if state.stopped:
             return state
     return replace(state, stopped=ALL_ROUNDS)

@@ -43,8 +43,8 @@ def _replies(
     *,
     clients: int,
     tasks: int,
-    noise_multiplier: float,
     streams: StreamsOf,
+    noise_multiplier: float = 1.0,
     steps: int = 1,
     start: Tensor | None = None,
 ) -> tuple[Tensor, float]:
@@ -89,9 +89,7 @@ def _support(model_name: str, size: dict[str, Any], effort: Effort) -> Evidence:
     paid = 0.0
     for empty in (True, False):
         records = _records(model, empty, generator)
-        replies, paid = _replies(
-            model, records, clients=4, tasks=3, noise_multiplier=1.0, streams=deployed, steps=3, start=start
-        )
+        replies, paid = _replies(model, records, clients=4, tasks=3, streams=deployed, steps=3, start=start)
         worlds.append(grid_of(replies))
     noise, data = worlds
     on_grid = noise is not None and data is not None and data <= noise
@@ -102,7 +100,7 @@ def _reused(streams: StreamsOf, effort: Effort) -> Evidence:
     """Look for noise that is used twice: correlated replies of clients, tasks or halves of a model."""
     model = MODELS["binary_logistic"](features=8000)
     records = _records(model, True, torch.Generator().manual_seed(effort.seed_for()))
-    replies, paid = _replies(model, records, clients=3, tasks=2, noise_multiplier=1.0, streams=streams)
+    replies, paid = _replies(model, records, clients=3, tasks=2, streams=streams)
     return _correlated(replies.reshape(-1, model.size // 2).numpy(), paid, _DELTA, effort)
 
 

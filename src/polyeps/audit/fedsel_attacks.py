@@ -42,7 +42,7 @@ _NEARBY = 8  # neighbours of the inverted uniform that could round to the same a
 
 def _selected(select: SelectName, form: Form, top: int, epsilon: float, _: Effort) -> Evidence:
     """Enumerate the sampler's own law, over all inputs."""
-    ratio = enumeration.sampler_ratio(select, _WIDE, top, epsilon, form)
+    ratio = enumeration.largest_ratio(enumeration.sampler_laws(select, _WIDE, top, epsilon, form))
     claimed = 0.0 if select == "uniform" else epsilon
     return Evidence(claimed, selection.selection_law(select, _WIDE, top, epsilon, form).epsilon, math.log(ratio))
 
@@ -54,12 +54,13 @@ def _tied(ranks: Any, dimension: int, epsilon: float, _: Effort) -> Evidence:
 
 
 def _value(mechanism: Any, epsilon: float, _: Effort) -> Evidence:
-    return Evidence(epsilon, epsilon, math.log(enumeration.value_ratio(mechanism, epsilon)))
+    return Evidence(epsilon, epsilon, math.log(enumeration.largest_ratio(enumeration.value_laws(mechanism, epsilon))))
 
 
 def _report(value: Any, first: float, second: float, _: Effort) -> Evidence:
     """Multiply the ratios of a coordinate that is large in one vector, small in another, with opposite values."""
-    ratio = enumeration.sampler_ratio("ps", _WIDE, _TOP, first) * enumeration.value_ratio(value, second)
+    laws = enumeration.sampler_laws("ps", _WIDE, _TOP, first), enumeration.value_laws(value, second)
+    ratio = enumeration.largest_ratio(laws[0]) * enumeration.largest_ratio(laws[1])
     return Evidence(first + second, first + second, math.log(ratio))
 
 

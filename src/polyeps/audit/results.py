@@ -101,9 +101,8 @@ def select_attacks(attacks: Sequence[Attack], pattern: str | None) -> list[Attac
     names = [attack.name for attack in attacks]
     if len(set(names)) != len(names):
         raise InputError("two attacks of the audit have the same name; give each its own")
-    found = [
-        attack for attack in attacks if pattern is None or fnmatchcase(attack.name.lower(), f"*{pattern.lower()}*")
-    ]
+    wanted = "*" if pattern is None else f"*{pattern.lower()}*"
+    found = [attack for attack in attacks if fnmatchcase(attack.name.lower(), wanted)]
     if not found:
         raise InputError(f"no attack of the audit matches {pattern!r}; leave it out to run all")
     return found

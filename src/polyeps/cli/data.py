@@ -122,9 +122,7 @@ def _checked(published: PublicDataset, where: Any) -> dict[str, str]:
 @data_app.command("fetch")
 def fetch_datasets(
     names: Annotated[list[str], typer.Argument(help="Data sets to download.")],
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Download into this folder instead of the cache.")
-    ] = None,
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Download to this folder, not the cache.")] = None,
     as_json: Json = False,
 ) -> None:
     """Download data sets from their official addresses; files that are already here are kept."""

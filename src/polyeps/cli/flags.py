@@ -33,9 +33,7 @@ def _dp_sgd(
 def _fedhdp(
     rate: Annotated[float, typer.Option(help="Probability that a client is in a round's cohort.")],
     rounds: RoundsFlag,
-    clip_bit_sigma: Annotated[
-        float | None, typer.Option(help="Noise of the clip bit; leave out with a fixed clip norm.")
-    ] = None,
+    clip_bit_sigma: Annotated[float | None, typer.Option(help="Noise of the clip bit, if clips are adaptive.")] = None,
 ) -> None:
     """One privacy group of FedHDP; sigma is the noise added to the updates."""
 
@@ -45,9 +43,7 @@ def _cmp_fed(
     cohort: Annotated[int, typer.Option(help="Expected (poisson) or exact (fixed) cohort size.")],
     rounds: RoundsFlag,
     sampler: SamplerFlag = "poisson",
-    survivors: Annotated[
-        int | None, typer.Option(help="Honest clients of a cohort sure to add noise; all by default.")
-    ] = None,
+    survivors: Annotated[int | None, typer.Option(help="Honest clients sure to add noise; all by default.")] = None,
 ) -> None:
     """CMP-Fed; sigma is the noise of each of a round's two releases."""
 

@@ -116,9 +116,7 @@ def verify_ledger(
 @ledger_app.command("set-budget")
 def set_budget(
     file: FileOption,
-    epsilon: Annotated[
-        float, typer.Option(help="The most privacy this client is willing to lose, in all runs together.")
-    ],
+    epsilon: Annotated[float, typer.Option(help="The most privacy this client is willing to lose, in all runs.")],
     delta: Annotated[
         float | None,
         typer.Option(help="The probability with which the guarantee may fail; 1e-5, or unchanged with --raise."),

@@ -21,18 +21,14 @@ if TYPE_CHECKING:
 
 
 def plan_command(
-    experiment: Annotated[
-        Path | None, typer.Argument(help="A TOML file, as for polyeps run; or use the flags.")
-    ] = None,
+    experiment: Annotated[Path | None, typer.Argument(help="A TOML file, as for polyeps run; or use flags.")] = None,
     changes: files.Changes = None,
     trust_code: files.TrustCode = False,
     batch: Annotated[int | None, typer.Option(help="Expected batch size of a local step.")] = None,
     local_steps: Annotated[int | None, typer.Option(help="Local steps per round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of the run.")] = None,
     budgets: Annotated[Path | None, typer.Option(help="CSV: client, epsilon and, if wanted, delta, records.")] = None,
-    distribution: Annotated[
-        str | None, typer.Option(help="uniform, gauss, pareto, mixgauss1 to 4, or a variant.")
-    ] = None,
+    distribution: Annotated[str | None, typer.Option(help="uniform, gauss, pareto, mixgauss1 to 4, or others.")] = None,
     clients: Annotated[int | None, typer.Option(help="How many clients to draw from the distribution.")] = None,
     records: Annotated[int | None, typer.Option(help="Records per client, where the file does not say.")] = None,
     participation: Annotated[float, typer.Option(help="Share of clients in each round.")] = 1.0,

@@ -98,11 +98,9 @@ class Job:
         """The terms of each client's account: a budget and, since it serves this one run, the run's one price."""
         if self.budgets is None:
             return {}
-        cost = cost_of(self.algorithm, self.population.ids, self.settings)
+        cost, noise = cost_of(self.algorithm, self.population.ids, self.settings), self.noise_multiplier
         return {
-            client: BudgetTerms(
-                budget, cost.unit, cost.adjacency, "fixed", plan=cost.event(self.noise_multiplier[row], row)
-            )
+            client: BudgetTerms(budget, cost.unit, cost.adjacency, "fixed", plan=cost.event(noise[row], row))
             for row, (client, budget) in enumerate(zip(self.population.ids, self.budgets, strict=True))
             if budget is not None
         }
@@ -127,9 +125,7 @@ def prepare(
     uses = expected_rounds(experiment, participation, len(population.ids))
     options = checked_options(method, entry)
     if settings.rate is not None and entry.local != "training":
-        raise InputError(
-            f"training.rate changes nothing about {method.name}, which protects whole clients; leave it out"
-        )
+        raise InputError(f"training.rate has no effect on {method.name}, which protects whole clients; leave it out")
     groups = None
     noise, own = np.zeros(len(population.ids)), {"records": population.partition.sizes}
     if entry.local == "sums":
@@ -168,6 +164,7 @@ def prepare(
             budgets = real_costs(noise, claimed, cost, uses)
         else:
             noise = sound_noise(experiment, budgets, cost, uses, progress)
+    charged = 1.0 if entry.local == "sums" else participation.charged(len(population.ids))
     discloses: tuple[Field, ...] = ("epsilon", "examples") if experiment.budgets.disclosed else ()
     return Job(
         name=f"{method.title}-{population.seed}",
@@ -179,9 +176,7 @@ def prepare(
         noise_multiplier=noise,
         settings=own,
         participation=participation,
-        rounds=Rounds(
-            experiment.rounds, 1.0 if entry.local == "sums" else participation.charged(len(population.ids)), uses
-        ),
+        rounds=Rounds(experiment.rounds, charged, uses),
         discloses=(*discloses, "group") if "group" in algorithm.needs else discloses,
         groups=groups,
     )
@@ -205,9 +200,7 @@ def _federation(
 ) -> Federation:
     """Return the public settings of a federation that protects whole clients."""
     if method.form == "published":
-        raise InputError(
-            f"{method.name} has no published form: what its paper does cannot be certified; leave out form"
-        )
+        raise InputError(f"{method.name} has no published form: its paper's cannot be certified; leave out form")
     check_secret_cohorts(participation)
     settings = experiment.training_of(method)
     check_batches(settings, population)

@@ -77,9 +77,8 @@ def claimed_noise(claimed: Sequence[Budget], cost: Cost, rounds: int) -> NDArray
     if cost.is_pure(claimed, rounds, rows=range(len(claimed)), sound=False):
         return _pure_noise(claimed, rounds)
     stated = (cost.claim(1.0, rounds, budget.delta, row) for row, budget in enumerate(claimed))
-    return np.array(
-        [(math.inf if one is None else one) / budget.epsilon for one, budget in zip(stated, claimed, strict=True)]
-    )
+    known = (math.inf if one is None else one for one in stated)
+    return np.array([one / budget.epsilon for one, budget in zip(known, claimed, strict=True)])
 
 
 def real_costs(noise: NDArray[np.float64], claimed: Sequence[Budget], cost: Cost, rounds: int) -> tuple[Budget, ...]:

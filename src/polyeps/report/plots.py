@@ -41,9 +41,7 @@ class _Drawn:
 
 def accuracy_picture(methods: Sequence[MethodRuns], width: int = WIDE) -> str:
     """Draw the accuracy per round, a line per method with a band of one standard deviation over seeds."""
-    drawn = [
-        _Drawn(method.label, accuracy_curve(method), colour, method.control) for method, colour in coloured(methods)
-    ]
+    drawn = [_Drawn(one.label, accuracy_curve(one), colour, one.control) for one, colour in coloured(methods)]
     drawn = [one for one in drawn if any(map(math.isfinite, one.curve.mean))]
     if not drawn:
         return ""
@@ -72,9 +70,7 @@ def active_picture(methods: Sequence[MethodRuns], width: int = WIDE) -> str:
     for method, colour in coloured(methods):
         together.setdefault(active_curve(method), []).append((method, colour))
     drawn = [
-        _Drawn(
-            _names([method.label for method, _ in same]), curve, same[0][1], all(method.control for method, _ in same)
-        )
+        _Drawn(_names([one.label for one, _ in same]), curve, same[0][1], all(one.control for one, _ in same))
         for curve, same in together.items()
         if curve.rounds
     ]
@@ -84,10 +80,8 @@ def active_picture(methods: Sequence[MethodRuns], width: int = WIDE) -> str:
     with styled():
         figure, axes = _rounds_axes(drawn, width, 280 if width == WIDE else 260, "clients left")
         for one in drawn:
-            rounds, mean = one.curve.rounds, one.curve.mean
-            axes.plot(
-                rounds, mean, color=one.colour, linewidth=2, drawstyle="steps-mid", linestyle=_stroke(one.control)
-            )
+            (line,) = axes.plot(one.curve.rounds, one.curve.mean, color=one.colour, linewidth=2, drawstyle="steps-mid")
+            line.set_linestyle(_stroke(one.control))
         axes.set_ylim(0, 1.08 * max(max(one.curve.mean) for one in drawn))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         _name(figure, axes, drawn, width)
@@ -299,11 +293,8 @@ def _dots(rows: Sequence[ClientSummary], colour: str) -> Figure:
         if spots:
             corners = [corner for spot in spots for corner in (spot, spot)]
             path = Path(corners, [Path.MOVETO, Path.LINETO] * len(spots))
-            axes.add_patch(
-                PathPatch(
-                    path, edgecolor=shown, linewidth=wide, capstyle="round", fill=False, alpha=1.0 if exceeded else 0.7
-                )
-            )
+            alpha = 1.0 if exceeded else 0.7
+            axes.add_patch(PathPatch(path, edgecolor=shown, linewidth=wide, capstyle="round", fill=False, alpha=alpha))
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
