@@ -74,9 +74,10 @@ def take(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
 
 def subsample(dataset: Dataset, records: int, generator: np.random.Generator) -> Dataset:
     """Draw training records uniformly, without replacement."""
-    if not 1 <= records <= len(dataset.labels):
-        raise InputError(f"{dataset.name} has {len(dataset.labels)} training records: take 1 or more, not {records}")
-    return take(dataset, generator.choice(len(dataset.labels), records, replace=False))
+    held = len(dataset.labels)
+    if not 1 <= records <= held:
+        raise InputError(f"{dataset.name} has {held} training records: take 1 to that many, not {records}")
+    return take(dataset, generator.choice(held, records, replace=False))
 
 
 def pooled(dataset: Dataset) -> Dataset:

@@ -218,7 +218,9 @@ def _given_budgets(wanted: config.BudgetSettings, partition: Partition, seed: in
         assert wanted.epsilons is not None
         drawn = list(wanted.epsilons)
         if len(drawn) != len(clients):
-            raise InputError(f"budgets.epsilons has {len(drawn)} budgets for {len(clients)} clients; give each its own")
+            raise InputError(
+                f"budgets.epsilons names {len(drawn)} budgets for {len(clients)} clients; list one for each"
+            )
     try:
         return tuple(Budget(epsilon, wanted.delta) for epsilon in drawn)
     except InputError as problem:

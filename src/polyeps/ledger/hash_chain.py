@@ -209,7 +209,9 @@ class Chain:
         if end.seq in (head.seq for head in kept.ends):
             raise LedgerTampered(f"{self.path}: row {end.seq} is not the one its head file records")
         if end.seq < kept.head.seq:
-            raise LedgerTampered(f"{self.path}: row {end.seq + 1} is missing; the tail was cut or an old copy put back")
+            raise LedgerTampered(
+                f"{self.path}: row {end.seq + 1} is missing; the tail was cut or an old copy was put back"
+            )
         raise LedgerTampered(
             f"{self.path}: row {kept.head.seq + 1} was not written by polyeps, because its head file ends before it; "
             "if an older head file was restored by mistake, put the right one back"

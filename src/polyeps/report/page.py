@@ -37,7 +37,7 @@ def write_page(folders: Sequence[Path], output: Path) -> None:
         text = make_page(open_journals(folders, stack))
     if output.is_dir() or not output.parent.is_dir():
         problem = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
-        raise InputError(f"the page cannot be written: {output} {problem}; name a file, such as report.html")
+        raise InputError(f"the page cannot be written: {output} {problem}; give the name of a file (report.html)")
     unfinished = output.with_name(f".{output.name}.{os.getpid()}.new")
     try:
         with unfinished.open("x", encoding="utf-8") as file:  # a new file: follows no link

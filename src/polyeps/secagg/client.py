@@ -63,7 +63,7 @@ class SumState:
             tables = unpack_table(inbox), unpack_table(shares), messages.unpack_names(survivors)
             return cls(Step(step[0]), run.decode(), int(round), setup, letter_key, mask_key, seed, *tables)
         except (ValueError, IndexError):
-            raise InputError(f"the kept state of a sum, {len(content)} bytes, is damaged; sit it out") from None
+            raise InputError(f"the kept state, {len(content)} bytes, is damaged; sit this round out") from None
 
 
 @dataclass(frozen=True)
