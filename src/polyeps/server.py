@@ -241,9 +241,7 @@ def _check_entropy(algorithm: Algorithm, transport: Transport, participation: Pa
             "build the algorithm with noise from SystemStreams"
         )
     if algorithm.round_price is not None and participation.kind == "poisson" and seed is not None:
-        raise InputError(
-            f"seed = {seed} makes cohorts predictable, and their price assumes that they are secret; give seed = None"
-        )
+        raise InputError(f"seed = {seed} makes cohorts predictable, and their price assumes secret ones; give None")
 
 
 def check_disclosure(algorithm: Algorithm, roster: Iterable[Profile]) -> None:

@@ -99,9 +99,7 @@ def verify_ledger(
     file: FileOption,
     kept: Annotated[
         Path | None,
-        typer.Option(
-            "--head", help="A copy of the ledger's .head file, or the output of verify --json, kept elsewhere."
-        ),
+        typer.Option("--head", help="A copy of the ledger's .head file, or output of verify --json, kept elsewhere."),
     ] = None,
     as_json: Json = False,
 ) -> None:

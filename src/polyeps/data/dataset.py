@@ -48,9 +48,7 @@ def _check_records(
         if len(bad):  # else the sum overflowed, and every value is finite
             at = tuple(int(i) for i in bad[0])
             feature = columns[at[1]] if columns else at[1:]
-            raise DataError(
-                f"{where}: feature {feature} of record {at[0]} is {features[at]}: fill it in or remove the record"
-            )
+            raise DataError(f"{where}: feature {feature} of record {at[0]} is {features[at]}: fill it in or remove it")
     if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
         record = int(np.argmax((labels < 0) | (labels >= len(classes))))
         raise DataError(

@@ -30,11 +30,11 @@ class PublicDataset:
     name: str
     title: str
     records: int
-    test_records: int  # 0: no test split was published
     shape: tuple[int, ...]  # of one record
     classes: tuple[str, ...]
     licence: str
     origin: str
+    test_records: int = 0  # 0: no test split was published
     files: tuple[DataFile, ...] = ()
     other_files: tuple[DataFile, ...] = ()  # a second form of the same data, used when `files` are not here
     download_mb: float = 0.0
@@ -80,7 +80,6 @@ def _synthetic(name: str, which: str, records: int, size: int) -> PublicDataset:
         name=name,
         title=f"FedSel's synthetic data, {which}",
         records=records,
-        test_records=0,
         shape=(size,),
         classes=("-1", "+1"),
         licence="made here",
@@ -208,7 +207,6 @@ _ALL = (
         name="bank",
         title="telephone campaigns of a bank; did the customer subscribe",
         records=45_211,
-        test_records=0,
         shape=(32,),
         classes=("no", "yes"),
         licence="CC BY 4.0",
@@ -228,7 +226,6 @@ _ALL = (
         name="kddcup99",
         title="network connections, normal or an attack (the 10 % file)",
         records=494_021,
-        test_records=0,
         shape=(114,),
         classes=("normal", "attack"),
         licence="CC BY 4.0",

@@ -101,9 +101,8 @@ class LedgerState:
                     f"first, or {remedy}"
                 )
             case _:
-                raise BudgetExceeded(
-                    f"client {client!r} has a fixed schedule, and this is not in its plan, so {nothing}; {remedy}"
-                )
+                planned = f"client {client!r} has a fixed schedule, and this is not in its plan"
+                raise BudgetExceeded(f"{planned}, so {nothing}; {remedy}")
 
     def _draft(self, kind: _Kind, charge: Charge, labels: Mapping[str, str], end: int) -> list[Draft]:
         """Return the row of a charge, preceded by a row that names its clients if they are many and new."""

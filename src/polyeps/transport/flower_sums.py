@@ -39,7 +39,6 @@ from polyeps.secagg.server import Server, Sum
 from polyeps.transport import codec
 from polyeps.transport.client_files import locked
 
-_OWNERS = 0o600  # the mode of files that hold secrets
 _KEY_BYTES = 32  # of a sum's fingerprint
 _Words = NDArray[np.uint64]
 Asked = Mapping[str, Any]  # what the server says of a step, as plain values
@@ -72,8 +71,7 @@ class Seat:
         facts = (sum_name(task), task.round, bits, agreed.clients, agreed.least, agreed.colluders)
         with locked(self.folder):
             self.check_new(sum_name(task), task.round)
-            content = pack([*(str(fact).encode() for fact in facts), words.tobytes()])
-            replace_file(self.folder / "vector", content, _OWNERS)
+            replace_file(self.folder / "vector", pack([*(str(fact).encode() for fact in facts), words.tobytes()]))
 
     def check_new(self, name: str, round: int) -> None:
         """Refuse a sum that this client has entered before."""
@@ -95,8 +93,8 @@ class Seat:
             after, answer = SumClient(setup, name, self.identity).take(step, kept, message, vector)
             key, entered = _sum_key(setup.run, setup.round), self._entered()
             if key not in entered:
-                replace_file(self.folder / "sums", b"".join(sorted(entered | {key})), _OWNERS)
-            replace_file(file, after.encode(), _OWNERS)
+                replace_file(self.folder / "sums", b"".join(sorted(entered | {key})))
+            replace_file(file, after.encode())
             if step is Step.MASK:
                 (self.folder / "vector").unlink()
         return answer
