@@ -241,7 +241,7 @@ def _check_entropy(algorithm: Algorithm, transport: Transport, participation: Pa
             "build the algorithm with noise from SystemStreams"
         )
     if algorithm.round_price is not None and participation.kind == "poisson" and seed is not None:
-        raise InputError(f"seed = {seed} makes cohorts predictable, and their price assumes secret ones; give None")
+        raise InputError(f"seed = {seed} makes cohorts predictable, but their price assumes secrecy; give seed = None")
 
 
 def check_disclosure(algorithm: Algorithm, roster: Iterable[Profile]) -> None:
