@@ -92,9 +92,8 @@ def iid(labels: LabelArray, *, clients: int, generator: np.random.Generator, siz
         )
     _check_clients(clients, len(labels))
     order = generator.permutation(len(labels))
-    if size is None:
-        return _assembled(np.array_split(order, clients), "ask for fewer clients")
-    return _assembled(np.split(order[: clients * size], clients), "ask for fewer clients")
+    dealt = order if size is None else order[: clients * size]
+    return _assembled(np.array_split(dealt, clients), "ask for fewer clients")
 
 
 def label_shards(

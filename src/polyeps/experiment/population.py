@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import inf, isfinite, nan, prod
@@ -25,12 +25,12 @@ from polyeps.data.public_loaders import load_dataset
 from polyeps.data.synthetic import SYNTHETIC, synthetic
 from polyeps.errors import InputError
 from polyeps.experiment import config
-from polyeps.experiment.privacy_levels import choose_levels
 from polyeps.experiment.registry import BUILT_IN, Encoder, Metric, ModelFactory, Parts
 from polyeps.models import MODELS, Model, cross_entropy
 
 EVALUATED_AT_ONCE = 5000  # test records: a few hundred MB of activations for the largest of our networks
 _COMPARED = 16  # records encoded apart from the others, to see that an encoder treats records one by one
+_Levels = Sequence[config.LevelSettings]
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +199,51 @@ def _budgets(
     chosen = [wanted.levels[place] for place in choose_levels(wanted.levels, held, generator(seed, "menu"))]
     budgets = [None if level.epsilon is None else Budget(level.epsilon, wanted.delta) for level in chosen]
     return tuple(budgets), tuple(level.name for level in chosen)
+
+
+def choose_levels(levels: _Levels, held: NDArray[np.int64], rng: np.random.Generator) -> list[int]:
+    """Draw the level each client chooses, as its place in `levels`; held (n, classes) counts records of each class.
+
+    The strictest level is the default: clients that are not drawn for another one have it.
+    """
+    default = strictest_level(levels)
+    chosen = np.full(len(held), default)
+    for place, level in enumerate(levels):
+        if place == default:
+            continue
+        if level.share is None:
+            raise InputError(f"budgets.levels: say which share of the clients chooses {level.name!r}")
+        free = chosen == default
+        if level.labels is not None:
+            if not all(0 <= label < held.shape[1] for label in level.labels):
+                raise InputError(f"budgets.levels, {level.name!r}: labels are numbers from 0 to {held.shape[1] - 1}")
+            free &= held[:, list(level.labels)].any(axis=1)
+        count, candidates = round(level.share * len(held)), np.flatnonzero(free)
+        if count > len(candidates):
+            raise InputError(
+                f"budgets.levels: {count} clients are to choose {level.name!r}, but only {len(candidates)} can; "
+                "make its share smaller"
+            )
+        chosen[rng.choice(candidates, count, replace=False)] = place
+    return [int(place) for place in chosen]
+
+
+def strictest_level(levels: _Levels) -> int:
+    """Return the place of the level with the smallest ε; levels without any guarantee are refused."""
+    if len({level.name for level in levels}) < len(levels):
+        raise InputError("budgets.levels: two levels have the same name; give each its own")
+    guaranteed = {level.epsilon: place for place, level in enumerate(levels) if level.epsilon is not None}
+    if len(guaranteed) + sum(level.epsilon is None for level in levels) < len(levels):
+        raise InputError("budgets.levels: two levels have the same epsilon; one is enough")
+    if not guaranteed:
+        raise InputError("budgets.levels guarantees nothing: give a level an epsilon, which is then the default")
+    default = guaranteed[min(guaranteed)]
+    if levels[default].share is not None:
+        raise InputError(
+            f"budgets.levels: {levels[default].name!r} is the strictest level, for all clients that choose no other; "
+            "leave out its share"
+        )
+    return default
 
 
 def _given_budgets(wanted: config.BudgetSettings, partition: Partition, seed: int) -> tuple[Budget, ...]:
