@@ -211,22 +211,19 @@ def show_dataset(
 def _dataset(
     name: str, data_dir: Path | None, offline: bool, generator: Any, constants: tuple[float, float], own: Any
 ) -> Dataset:
+    from polyeps.data.own_files import load_own
     from polyeps.data.public_catalogue import PUBLIC_DATASETS
+    from polyeps.data.public_loaders import load_dataset
+    from polyeps.data.synthetic import synthetic
 
     if name not in PUBLIC_DATASETS and Path(name).exists():
-        from polyeps.data.own_files import load_own
-
         return load_own(Path(name), **own)
     _published(name)
-    if name.startswith("syn-"):
-        from polyeps.data.synthetic import synthetic
-
-        if generator is None:
-            raise InputError(f"{name} is made at random: give a --seed")
-        return synthetic(name, shrink=constants[0], threshold=constants[1], generator=generator)
-    from polyeps.data.public_loaders import load_dataset
-
-    return load_dataset(name, data_dir=data_dir, download=None if offline else _download_with_progress)
+    if not name.startswith("syn-"):
+        return load_dataset(name, data_dir=data_dir, download=None if offline else _download_with_progress)
+    if generator is None:
+        raise InputError(f"{name} is made at random: give a --seed")
+    return synthetic(name, shrink=constants[0], threshold=constants[1], generator=generator)
 
 
 def _catalogue_facts(published: PublicDataset) -> dict[str, Any]:
