@@ -87,7 +87,7 @@ class OnFlower(Transport):
         for client, claimed in claims.items():
             node = self._owner(client, {node: identity for node, (_, identity) in claimed.items()}, connected)
             if others := sorted(claimed.keys() - {node}):
-                _log.warning("nodes %s claim the name of client %r and are left out; rename them", others, client)
+                _log.warning("nodes %s claim the name of client %r, and are left out; rename them", others, client)
             if node is not None:
                 self._nodes[client] = node
                 self._first.setdefault(client, node)
