@@ -17,6 +17,7 @@ from polyeps.ledger.account import Charge
 from polyeps.messages import check_task
 
 _Places = NDArray[np.int64]  # rows of some of the clients
+_Paid = tuple[_Places, tuple[str, ...]]  # clients that have paid, and the ids of those that cannot
 
 
 def _priced(algorithm: Algorithm) -> list[Priced]:
@@ -168,9 +169,7 @@ def _in_turn(clients: Clients, algorithm: Algorithm, task: Task, places: _Places
     return places[np.flatnonzero(agreed.numpy())]
 
 
-def _pay(
-    clients: Clients, algorithm: Algorithm, priced: Priced, task: Task, places: _Places
-) -> tuple[_Places, tuple[str, ...]]:
+def _pay(clients: Clients, algorithm: Algorithm, priced: Priced, task: Task, places: _Places) -> _Paid:
     """Charge all clients with a guarantee that can afford the task; return who can do it, and who cannot."""
     assert clients.ledger is not None
     purpose = f"{task.run}/{task.round}/{task.action}/{digest(task.payload)}"

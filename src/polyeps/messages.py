@@ -105,9 +105,7 @@ def _is_kind(tensor: Any, dtype: str) -> bool:
 
 
 def _is_shape(shape: torch.Size, wanted: tuple[int | None, ...]) -> bool:
-    return len(shape) == len(wanted) and all(
-        asked is None or side == asked for side, asked in zip(shape, wanted, strict=True)
-    )
+    return len(shape) == len(wanted) and all(side in (None, given) for side, given in zip(wanted, shape, strict=True))
 
 
 def usable_rows(payload: Payload, rows: int, gives: Specs | None) -> Tensor:

@@ -34,9 +34,7 @@ class Participation:
         if self.quorum < 1:
             raise InputError(f"participation.quorum must be at least 1, not {self.quorum}")
         if self.kind == "epoch" and self.including:
-            raise InputError(
-                "participation: in an epoch every client is asked once, so no client can be in every cohort"
-            )
+            raise InputError("participation: in an epoch every client is asked once, so none can be in every cohort")
 
     def goes_on(self, active: Sequence[str]) -> bool:
         """Return whether a round can begin: enough clients are left, and one that must be in every cohort."""

@@ -224,9 +224,8 @@ def serve(
         state = replace(state, round=number + 1, stopped=ask.refused and f"clients refuse the task: {ask.refused}")
         left = [client for client in left if client not in ask.leaving]
         seconds = time.perf_counter() - began
-        observe(
-            Round(number, invited, ask.traffic, tuple(ask.declined), tuple(left), seconds, tuple(ask.discarded)), state
-        )
+        declined, discarded = tuple(ask.declined), tuple(ask.discarded)
+        observe(Round(number, invited, ask.traffic, declined, tuple(left), seconds, discarded), state)
         if state.stopped:
             return state
     return replace(state, stopped=ALL_ROUNDS)
@@ -267,9 +266,7 @@ def _check_entropy(algorithm: Algorithm, transport: Transport, participation: Pa
             "build the algorithm with noise from SystemStreams"
         )
     if algorithm.round_price is not None and participation.kind == "poisson" and seed is not None:
-        raise InputError(
-            f"seed = {seed} makes cohorts predictable, and their price assumes that they are secret; give seed = None"
-        )
+        raise InputError(f"seed = {seed} makes cohorts predictable, but their price assumes secrecy; give seed = None")
 
 
 def check_disclosure(algorithm: Algorithm, roster: Iterable[Profile]) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from polyeps.audit.value_support import leaked_share
+from polyeps.audit.fedsel_attacks import leaked_share
 from polyeps.mechanisms.values import ValueMechanism
 
 PAIRS = [(0.3, 0.3000001), (0.0, 0.001), (0.1, 0.2)]

@@ -30,7 +30,7 @@ PLAIN = DataFile("set/file", SHA, "https://example.org/file.gz")
 
 
 def data_set(*files: DataFile, other: tuple[DataFile, ...] = ()) -> PublicDataset:
-    return PublicDataset("set", "", 1, 0, (1,), ("a",), "", "", files=files, other_files=other, download_mb=3)
+    return PublicDataset("set", "", 1, (1,), ("a",), "", "", files=files, other_files=other, download_mb=3)
 
 
 def searched(folder: Path) -> Places:

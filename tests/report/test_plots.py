@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from support.journals import CLIENTS, new_journal, write_job
 
 from polyeps.experiment.journal import ClientRow
-from polyeps.report.client_plots import bytes_picture, spent_picture
-from polyeps.report.round_plots import _ROW, _apart, accuracy_picture, active_picture
+from polyeps.report.plots import _ROW, _apart, accuracy_picture, active_picture, bytes_picture, spent_picture
 from polyeps.report.svg import METHODS, NARROW, WIDE
 from polyeps.report.tables import MethodRuns, read_methods
 

@@ -20,7 +20,6 @@ from polyeps.secagg.messages import (
     split_body,
     unpack_table,
 )
-from polyeps.secagg.protocol import take_step
 from polyeps.secagg.shamir import SHARE_BYTES
 
 ASKING = [step for step in Step if step is not Step.ADVERTISE]  # steps the server sends a message for
@@ -154,7 +153,7 @@ def test_a_round_is_entered_once() -> None:
 def test_what_was_kept_serves_its_own_round_only(step: Step) -> None:
     old, new = Walk(step), Walk(step, round=2)
     with pytest.raises(MessageRefused, match="a sum that this client has no state of"):
-        take_step(new.clients["a"], step, old.past["a"][-1], new.asked["a"], new.vector)
+        new.clients["a"].take(step, old.past["a"][-1], new.asked["a"], new.vector)
 
 
 def test_a_client_needs_its_identity_and_a_beginning() -> None:
@@ -162,7 +161,7 @@ def test_a_client_needs_its_identity_and_a_beginning() -> None:
     with pytest.raises(InputError, match="does not list client 'a' with this identity"):
         SumClient(walk.setup, "a", walk.clients["b"].identity)
     with pytest.raises(InputError, match="before it advertised"):
-        take_step(walk.clients["a"], Step.SHARE, None, walk.asked["a"], walk.vector)
+        walk.clients["a"].take(Step.SHARE, None, walk.asked["a"], walk.vector)
 
 
 def test_what_is_kept_comes_back_and_secrets_are_forgotten() -> None:

@@ -13,7 +13,6 @@ from polyeps.errors import InputError
 from polyeps.secagg import masks
 from polyeps.secagg.client import SumClient, SumState
 from polyeps.secagg.messages import Step, SumSetup, open_signed, stamp
-from polyeps.secagg.protocol import take_step
 from polyeps.secagg.server import Server, Sum
 from polyeps.secagg.shamir import Entropy
 
@@ -89,7 +88,7 @@ def exchange(
     for step in Step:
         for name, message in asked.items():
             before = SumState.decode(kept[name]) if name in kept else None
-            after, answer = take_step(clients[name], step, before, message, vectors[name])
+            after, answer = clients[name].take(step, before, message, vectors[name])
             kept[name] = after.encode()
             arrived = carry(step, name, answer)
             if arrived is not None:
@@ -139,7 +138,7 @@ class Walk:
         """A client's answer to what the server sent, or to something else."""
         kept = self.past[name][-1] if self.past[name] else None
         message = self.asked[name] if content is None else content
-        after, sent = take_step(self.clients[name], step, kept, message, self.vector)
+        after, sent = self.clients[name].take(step, kept, message, self.vector)
         self.past[name].append(after)
         return sent
 

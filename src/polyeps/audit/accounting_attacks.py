@@ -24,7 +24,7 @@ from polyeps.accounting.events import FixedSize, Gaussian, Poisson
 from polyeps.accounting.histories import split_clip_bit
 from polyeps.audit.canary import Clip, NoisySum, SumMechanism, audit_mechanism, certified_epsilon
 from polyeps.audit.lower_bounds import Samples
-from polyeps.audit.results import Attack, Effort, Evidence
+from polyeps.audit.results import Attack, Effort, Evidence, attack
 from polyeps.mechanisms.clipping import clip_to_norm
 
 ACCOUNTING_DELTA = 1e-4  # of both papers' settings, as in docs/reference/soundness.md
@@ -71,7 +71,7 @@ def audit_account(account: AuditedAccount, effort: Effort) -> Evidence:
 def accounting_attacks() -> list[Attack]:
     """Return an attack on every account."""
     return [
-        Attack(one.title, "sound" if one.sound else "published", "worst-case pair", partial(audit_account, one))
+        attack(one.title, "sound" if one.sound else "published", "worst-case pair", audit_account, one)
         for one in accounts()
     ]
 

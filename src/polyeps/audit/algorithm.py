@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -55,13 +53,53 @@ def audit_algorithm(
     """
     if trials < 100:
         raise InputError(f"trials must be at least 100, not {trials}: fewer show nothing")
-    trial = _Trials(algorithm, model, rounds, trials, noise_multiplier, delta, rate, groups or {})
-    look: Callable[[Records, int], tuple[Samples, float]] = trial.models
-    if algorithm.round_price is None:
-        asked = (action or next(iter(algorithm.actions)), {"model": model, **(sent or {})})
-        look = partial(trial.replies, asked)
-    one, paid = look(records, 2 * seed)
-    other, _ = look(neighbour, 2 * seed + 1)
+
+    def replies(records: Records, seed: int) -> tuple[Samples, float]:
+        """Return all replies of the trials' clients, (trials, numbers), and the ε each was charged."""
+        found = ask_trials(
+            algorithm,
+            records,
+            [(action or next(iter(algorithm.actions)), {"model": model, **(sent or {})})] * rounds,
+            trials=trials,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+            streams=seeded(seed),
+        )
+        return _numbers([reply[name] for reply in found.replies for name in sorted(reply)]), found.charged
+
+    def models(records: Records, seed: int) -> tuple[Samples, float]:
+        """Return the models after every round of each trial, (trials, numbers), and the ε a client was charged in one.
+
+        The first run has a ledger; the clients of the others pay nothing, which is quicker.
+        """
+        ids = tuple(str(number) for number in range(records.clients))
+        seen = torch.empty(trials, rounds, len(model))
+        with trial_ledger(algorithm, ids, delta) as ledger:
+            run(ids, records, ledger, seed * trials, seen[0])
+            paid = charged(ledger, ids[0], delta)
+        for number in range(1, trials):
+            run(ids, records, None, seed * trials + number, seen[number])
+        return _numbers([seen]), paid
+
+    def run(ids: tuple[str, ...], records: Records, ledger: Ledger | None, seed: int, seen: Tensor) -> None:
+        def look(round: Round, state: State) -> None:
+            check_answered(round)
+            seen[state.round - 1] = state.model
+
+        clients = trial_clients(ids, records, noise_multiplier, seeded(seed), ledger, groups)
+        serve(
+            algorithm,
+            InMemory(clients, algorithm, ("epsilon", "examples", "group")),
+            State(model),
+            rounds=rounds,
+            participation=Participation("poisson" if rate < 1 else "full", rate),
+            seed=seed,
+            observe=look,
+        )
+
+    seen_of = replies if algorithm.round_price is None else models
+    one, paid = seen_of(records, 2 * seed)
+    other, _ = seen_of(neighbour, 2 * seed + 1)
     third = 0 if score is not None else trials // 3
     scored = score if score is not None else _separating(one[:third], other[:third])
     present, absent = (scored(seen[third:]).astype(np.float32) for seen in (one, other))
@@ -75,61 +113,6 @@ def _separating(one: Samples, other: Samples) -> Score:
     apart = one.mean(0) - other.mean(0)
     direction = apart / np.where(spread > 0, spread, np.where(apart != 0, 1e-12, 1.0))
     return lambda seen: seen @ direction
-
-
-@dataclass(frozen=True)
-class _Trials:
-    algorithm: Algorithm
-    model: Tensor
-    rounds: int
-    trials: int
-    noise_multiplier: float
-    delta: float
-    rate: float
-    groups: Mapping[str, str]
-
-    def replies(self, asked: tuple[str, Payload], records: Records, seed: int) -> tuple[Samples, float]:
-        """Return all replies of the trials' clients, (trials, numbers), and the ε each was charged."""
-        found = ask_trials(
-            self.algorithm,
-            records,
-            [asked] * self.rounds,
-            trials=self.trials,
-            noise_multiplier=self.noise_multiplier,
-            delta=self.delta,
-            streams=seeded(seed),
-        )
-        return _numbers([reply[name] for reply in found.replies for name in sorted(reply)]), found.charged
-
-    def models(self, records: Records, seed: int) -> tuple[Samples, float]:
-        """Return the models after every round of each trial, (trials, numbers), and the ε a client was charged in one.
-
-        The first run has a ledger; the clients of the others pay nothing, which is quicker.
-        """
-        ids = tuple(str(number) for number in range(records.clients))
-        seen = torch.empty(self.trials, self.rounds, len(self.model))
-        with trial_ledger(self.algorithm, ids, self.delta) as ledger:
-            self._run(ids, records, ledger, seed * self.trials, seen[0])
-            paid = charged(ledger, ids[0], self.delta)
-        for number in range(1, self.trials):
-            self._run(ids, records, None, seed * self.trials + number, seen[number])
-        return _numbers([seen]), paid
-
-    def _run(self, ids: tuple[str, ...], records: Records, ledger: Ledger | None, seed: int, seen: Tensor) -> None:
-        def look(round: Round, state: State) -> None:
-            check_answered(round)
-            seen[state.round - 1] = state.model
-
-        clients = trial_clients(ids, records, self.noise_multiplier, seeded(seed), ledger, self.groups)
-        serve(
-            self.algorithm,
-            InMemory(clients, self.algorithm, ("epsilon", "examples", "group")),
-            State(self.model),
-            rounds=self.rounds,
-            participation=Participation("poisson" if self.rate < 1 else "full", self.rate),
-            seed=seed,
-            observe=look,
-        )
 
 
 def _numbers(tensors: list[Tensor]) -> Samples:

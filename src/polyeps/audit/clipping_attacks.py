@@ -8,7 +8,6 @@ not finite. A contribution is the norm of what is added to the sum, in float64, 
 from __future__ import annotations
 
 import math
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import Gaussian
-from polyeps.audit.results import Attack, Effort, Evidence
+from polyeps.audit.results import Attack, AttackKind, Effort, Evidence, attack
 from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.network import add_gradients
 from polyeps.mechanisms.clipping import clip_to_norm
@@ -188,9 +187,9 @@ _MODELS: list[tuple[str, dict[str, Any], float]] = [
 def clipping_attacks() -> list[Attack]:
     """Return an attack on every built-in model, and one on whole updates."""
     turns = {"mlp": 6, "lstm": 6, "cnn": 1, "mcmahan_cnn": 1, "cifar_cnn": 1}
-    searches = {
-        f"clipping: {model}, clip {clip:g}": partial(_of_model, model, size, clip, turns.get(model, 40))
+    kind: AttackKind = "hostile weights"
+    searches = [
+        attack(f"clipping: {model}, clip {clip:g}", "sound", kind, _of_model, model, size, clip, turns.get(model, 40))
         for model, size, clip in _MODELS
-    }
-    searches["clipping: whole updates"] = partial(_of_updates)
-    return [Attack(name, "sound", "hostile weights", run) for name, run in searches.items()]
+    ]
+    return [*searches, attack("clipping: whole updates", "sound", kind, _of_updates)]

@@ -22,7 +22,7 @@ from polyeps.accounting.events import Gaussian
 from polyeps.algorithms import ALGORITHMS
 from polyeps.audit.dp_sgd_attacks import GAUSSIAN, SUBSAMPLED, trained
 from polyeps.audit.lower_bounds import Samples
-from polyeps.audit.results import Attack, AttackKind, Effort, Evidence
+from polyeps.audit.results import Attack, AttackKind, Effort, Evidence, attack
 from polyeps.audit.trial_clients import StreamsOf, ask_trials, deployed, seeded
 from polyeps.core import Records
 from polyeps.engine.noise import SystemStreams, normals_for
@@ -43,8 +43,8 @@ def _replies(
     *,
     clients: int,
     tasks: int,
-    noise_multiplier: float,
     streams: StreamsOf,
+    noise_multiplier: float = 1.0,
     steps: int = 1,
     start: Tensor | None = None,
 ) -> tuple[Tensor, float]:
@@ -89,9 +89,7 @@ def _support(model_name: str, size: dict[str, Any], effort: Effort) -> Evidence:
     paid = 0.0
     for empty in (True, False):
         records = _records(model, empty, generator)
-        replies, paid = _replies(
-            model, records, clients=4, tasks=3, noise_multiplier=1.0, streams=deployed, steps=3, start=start
-        )
+        replies, paid = _replies(model, records, clients=4, tasks=3, streams=deployed, steps=3, start=start)
         worlds.append(grid_of(replies))
     noise, data = worlds
     on_grid = noise is not None and data is not None and data <= noise
@@ -102,7 +100,7 @@ def _reused(streams: StreamsOf, effort: Effort) -> Evidence:
     """Look for noise that is used twice: correlated replies of clients, tasks or halves of a model."""
     model = MODELS["binary_logistic"](features=8000)
     records = _records(model, True, torch.Generator().manual_seed(effort.seed_for()))
-    replies, paid = _replies(model, records, clients=3, tasks=2, noise_multiplier=1.0, streams=streams)
+    replies, paid = _replies(model, records, clients=3, tasks=2, streams=streams)
     return _correlated(replies.reshape(-1, model.size // 2).numpy(), paid, _DELTA, effort)
 
 
@@ -134,8 +132,9 @@ def _spread_of_replies(streams: StreamsOf, multiplier: float, effort: Effort) ->
     return Evidence(certified, certified, _spread_epsilon(noise.numpy(), effort.confidence), _DELTA, noise.numel())
 
 
-def _spread_of_integers(noise: NoiseName, deviation: float, effort: Effort) -> Evidence:
+def _integer_spread(noise: NoiseName, effort: Effort) -> Evidence:
     """Measure the noise of secure sums, in units of its specified deviation."""
+    deviation = 40.0
     drawn = np.zeros((4, 10_000), np.int64)
     add_noise(table_for(noise, deviation**2), drawn, SystemWords(4), range(4))
     certified = epsilon(Gaussian(1.0), _DELTA)
@@ -151,14 +150,6 @@ def _refused(draw: Callable[[], object], _: Effort) -> Evidence:
     return Evidence(0.0, 0.0, math.inf)
 
 
-def _normals() -> object:
-    return normals_for(SystemStreams(1), torch.zeros(1, 8), "train")
-
-
-def _piecewise() -> object:
-    return perturb("pm", np.zeros(1), np.ones(1), SystemStreams(1))
-
-
 def deployment_attacks() -> list[Attack]:
     """Return all attacks on deployed clients, and on the noise streams of simulations."""
     streams: AttackKind = "noise streams"
@@ -166,23 +157,22 @@ def deployment_attacks() -> list[Attack]:
     support: AttackKind = "support"
     small = {"features": 12, "classes": 3}
 
-    def attack(name: str, kind: AttackKind, run: Callable[..., Evidence], *given: object) -> Attack:
-        return Attack(name, "sound", kind, partial(run, *given))
-
+    normals = partial(normals_for, SystemStreams(1), torch.zeros(1, 8), "train")
+    values = partial(perturb, "pm", np.zeros(1), np.ones(1), SystemStreams(1))
     full, sampled = replace(GAUSSIAN, deployed=True), replace(SUBSAMPLED, deployed=True)
     return [
-        attack("deployed DP-SGD: full batch", pair, trained, "fedavg", full, 60_000),
-        attack("deployed DP-SGD: Poisson batches", pair, trained, "fedavg", sampled, 60_000),
-        attack("deployed DP-SGD: grid of replies, logistic", support, _support, "logistic", small),
-        attack("deployed DP-SGD: grid of replies, mlp", support, _support, "mlp", {**small, "hidden": (6,)}),
-        attack("deployed DP-SGD: no noise twice", streams, _reused, deployed),
-        attack("deployed DP-SGD: spread of the noise", streams, _spread_of_replies, deployed, 1.0),
-        attack("deployed DP-SGD: spread of little noise", streams, _spread_of_replies, deployed, 0.3),
-        attack("deployed batches: no draw twice", streams, _reused_batches),
-        attack("deployed sums: spread of discrete Gaussians", streams, _spread_of_integers, "discrete-gaussian", 40.0),
-        attack("deployed sums: spread of Skellam noise", streams, _spread_of_integers, "skellam", 40.0),
-        attack("deployed: floating-point normals refused", support, _refused, _normals),
-        attack("deployed: floating-point values refused", support, _refused, _piecewise),
-        attack("simulated DP-SGD: no noise twice", streams, _reused, seeded(0)),
-        attack("simulated DP-SGD: spread of the noise", streams, _spread_of_replies, seeded(0), 1.0),
+        attack("deployed DP-SGD: full batch", "sound", pair, trained, "fedavg", full, 60_000),
+        attack("deployed DP-SGD: Poisson batches", "sound", pair, trained, "fedavg", sampled, 60_000),
+        attack("deployed DP-SGD: grid of replies, logistic", "sound", support, _support, "logistic", small),
+        attack("deployed DP-SGD: grid of replies, mlp", "sound", support, _support, "mlp", {**small, "hidden": (6,)}),
+        attack("deployed DP-SGD: no noise twice", "sound", streams, _reused, deployed),
+        attack("deployed DP-SGD: spread of the noise", "sound", streams, _spread_of_replies, deployed, 1.0),
+        attack("deployed DP-SGD: spread of little noise", "sound", streams, _spread_of_replies, deployed, 0.3),
+        attack("deployed batches: no draw twice", "sound", streams, _reused_batches),
+        attack("deployed sums: spread of discrete Gaussians", "sound", streams, _integer_spread, "discrete-gaussian"),
+        attack("deployed sums: spread of Skellam noise", "sound", streams, _integer_spread, "skellam"),
+        attack("deployed: floating-point normals refused", "sound", support, _refused, normals),
+        attack("deployed: floating-point values refused", "sound", support, _refused, values),
+        attack("simulated DP-SGD: no noise twice", "sound", streams, _reused, seeded(0)),
+        attack("simulated DP-SGD: spread of the noise", "sound", streams, _spread_of_replies, seeded(0), 1.0),
     ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, Literal
 
 import dp_accounting as dp
@@ -19,14 +20,13 @@ import torch
 from torch import Tensor
 
 from polyeps.accounting import epsilon
-from polyeps.accounting.certificate import Form
 from polyeps.accounting.events import Gaussian, Poisson
 from polyeps.aggregation.subspace import Basis, Part
 from polyeps.algorithms import ALGORITHMS
 from polyeps.audit.lower_bounds import Scores, bound_from_scores, sampled_log_ratio
-from polyeps.audit.results import Attack, Effort, Evidence
-from polyeps.audit.trial_clients import Answers, ask_trials, deployed, seeded
-from polyeps.core import Payload, Records
+from polyeps.audit.results import Attack, AttackKind, Effort, Evidence, attack
+from polyeps.audit.trial_clients import ask_trials, deployed, seeded
+from polyeps.core import Algorithm, Payload, Records
 from polyeps.models import Model, binary_logistic
 from polyeps.training import dp_sgd
 
@@ -49,19 +49,17 @@ class Setting:
     deployed: bool = False  # noise from the operating system's entropy, on the integers
 
     def training(self, model: Model) -> Any:
-        shared: dict[str, Any] = {"steps": self.steps, "clip": self.clip, "learning_rate": _STEP}
-        return dp_sgd(model, rate=self.rate, batch=1, **shared)
+        return dp_sgd(model, rate=self.rate, batch=1, steps=self.steps, clip=self.clip, learning_rate=_STEP)
 
 
 GAUSSIAN = Setting()
 SUBSAMPLED = Setting(rate=0.2, noise_multiplier=0.6, rounds=4)
 
 
-def _canaries(present: bool, replaced: bool, wide: int = _WIDE) -> Records:
+def _canaries(present: bool, replaced: bool) -> Records:
     """Return the records of one client: canaries, or their replacements."""
-    features = _LARGE * torch.eye(wide) if present or replaced else torch.zeros(wide, wide)
-    labels = torch.full((wide,), int(present))
-    return Records(features, labels, torch.tensor([0, wide]))
+    features = _LARGE * torch.eye(_WIDE) if present or replaced else torch.zeros(_WIDE, _WIDE)
+    return Records(features, torch.full((_WIDE,), int(present)), torch.tensor([0, _WIDE]))
 
 
 def _scores(seen: list[Tensor], setting: Setting) -> Scores:
@@ -79,31 +77,41 @@ def _scores(seen: list[Tensor], setting: Setting) -> Scores:
     return total
 
 
-def _pair(
-    algorithm_name: str, setting: Setting, effort: Effort, trials: int, action: str, seen: str, sent: Payload
+def _compare(
+    algorithm: Algorithm,
+    records: Callable[[bool], Records],
+    task: tuple[str, Payload],
+    sums: Callable[[Payload], Tensor],
+    setting: Setting,
+    clients: int,
+    effort: Effort,
 ) -> Evidence:
-    """Ask clients with and without canaries to do an action; `seen` is the tensor of their replies that is scored."""
-    entry = ALGORITHMS[algorithm_name]
-    algorithm = entry.build(setting.training(binary_logistic(_WIDE)), **entry.options)
-    clients = max(1, effort.trials(trials) // _WIDE)
-    task = (action, {"model": torch.zeros(_WIDE), **sent})
-
-    def world(present: bool) -> Answers:
-        streams = deployed if setting.deployed else seeded(effort.seed_for(str(present)))
-        return ask_trials(
+    """Ask clients with and without canaries for a task in every round, and score the sums in their replies."""
+    scores, paid = [], 0.0
+    for present in (True, False):
+        found = ask_trials(
             algorithm,
-            _canaries(present, setting.replaced),
+            records(present),
             [task] * setting.rounds,
             trials=clients,
             noise_multiplier=setting.noise_multiplier,
             delta=_DELTA,
-            streams=streams,
+            streams=deployed if setting.deployed else seeded(effort.seed_for(str(present))),
         )
+        scores.append(_scores([sums(reply) for reply in found.replies], setting))
+        paid = found.charged
+    shown = bound_from_scores(scores[0], scores[1], _DELTA, effort.confidence)
+    return Evidence(paid, paid, shown, _DELTA, len(scores[0]))
 
-    one, other = world(True), world(False)
-    scores = [_scores([reply[seen] for reply in found.replies], setting) for found in (one, other)]
-    found = bound_from_scores(scores[0], scores[1], _DELTA, effort.confidence)
-    return Evidence(one.charged, one.charged, found, _DELTA, len(scores[0]))
+
+def _pair(name: str, setting: Setting, effort: Effort, trials: int, action: str, seen: str, sent: Payload) -> Evidence:
+    """Ask for an action of an algorithm; `seen` is the tensor of the replies that is scored."""
+    entry = ALGORITHMS[name]
+    algorithm = entry.build(setting.training(binary_logistic(_WIDE)), **entry.options)
+    task = (action, {"model": torch.zeros(_WIDE), **sent})
+    clients = max(1, effort.trials(trials) // _WIDE)
+    records = partial(_canaries, replaced=setting.replaced)
+    return _compare(algorithm, records, task, itemgetter(seen), setting, clients, effort)
 
 
 def trained(algorithm_name: str, setting: Setting, trials: int, effort: Effort) -> Evidence:
@@ -124,33 +132,22 @@ _FIXED = Setting(rate=_BATCH / _HELD, noise_multiplier=0.7, replaced=True)
 
 
 def _fixed(charged_as: Literal["poisson", "fixed"], trials: int, effort: Effort) -> Evidence:
-    setting = _FIXED
     training = dp_sgd(binary_logistic(1), sampler="fixed", batch=_BATCH, steps=1, clip=1.0, learning_rate=_STEP)
-    algorithm = ALGORITHMS["fedavg"].build(training)
-    scores = []
-    paid = 0.0
-    for present in (True, False):
+
+    def records(present: bool) -> Records:
         labels = torch.zeros(_HELD, dtype=torch.int64)
         labels[0] = int(present)
-        records = Records(torch.full((_HELD, 1), _LARGE), labels, torch.tensor([0, _HELD]))
-        found = ask_trials(
-            algorithm,
-            records,
-            [("train", {"model": torch.zeros(1)})],
-            trials=effort.trials(trials),
-            noise_multiplier=setting.noise_multiplier,
-            delta=_DELTA,
-            streams=seeded(effort.seed_for(str(present))),
-        )
-        # Sums are divided by the batch; without the canary they are -batch.
-        sums = found.replies[0]["update"] * _BATCH + _STEP * (_BATCH - setting.rate)
-        scores.append(_scores([sums], setting))
-        paid = found.charged
-    shown = bound_from_scores(scores[0], scores[1], _DELTA, effort.confidence)
-    claimed = paid
-    if charged_as == "poisson":
-        claimed = epsilon(Poisson(setting.rate, Gaussian(setting.noise_multiplier)), _DELTA)
-    return Evidence(claimed, paid, shown, _DELTA, len(scores[0]))
+        return Records(torch.full((_HELD, 1), _LARGE), labels, torch.tensor([0, _HELD]))
+
+    def sums(reply: Payload) -> Tensor:
+        """Undo the division by the batch; without the canary sums are -batch."""
+        return reply["update"] * _BATCH + _STEP * (_BATCH - _FIXED.rate)
+
+    algorithm, task = ALGORITHMS["fedavg"].build(training), ("train", {"model": torch.zeros(1)})
+    shown = _compare(algorithm, records, task, sums, _FIXED, effort.trials(trials), effort)
+    if charged_as == "fixed":
+        return shown
+    return replace(shown, claimed=epsilon(Poisson(_FIXED.rate, Gaussian(_FIXED.noise_multiplier)), _DELTA))
 
 
 def _replaced_as_zeroed(trials: int, effort: Effort) -> Evidence:
@@ -172,27 +169,24 @@ def _late_charge(trials: int, effort: Effort) -> Evidence:
 def dp_sgd_attacks() -> list[Attack]:
     """Return all attacks on record-level methods."""
     many, few = 200_000, 40_000
-
-    def attack(name: str, form: Form, run: Callable[..., Evidence], *given: Any) -> Attack:
-        return Attack(name, form, "worst-case pair", partial(run, *given))
-
+    pair: AttackKind = "worst-case pair"
     local_steps = replace(SUBSAMPLED, rate=0.5, noise_multiplier=1.0, steps=4, rounds=1)
     small_clip = replace(GAUSSIAN, clip=1e-3)
     return [
-        attack("Gaussian: one full-batch step of DP-SGD", "sound", trained, "fedavg", GAUSSIAN, many),
-        attack("subsampled Gaussian: DP-SGD", "sound", trained, "fedavg", SUBSAMPLED, many),
-        attack("DP-SGD, 4 local steps a round", "sound", trained, "fedavg", local_steps, few),
-        attack("DP-SGD, clip 0.001", "sound", trained, "fedavg", small_clip, few),
+        attack("Gaussian: one full-batch step of DP-SGD", "sound", pair, trained, "fedavg", GAUSSIAN, many),
+        attack("subsampled Gaussian: DP-SGD", "sound", pair, trained, "fedavg", SUBSAMPLED, many),
+        attack("DP-SGD, 4 local steps a round", "sound", pair, trained, "fedavg", local_steps, few),
+        attack("DP-SGD, clip 0.001", "sound", pair, trained, "fedavg", small_clip, few),
         *(
-            attack(f"{name}: train", "sound", trained, name, SUBSAMPLED, few)
+            attack(f"{name}: train", "sound", pair, trained, name, SUBSAMPLED, few)
             for name in ("fedavg", "public-only", "weiavg", "pfa", "pfa-plus", "pdp-fl", "pdp-fl-plus")
         ),
         *(
-            attack(f"{name}: project, hostile basis", "sound", _projected, name, SUBSAMPLED, few)
+            attack(f"{name}: project, hostile basis", "sound", pair, _projected, name, SUBSAMPLED, few)
             for name in ("pfa-plus", "pdp-fl-plus")
         ),
-        attack("DP-SGD, fixed-size batches, replace-one", "sound", _fixed, "fixed", 10_000),
-        attack("P4 PFA: fixed-size batches charged as Poisson", "published", _fixed, "poisson", 10_000),
-        attack("P2 PFA: rounds charged, steps taken", "published", _late_charge, few),
-        attack("record replaced, charged as zero-out", "published", _replaced_as_zeroed, few),
+        attack("DP-SGD, fixed-size batches, replace-one", "sound", pair, _fixed, "fixed", 10_000),
+        attack("P4 PFA: fixed-size batches charged as Poisson", "published", pair, _fixed, "poisson", 10_000),
+        attack("P2 PFA: rounds charged, steps taken", "published", pair, _late_charge, few),
+        attack("record replaced, charged as zero-out", "published", pair, _replaced_as_zeroed, few),
     ]

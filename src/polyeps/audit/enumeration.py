@@ -39,13 +39,9 @@ def largest_log_ratio(found: Laws) -> float:
     return float(np.log(high[possible] / low[possible]).max())
 
 
-def sampler_ratio(
-    select: SelectName, dimension: int, top: int, epsilon: float, form: SelectionForm = "sound"
-) -> Fraction:
-    """Return the largest ratio of the sampler's probabilities between two inputs."""
-    weights = sampler_laws(select, dimension, top, epsilon, form)
-    columns = zip(*weights, strict=True)
-    return max(Fraction(max(column), min(column)) for column in columns if max(column))
+def largest_ratio(laws: list[list[int]]) -> Fraction:
+    """Return the largest ratio of a sampler's probabilities between two inputs, or two values."""
+    return max(Fraction(max(column), min(column)) for column in zip(*laws, strict=True) if max(column))
 
 
 def sampler_laws(
@@ -89,10 +85,3 @@ def value_laws(mechanism: Literal["duchi", "grid-pm"], epsilon: float) -> list[l
     spare[CELLS // 2], spare[CELLS // 2 - 1] = (left + 1) // 2, left // 2
     starts = range(CELLS - band + 1)
     return [[spare[j] + (inside if s <= j < s + band else outside) for j in range(CELLS)] for s in starts]
-
-
-def value_ratio(mechanism: Literal["duchi", "grid-pm"], epsilon: float) -> Fraction:
-    """Return the largest ratio of the sampler's probabilities between two values."""
-    laws_of_all = np.array(value_laws(mechanism, epsilon))
-    high, low = laws_of_all.max(0).tolist(), laws_of_all.min(0).tolist()
-    return max(Fraction(a, b) for a, b in zip(high, low, strict=True))

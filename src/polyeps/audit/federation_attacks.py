@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyeps.algorithms import ALGORITHMS
 from polyeps.algorithms._averaging import Federation
@@ -29,7 +29,7 @@ from polyeps.audit.lower_bounds import (
     one_shot_estimate,
     sampled_log_ratio,
 )
-from polyeps.audit.results import Attack, Effort, Evidence
+from polyeps.audit.results import Attack, Effort, Evidence, attack
 from polyeps.audit.trial_clients import charged, check_answered, deployed, seeded, trial_clients, trial_ledger
 from polyeps.core import Algorithm, Records, State, SumTerms, Task, Total
 from polyeps.engine.noise import SeededStreams, SystemStreams
@@ -91,8 +91,6 @@ def _canary_records(included: Mask, ordinary: int, seed: int) -> Records:
 
 def _model(canaries: int) -> Model:
     """Return a model of two classes without bias: a canary's update is along (-1, 1) in its own feature."""
-    from torch import nn
-
     module = nn.Sequential(nn.Linear(_ORDINARY + canaries, 2, bias=False, device="meta"))
     return Model(module, logistic(1, 2).loss, (_ORDINARY + canaries,), start_at_zero=True)
 
@@ -224,6 +222,7 @@ _WHOLE: Mapping[str, Any] = {"rank": 2, "whole": "biases"}  # of two classes: fa
 
 def federation_attacks() -> list[Attack]:
     """Return all attacks on federated runs."""
+    gaussian = {"rank": 0, "noise": "discrete-gaussian"}
     pairs = {
         "fedhdp: trusted server, fixed clip": AuditedRun("fedhdp", _FIXED_CLIP),
         "fedhdp: trusted server, adaptive clip": AuditedRun("fedhdp", {"personal": False}, share=0.75),
@@ -232,11 +231,9 @@ def federation_attacks() -> list[Attack]:
         "dp-fedavg: trusted server, fixed clip": AuditedRun("fedhdp", _FIXED_CLIP),
         "cmp-fed: two releases": AuditedRun("cmp-fed", {**_WHOLE, "split": 0.2}, share=0.8),
         "dp-randagg: all coordinates": AuditedRun("dp-randagg", {"rank": 0}),
-        "dp-randagg: discrete Gaussian": AuditedRun("dp-randagg", {"rank": 0, "noise": "discrete-gaussian"}),
+        "dp-randagg: discrete Gaussian": AuditedRun("dp-randagg", gaussian),
         "deployed fedhdp: trusted server": AuditedRun("fedhdp", _FIXED_CLIP, deployed=True),
-        "deployed dp-randagg: discrete Gaussian": AuditedRun(
-            "dp-randagg", {"rank": 0, "noise": "discrete-gaussian"}, deployed=True
-        ),
+        "deployed dp-randagg: discrete Gaussian": AuditedRun("dp-randagg", gaussian, deployed=True),
         "dp-randagg: Skellam": AuditedRun("dp-randagg", {"rank": 0, "noise": "skellam"}),
     }
     often: dict[str, Any] = {"rate": 0.5, "noise_multiplier": 3.0, "rounds": 4, "delta": 1e-9}
@@ -248,18 +245,16 @@ def federation_attacks() -> list[Attack]:
         "fedhdp, fixed clip": AuditedRun("fedhdp", {**_SECURE, "adaptive": False}, rate=1.0),
     }
     single = {
-        "one run: DP-SGD, canary records": partial(_one_run, AuditedRun("fedavg", **often), 4000, True),
-        "one run: fedhdp, canary clients": partial(_one_run, AuditedRun("fedhdp", _FIXED_CLIP, **often), 2000, False),
-        "one run: cmp-fed, canary clients": partial(_one_run, factored, 2000, False),
-        "one run: dp-randagg, canary clients": partial(
-            _one_run, AuditedRun("dp-randagg", {"rank": 0}, **often), 2000, False
-        ),
+        "one run: DP-SGD, canary records": (AuditedRun("fedavg", **often), 4000, True),
+        "one run: fedhdp, canary clients": (AuditedRun("fedhdp", _FIXED_CLIP, **often), 2000, False),
+        "one run: cmp-fed, canary clients": (factored, 2000, False),
+        "one run: dp-randagg, canary clients": (AuditedRun("dp-randagg", {"rank": 0}, **often), 2000, False),
     }
     return [
-        *(Attack(name, "sound", "worst-case pair", partial(_pair, run, 2000, 2)) for name, run in pairs.items()),
-        *(Attack(name, "sound", "one run", attack) for name, attack in single.items()),
+        *(attack(name, "sound", "worst-case pair", _pair, run, 2000, 2) for name, run in pairs.items()),
+        *(attack(name, "sound", "one run", _one_run, *given) for name, given in single.items()),
         *(
-            Attack(f"nothing opened without noise: {name}", "sound", "support", partial(_without_noise, run))
+            attack(f"nothing opened without noise: {name}", "sound", "support", _without_noise, run)
             for name, run in opened.items()
         ),
     ]

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Literal
 
 from polyeps.accounting.certificate import Form
@@ -90,14 +91,18 @@ class AuditResult:
         return row | {"trials": found.trials} | ({} if found.estimate is None else {"estimate": found.estimate})
 
 
+def attack(name: str, form: Form, kind: AttackKind, run: Callable[..., Evidence], *given: Any) -> Attack:
+    """Return an attack that runs a function with some arguments, and the effort last."""
+    return Attack(name, form, kind, partial(run, *given))
+
+
 def select_attacks(attacks: Sequence[Attack], pattern: str | None) -> list[Attack]:
     """Return the attacks whose names contain a pattern, in which * and ? stand for any characters."""
     names = [attack.name for attack in attacks]
     if len(set(names)) != len(names):
         raise InputError("two attacks of the audit have the same name; give each its own")
-    found = [
-        attack for attack in attacks if pattern is None or fnmatchcase(attack.name.lower(), f"*{pattern.lower()}*")
-    ]
+    wanted = "*" if pattern is None else f"*{pattern.lower()}*"
+    found = [attack for attack in attacks if fnmatchcase(attack.name.lower(), wanted)]
     if not found:
         raise InputError(f"no attack of the audit matches {pattern!r}; leave it out to run all")
     return found

@@ -7,7 +7,7 @@ import click
 import typer
 
 from polyeps import __version__
-from polyeps.cli import audit, calibrate, certify, data, ledger, plan, report, run
+from polyeps.cli import audit, certify, data, ledger, plan, report, run
 from polyeps.errors import LedgerTampered, PolyepsError
 
 app = typer.Typer(
@@ -18,7 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(certify.certify_app, name="certify")
-app.add_typer(calibrate.calibrate_app, name="calibrate")
+app.add_typer(certify.calibrate_app, name="calibrate")
 app.command("plan")(plan.plan_command)
 app.command("run")(run.run_command)
 app.command("demo")(run.demo)

@@ -10,12 +10,8 @@ from polyeps.cli.output import Json, print_json, print_table, progress
 
 
 def audit(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer trials: two minutes instead of a quarter of an hour.")
-    ] = False,
-    only: Annotated[
-        str | None, typer.Option(help="Only attacks whose name contains this; * and ? match anything.")
-    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer trials: two minutes instead of fifteen.")] = False,
+    only: Annotated[str | None, typer.Option(help="Only attacks whose name contains this; * and ? match any.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of simulations; deployed noise is never repeated.")] = 0,
     as_json: Json = False,
 ) -> None:

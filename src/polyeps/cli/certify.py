@@ -1,20 +1,27 @@
-"""`polyeps certify`: what an experiment, or a method described by flags, guarantees its clients."""
+"""`polyeps certify` and `polyeps calibrate`: guarantees and noise, of an experiment or a method described by flags."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polyeps.cli import files, flags
-from polyeps.cli.output import Delta, Json, grouped, print_certificate, print_json, print_table, progress, span
+from polyeps.cli.output import Delta, Json, figure, grouped, parse_epsilons, print_json, print_table, progress, span
 from polyeps.errors import InputError
 
 if TYPE_CHECKING:
+    from polyeps.accounting.certificate import Certificate
     from polyeps.cli.quick import Quick
 
+_FILE_TOO = "polyeps {0} FILE.toml asks the experiment itself; polyeps {0} file --help lists its options."
 certify_app = typer.Typer(
     cls=files.FileOrMethod,
-    help="Certify an experiment's file, or a method: the paper's ε and ours.\n\n"
-    "polyeps certify FILE.toml asks the experiment itself; polyeps certify file --help lists its options.",
+    help=f"Certify an experiment's file, or a method: the paper's ε and ours.\n\n{_FILE_TOO.format('certify')}",
+    no_args_is_help=True,
+)
+calibrate_app = typer.Typer(
+    cls=files.FileOrMethod,
+    help=f"Find the noise that spends a budget, and no more.\n\n{_FILE_TOO.format('calibrate')}",
     no_args_is_help=True,
 )
 
@@ -38,50 +45,88 @@ def certify_file(
         for job in files.jobs_of(experiment, changes, seed, trust_code, report):
             found = certificates(job, joined)
             budgets = job.budgets or (None,) * len(found)
-            methods.append((job, [(c, b, found[c]) for c, b in zip(found, budgets, strict=True)]))
+            rows = [
+                {
+                    "client": client,
+                    "epsilon": budget.epsilon if budget else None,
+                    "delta": budget.delta if budget else None,
+                    "sigma": one.details["sigma"],
+                    "rounds": one.details["rounds"],
+                    "claimed": one.claimed,
+                    "certified": one.certified,
+                    "certified_if_draws_known": one.certified_if_draws_known,
+                    "sampler": one.sampler,
+                    "accountant": one.accountant,
+                    "sentence": one.sentence,
+                }
+                for (client, one), budget in zip(found.items(), budgets, strict=True)
+            ]
+            methods.append((job, rows))
     if as_json:
-        shown = [
-            files.frame(
-                job,
-                [
-                    {
-                        "client": client,
-                        "epsilon": budget.epsilon if budget else None,
-                        "delta": budget.delta if budget else None,
-                        "sigma": one.details["sigma"],
-                        "rounds": one.details["rounds"],
-                        "claimed": one.claimed,
-                        "certified": one.certified,
-                        "certified_if_draws_known": one.certified_if_draws_known,
-                        "sampler": one.sampler,
-                        "accountant": one.accountant,
-                        "sentence": one.sentence,
-                    }
-                    for client, budget, one in rows
-                ],
-            )
-            for job, rows in methods
-        ]
-        print_json({"experiment": str(experiment), "methods": shown})
+        files.print_jobs(experiment, methods)
         return
+    columns = {"epsilon": "ε", "sigma": "σ", "certified": "certified ε", "claimed": "claimed ε"}
     for job, rows in methods:
         uses = job.rounds.expected if joined is None else joined
-        print_table(
-            ["client", "ε", "σ", "certified ε", "claimed ε"],
+        _print_clients(columns, rows, f"{files.title(job)}: {uses} of {job.rounds.planned} rounds")
+        strictest = min(rows, key=lambda row: row["certified"])
+        print(f"Client {strictest['client']}: {strictest['sentence']}\n")
+
+
+@calibrate_app.command("file")
+def calibrate_file(
+    experiment: files.ExperimentFile,
+    changes: files.Changes = None,
+    seed: files.Seed = None,
+    trust_code: files.TrustCode = False,
+    as_json: Json = False,
+) -> None:
+    """Calibrate the noise of every client of every method to its budget."""
+    from polyeps.experiment.plan import plan
+
+    columns = {"epsilon": "ε", "delta": "δ", "records": "records", "sigma": "σ", "spent": "spent"}
+    with progress("calibrating") as report:
+        methods = [
+            (job, [{key: getattr(row, key) for key in ("client", *columns)} for row in plan(job)])
+            for job in files.jobs_of(experiment, changes, seed, trust_code, report)
+        ]
+    if as_json:
+        files.print_jobs(experiment, methods)
+        return
+    for job, rows in methods:
+        title = f"{files.title(job)}: noise for {job.rounds.expected} of {job.rounds.planned} rounds"
+        if rows:
+            _print_clients(columns, rows, title)
+        else:
+            print(f"{files.title(job)}: no client has a guarantee, so no noise is added.\n")
+
+
+def _print_clients(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    """Print one line per client, or per group of similar budgets when there are many."""
+    unknown = {"epsilon": "∞", "claimed": "none"}
+    print_table(
+        ["client", *columns.values()],
+        [
             [
-                [
-                    part[0][0] if len(part) == 1 else f"{len(part)} clients",
-                    span([b.epsilon if b else float("inf") for _, b, _ in part]),
-                    span([one.details["sigma"] for *_, one in part]),
-                    span([one.certified for *_, one in part]),
-                    span([one.claimed for *_, one in part if one.claimed is not None]) or "none",
-                ]
-                for part in grouped(rows, lambda row: row[1].epsilon if row[1] else float("inf"))
-            ],
-            title=f"{files.title(job)}: {uses} of {job.rounds.planned} rounds",
-        )
-        client, _, strictest = min(rows, key=lambda row: row[2].certified)
-        print(f"Client {client}: {strictest.sentence}\n")
+                part[0]["client"] if len(part) == 1 else f"{len(part)} clients",
+                *(span([row[key] for row in part if row[key] is not None]) or unknown[key] for key in columns),
+            ]
+            for part in grouped(rows, lambda row: row["epsilon"] or float("inf"))
+        ],
+        title=title,
+    )
+
+
+def _print_certificate(certificate: "Certificate", as_json: bool) -> None:
+    """Print a certificate and its sentence."""
+    if as_json:
+        print_json(certificate.as_dict())
+        return
+    shown = certificate.as_dict()
+    details, sentence = shown.pop("details"), shown.pop("sentence")
+    del shown["conditions"]  # the sentence ends with them
+    print_table(["", ""], [[name, figure(value)] for name, value in {**shown, **details}.items()])
+    print(sentence)
 
 
 def _certify(
@@ -91,7 +136,7 @@ def _certify(
     accountant: flags.AccountantFlag = "pld",
     as_json: Json = False,
 ) -> None:
-    print_certificate(method.certificate(sigma, delta, accountant), as_json)
+    _print_certificate(method.certificate(sigma, delta, accountant), as_json)
 
 
 flags.add_methods(certify_app, _certify, skip=("fedsel",))
@@ -112,6 +157,7 @@ def certify_fedsel(
     as_json: Json = False,
 ) -> None:
     """FedSel: an index and a value per report, trusting nobody."""
+    from polyeps.cli.quick import quick_fedsel
     from polyeps.mechanisms import selection, values
 
     selection.check_selection(dimension, top, epsilon_select)
@@ -122,5 +168,52 @@ def certify_fedsel(
     if not first + second:
         raise InputError("--epsilon-select is 0, and no value is sent; give the ε of the choice, above 0")
     share = first / (first + second)
-    method = flags.fedsel_flags(select, dimension, top, value, share, reports, form)
-    print_certificate(method.certificate(1 / (first + second), delta, accountant), as_json)
+    method = quick_fedsel(
+        select=select, dimension=dimension, top=top, value=value, share=share, reports=reports, form=form
+    )
+    _print_certificate(method.certificate(1 / (first + second), delta, accountant), as_json)
+
+
+def _calibrate(
+    method: "Quick",
+    epsilon: Annotated[str, typer.Option(help="One budget, or several with commas between.")],
+    delta: Delta,
+    accountant: flags.AccountantFlag = "pld",
+    as_json: Json = False,
+) -> None:
+    """Calibrate for each ε and print one frame for all."""
+    from polyeps.accounting import cache
+    from polyeps.accounting.calibration import calibrate
+    from polyeps.core import Budget
+
+    noisy = method.name != "fedsel"  # whose answer is the ε of each report's two steps
+    budgets = [Budget(value, delta) for value in parse_epsilons(epsilon)]
+    with progress("calibrating") as report:
+        answer = calibrate(
+            budgets,
+            method.price,
+            method.uses,
+            adjacency=method.build(0.0).adjacency,
+            accountant=accountant,
+            tolerance=1e-4 if noisy else 1e-6,
+            directory=cache.default_directory(),
+            progress=report,
+        )
+    sigmas = [method.sigma(float(multiplier)) for multiplier in answer.noise_multiplier]
+    certificates = [method.certificate(sigma, delta, accountant) for sigma in sigmas]
+    results = [
+        {"epsilon": budget.epsilon, "sigma": sigma if noisy else None, "certified": certificate.certified}
+        | {"claimed": certificate.claimed}
+        | ({} if noisy else {key: certificate.details[key] for key in ("epsilon_select", "epsilon_value")})
+        for budget, sigma, certificate in zip(budgets, sigmas, certificates, strict=True)
+    ]
+    if as_json:
+        frame = certificates[0].as_dict()
+        for key in ("claimed", "certified", "sentence"):
+            frame.pop(key)
+        print_json(frame | {"results": results})
+        return
+    print_table(list(results[0]), [list(result.values()) for result in results])
+
+
+flags.add_methods(calibrate_app, _calibrate)

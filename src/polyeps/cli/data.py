@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from polyeps.data.dataset import Dataset
+    from polyeps.data.partition import Partition
     from polyeps.data.public_catalogue import DataFile, PublicDataset
 
 data_app = typer.Typer(help="List, check, download and describe data sets.", no_args_is_help=True)
@@ -48,12 +49,12 @@ def list_datasets(data_dir: DataDirOption = None, as_json: Json = False) -> None
     states = {name: availability(published, where) for name, published in PUBLIC_DATASETS.items()}
     missing = {name: how_to_get(PUBLIC_DATASETS[name], where) for name in states if states[name] == "missing"}
     if as_json:
-        from polyeps.cli.data_drawing import catalogue_facts
-
-        listed = [
-            catalogue_facts(published) | {"state": states[published.name]} for published in PUBLIC_DATASETS.values()
-        ]
-        print_json([known | {"how_to_get": missing.get(known["name"])} for known in listed])
+        print_json(
+            [
+                _catalogue_facts(published) | {"state": states[name], "how_to_get": missing.get(name)}
+                for name, published in PUBLIC_DATASETS.items()
+            ]
+        )
         return
     rows = [
         [
@@ -121,9 +122,7 @@ def _checked(published: PublicDataset, where: Any) -> dict[str, str]:
 @data_app.command("fetch")
 def fetch_datasets(
     names: Annotated[list[str], typer.Argument(help="Data sets to download.")],
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Download into this folder instead of the cache.")
-    ] = None,
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Download to this folder, not the cache.")] = None,
     as_json: Json = False,
 ) -> None:
     """Download data sets from their official addresses; files that are already here are kept."""
@@ -179,7 +178,6 @@ def show_dataset(
     """Describe a data set, or your own files, and draw its partition (clients x labels)."""
     import numpy as np
 
-    from polyeps.cli.data_drawing import description, fact_rows, partition_rows
     from polyeps.data.partition import divide
 
     if seed is not None and seed < 0:
@@ -201,11 +199,11 @@ def show_dataset(
             alpha=alpha,
         )
     if as_json:
-        print_json(description(dataset, divided))
+        print_json(_description(dataset, divided))
         return
-    print_table(["", ""], fact_rows(dataset))
+    print_table(["", ""], _fact_rows(dataset))
     if divided is not None:
-        drawn, summary = partition_rows(dataset, divided, rows)
+        drawn, summary = _partition_rows(dataset, divided, rows)
         print_table(["client", "records", *dataset.classes], drawn, title="Bars: share of the largest cell")
         print(summary)
 
@@ -213,19 +211,84 @@ def show_dataset(
 def _dataset(
     name: str, data_dir: Path | None, offline: bool, generator: Any, constants: tuple[float, float], own: Any
 ) -> Dataset:
+    from polyeps.data.own_files import load_own
     from polyeps.data.public_catalogue import PUBLIC_DATASETS
+    from polyeps.data.public_loaders import load_dataset
+    from polyeps.data.synthetic import synthetic
 
     if name not in PUBLIC_DATASETS and Path(name).exists():
-        from polyeps.data.own_files import load_own
-
         return load_own(Path(name), **own)
     _published(name)
-    if name.startswith("syn-"):
-        from polyeps.data.synthetic import synthetic
+    if not name.startswith("syn-"):
+        return load_dataset(name, data_dir=data_dir, download=None if offline else _download_with_progress)
+    if generator is None:
+        raise InputError(f"{name} is made at random: give a --seed")
+    return synthetic(name, shrink=constants[0], threshold=constants[1], generator=generator)
 
-        if generator is None:
-            raise InputError(f"{name} is made at random: give a --seed")
-        return synthetic(name, shrink=constants[0], threshold=constants[1], generator=generator)
-    from polyeps.data.public_loaders import load_dataset
 
-    return load_dataset(name, data_dir=data_dir, download=None if offline else _download_with_progress)
+def _catalogue_facts(published: PublicDataset) -> dict[str, Any]:
+    """Return the facts about a public data set that are known without reading it."""
+    names = ("name", "title", "records", "test_records", "shape", "classes", "licence", "origin", "note")
+    return {name: list(value) if isinstance(value := getattr(published, name), tuple) else value for name in names}
+
+
+def _description(dataset: Dataset, partition: Partition | None) -> dict[str, Any]:
+    """Describe a data set and its partition, ready for JSON."""
+    import numpy as np
+
+    from polyeps.data.public_catalogue import PUBLIC_DATASETS
+
+    n = len(dataset.classes)
+    found: dict[str, Any] = _catalogue_facts(PUBLIC_DATASETS[dataset.name]) if dataset.name in PUBLIC_DATASETS else {}
+    found |= {
+        "name": dataset.name,
+        "records": len(dataset.labels),
+        "test_records": len(dataset.test_labels),
+        "shape": list(dataset.features.shape[1:]),
+        "classes": list(dataset.classes),
+        "label_counts": np.bincount(dataset.labels, minlength=n).tolist(),
+        "test_label_counts": np.bincount(dataset.test_labels, minlength=n).tolist(),
+    }
+    if partition is not None:
+        found["partition"] = {
+            "clients": list(partition.ids),
+            "sizes": partition.sizes.tolist(),
+            "label_counts": partition.counts(dataset.labels, n).tolist(),
+        }
+    return found
+
+
+def _fact_rows(dataset: Dataset) -> list[tuple[str, str]]:
+    """Describe a data set, one fact per row."""
+    found = _description(dataset, None)
+    counts = zip(found["classes"], found["label_counts"], strict=True)
+    shown = found | {
+        "records": f"{found['records']:,}",
+        "test_records": f"{found['test_records']:,}",
+        "shape": " x ".join(str(size) for size in found["shape"]),
+        "labels": ", ".join(f"{name}: {count:,}" for name, count in counts),
+    }
+    facts = ("name", "title", "records", "test_records", "shape", "labels", "licence", "origin", "note")
+    return [(fact.replace("_", " "), shown[fact]) for fact in facts if shown.get(fact)]
+
+
+def _partition_rows(dataset: Dataset, partition: Partition, most: int) -> tuple[list[list[str]], str]:
+    """Return a row of label counts with bars for at most `most` clients, and one line about all clients."""
+    counts = partition.counts(dataset.labels, len(dataset.classes))
+    top = int(counts.max())
+    rows = [
+        [client, f"{size:,}", *(_bar(int(count), top) for count in row)]
+        for client, size, row in zip(partition.ids[:most], partition.sizes, counts, strict=False)
+    ]
+    sizes, clients = partition.sizes, len(partition.ids)
+    drawn = f" ({most} drawn)" if clients > most else ""
+    return rows, (
+        f"{clients} clients{drawn}, {sizes.sum():,} of {len(dataset.labels):,} records, {sizes.min():,} to "
+        f"{sizes.max():,} each, {(counts > 0).sum(axis=1).mean():.1f} labels a client on average"
+    )
+
+
+def _bar(count: int, top: int) -> str:
+    if count == 0:
+        return "·"
+    return "▁▂▃▄▅▆▇█"[min(7, 8 * count // top)] + f" {count}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from polyeps.cli.output import print_json
 from polyeps.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 
 ExperimentFile = Annotated[Path, typer.Argument(help="A TOML file, as for polyeps run.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.clip=0.5")]
-TrustCode = Annotated[
-    bool, typer.Option("--trust-code", help='Run the code that the experiment names as "module:name".')
-]
+TrustCode = Annotated[bool, typer.Option("--trust-code", help='Run code that the experiment names as "module:name".')]
 Seed = Annotated[int | None, typer.Option(help="Of the file's seeds, the one to ask about; the first by default.")]
 
 
@@ -60,9 +59,13 @@ def title(job: Job) -> str:
     return named if whose == "own" or whose in named else f"{named} (budgets: {whose})"
 
 
-def frame(job: Job, clients: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what is the same for all clients of a job, and what differs, with the budgets that they set."""
-    algorithm, own = job.algorithm, dict(zip(job.population.ids, job.population.budgets, strict=True))
+def print_jobs(experiment: Path, jobs: Iterable[tuple[Job, list[dict[str, Any]]]]) -> None:
+    """Print jobs and their clients as JSON, with the budgets that clients set."""
+    print_json({"experiment": str(experiment), "methods": [_frame(job, clients) for job, clients in jobs]})
+
+
+def _frame(job: Job, clients: list[dict[str, Any]]) -> dict[str, Any]:
+    own = dict(zip(job.population.ids, job.population.budgets, strict=True))
     return {
         "method": job.method.title,
         "form": job.method.form,
@@ -70,10 +73,10 @@ def frame(job: Job, clients: list[dict[str, Any]]) -> dict[str, Any]:
         "seed": job.population.seed,
         "rounds": job.rounds.planned,
         "rounds_expected": job.rounds.expected,
-        "unit": algorithm.unit,
-        "adjacency": algorithm.adjacency,
-        "trust": algorithm.trust,
-        "arithmetic": algorithm.arithmetic,
-        "conditions": algorithm.conditions,
+        "unit": job.algorithm.unit,
+        "adjacency": job.algorithm.adjacency,
+        "trust": job.algorithm.trust,
+        "arithmetic": job.algorithm.arithmetic,
+        "conditions": job.algorithm.conditions,
         "clients": [{**row, "own_epsilon": b.epsilon if (b := own[row["client"]]) else None} for row in clients],
     }

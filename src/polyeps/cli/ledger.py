@@ -99,9 +99,7 @@ def verify_ledger(
     file: FileOption,
     kept: Annotated[
         Path | None,
-        typer.Option(
-            "--head", help="A copy of the ledger's .head file, or the output of verify --json, kept elsewhere."
-        ),
+        typer.Option("--head", help="A copy of the ledger's .head file, or output of verify --json, kept elsewhere."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -116,9 +114,7 @@ def verify_ledger(
 @ledger_app.command("set-budget")
 def set_budget(
     file: FileOption,
-    epsilon: Annotated[
-        float, typer.Option(help="The most privacy this client is willing to lose, in all runs together.")
-    ],
+    epsilon: Annotated[float, typer.Option(help="The most privacy this client is willing to lose, in all runs.")],
     delta: Annotated[
         float | None,
         typer.Option(help="The probability with which the guarantee may fail; 1e-5, or unchanged with --raise."),

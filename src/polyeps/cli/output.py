@@ -15,7 +15,6 @@ from polyeps.errors import InputError
 
 if TYPE_CHECKING:  # commands import heavy modules only when they run, so that --help is quick
     from polyeps.accounting.calibration import ProgressCallback
-    from polyeps.accounting.certificate import Certificate
 
 Row = TypeVar("Row")
 _WIDEST = 2000  # columns of a table
@@ -62,18 +61,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     needed = console.measure(table, options=console.options.update_width(_WIDEST)).maximum
     console.width = max(console.width, needed)
     console.print(table)
-
-
-def print_certificate(certificate: Certificate, as_json: bool) -> None:
-    """Print a certificate and its sentence."""
-    if as_json:
-        print_json(certificate.as_dict())
-        return
-    shown = certificate.as_dict()
-    details, sentence = shown.pop("details"), shown.pop("sentence")
-    del shown["conditions"]  # the sentence ends with them
-    print_table(["", ""], [[name, figure(value)] for name, value in {**shown, **details}.items()])
-    print(sentence)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,18 +21,14 @@ if TYPE_CHECKING:
 
 
 def plan_command(
-    experiment: Annotated[
-        Path | None, typer.Argument(help="A TOML file, as for polyeps run; or use the flags.")
-    ] = None,
+    experiment: Annotated[Path | None, typer.Argument(help="A TOML file, as for polyeps run; or use flags.")] = None,
     changes: files.Changes = None,
     trust_code: files.TrustCode = False,
     batch: Annotated[int | None, typer.Option(help="Expected batch size of a local step.")] = None,
     local_steps: Annotated[int | None, typer.Option(help="Local steps per round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of the run.")] = None,
     budgets: Annotated[Path | None, typer.Option(help="CSV: client, epsilon and, if wanted, delta, records.")] = None,
-    distribution: Annotated[
-        str | None, typer.Option(help="uniform, gauss, pareto, mixgauss1 to 4, or a variant.")
-    ] = None,
+    distribution: Annotated[str | None, typer.Option(help="uniform, gauss, pareto, mixgauss1 to 4, or others.")] = None,
     clients: Annotated[int | None, typer.Option(help="How many clients to draw from the distribution.")] = None,
     records: Annotated[int | None, typer.Option(help="Records per client, where the file does not say.")] = None,
     participation: Annotated[float, typer.Option(help="Share of clients in each round.")] = 1.0,
@@ -42,28 +38,27 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Plan an experiment's file, or DP-SGD by flags: noise, affordable rounds and spending of every client."""
-    flags = {"--batch": batch, "--local-steps": local_steps, "--rounds": rounds}
+    described: dict[str, Any] = {"batch": batch, "local_steps": local_steps, "rounds": rounds}
     others = (budgets, distribution, clients, records, sigma)
     if experiment is not None:
-        if any(value is not None for value in (*flags.values(), *others)):
+        if any(value is not None for value in (*described.values(), *others)):
             raise InputError("the file describes the whole experiment; leave out the flags, or change it with --set")
         _plan_file(experiment, changes, seed, trust_code, as_json)
         return
     if changes:
         raise InputError("--set changes a setting of an experiment's file; name the file")
-    missing = [name for name, value in flags.items() if value is None]
-    if missing:
-        raise InputError(f"{missing[0]} is missing; give it, or the file of an experiment")
-    assert batch is not None
-    assert local_steps is not None
-    assert rounds is not None
-    _plan_flags(
-        (batch, local_steps, rounds, participation),
-        (budgets, distribution, clients, records, delta),
-        sigma,
-        seed,
-        as_json,
-    )
+    if missing := [name.replace("_", "-") for name, value in described.items() if value is None]:
+        raise InputError(f"--{missing[0]} is missing; give it, or the file of an experiment")
+    from polyeps.experiment.plan import plan_dp_sgd
+
+    described["participation"] = participation
+    population, seed = _clients(budgets, distribution, clients, records, delta, seed)
+    with progress("planning") as report:
+        found, plans = plan_dp_sgd(population, **described, sigma=sigma, progress=report)
+    if as_json:
+        print_json({**described, "seed": seed, "clients": [asdict(row) for row in plans]})
+    else:
+        _draw(plans, found, f"{local_steps} local steps a round: ")
 
 
 def _plan_file(experiment: Path, changes: list[str] | None, seed: int | None, trust_code: bool, as_json: bool) -> None:
@@ -72,42 +67,13 @@ def _plan_file(experiment: Path, changes: list[str] | None, seed: int | None, tr
     with progress("planning") as report:
         methods = [(job, plan_job(job, report)) for job in files.jobs_of(experiment, changes, seed, trust_code, report)]
     if as_json:
-        shown = [files.frame(job, [asdict(row) for row in rows]) for job, rows in methods]
-        print_json({"experiment": str(experiment), "methods": shown})
+        files.print_jobs(experiment, [(job, [asdict(row) for row in rows]) for job, rows in methods])
         return
     for job, rows in methods:
         if rows:
             _draw(rows, job.rounds, f"{files.title(job)}: ")
         else:
             print(f"{job.method.title}: no client has a guarantee, so no budget is spent.")
-
-
-def _plan_flags(
-    schedule: tuple[int, int, int, float],
-    population: tuple[Path | None, str | None, int | None, int | None, float],
-    sigma: float | None,
-    seed: int | None,
-    as_json: bool,
-) -> None:
-    from polyeps.experiment.plan import plan_dp_sgd
-
-    batch, local_steps, rounds, participation = schedule
-    clients, seed = _clients(*population, seed)
-    with progress("planning") as report:
-        found, plans = plan_dp_sgd(
-            clients,
-            batch=batch,
-            local_steps=local_steps,
-            rounds=rounds,
-            participation=participation,
-            sigma=sigma,
-            progress=report,
-        )
-    if as_json:
-        described = {"batch": batch, "local_steps": local_steps, "rounds": rounds, "participation": participation}
-        print_json({**described, "seed": seed, "clients": [asdict(row) for row in plans]})
-    else:
-        _draw(plans, found, f"{local_steps} local steps a round: ")
 
 
 def _clients(

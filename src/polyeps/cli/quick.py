@@ -89,7 +89,8 @@ def quick_dp_sgd(*, records: int, batch: int, steps: int, sampler: SampledBy = "
 def quick_fedhdp(*, rate: float, rounds: int, clip_bit_sigma: float | None = None) -> Quick:
     """Return one privacy group of FedHDP; sigma is the noise of its sum of updates."""
     _at_least_one(rounds=rounds)
-    _rate(rate)
+    if not 0 < rate <= 1:
+        raise InputError(f"rate must be above 0 and at most 1, not {rate}")
     if clip_bit_sigma is not None and not (math.isfinite(clip_bit_sigma) and clip_bit_sigma > 0):
         raise InputError(f"clip-bit-sigma must be a finite number above 0, not {clip_bit_sigma}")
     bits = math.inf if clip_bit_sigma is None else clip_bit_sigma
@@ -237,8 +238,3 @@ def _at_least_one(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise InputError(f"{name} must be at least 1, not {count}")
-
-
-def _rate(rate: float) -> None:
-    if not 0 < rate <= 1:
-        raise InputError(f"rate must be above 0 and at most 1, not {rate}")

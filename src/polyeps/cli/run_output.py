@@ -31,13 +31,8 @@ def watching() -> Iterator[Watch]:
     from polyeps.experiment.run import Watch
 
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(),
-    )
+    job, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+    columns = (job, BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn())
     latest: dict[str, str] = {}
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         rows: dict[str, Any] = {}
@@ -92,17 +87,9 @@ def print_methods(lines: Sequence[MethodRuns]) -> None:
 
     rows = [summarise(line) for line in lines]
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
+    columns = ["method", "accuracy", *metrics, "rounds", "most spent\nof a budget", "left\nearly"]
     print_table(
-        [
-            "method",
-            "accuracy",
-            *metrics,
-            "rounds",
-            "most spent\nof a budget",
-            "left\nearly",
-            "sent per client\nand round",
-            "s/round",
-        ],
+        [*columns, "sent per client\nand round", "s/round"],
         [
             [
                 row.label,
@@ -131,12 +118,11 @@ def print_clients(journal: Journal) -> None:
     over = 0
     columns = ["client", "records", "own ε"]
     for job in paying:
-        alike = journal.query(
-            "SELECT min(epsilon) AS low, max(epsilon) AS high FROM clients WHERE job = ?", (job["job"],)
-        )
+        key = (job["job"],)
+        alike = journal.query("SELECT min(epsilon) AS low, max(epsilon) AS high FROM clients WHERE job = ?", key)
         common = job["facts"]["budgets"] != "own" and alike[0]["low"] == alike[0]["high"]
         columns.append(f"{job['label']}\nof {alike[0]['low']:.4g}" if common else job["label"])
-        for row in sorted(journal.query("SELECT * FROM clients WHERE job = ?", (job["job"],)), key=_strictest_first):
+        for row in sorted(journal.query("SELECT * FROM clients WHERE job = ?", key), key=_strictest_first):
             line = table.setdefault(row["client"], [row["client"], row["records"], row["own_epsilon"] or "none"])
             effective, spent = row["epsilon"], row["spent"] or 0.0
             if effective is None:
@@ -152,9 +138,8 @@ def print_clients(journal: Journal) -> None:
     if over:
         print(f"{over} times a client spent more than its effective budget: do not trust this run.")
     else:
-        print(
-            'Every client stayed within its effective budget (budgets = "minimum" and "maximum" replace clients\' own).'
-        )
+        kept = "Every client stayed within its effective budget"
+        print(f'{kept} (budgets = "minimum" and "maximum" replace clients\' own).')
 
 
 def _strictest_first(row: Mapping[str, Any]) -> tuple[float, list[tuple[int, str]]]:

@@ -48,9 +48,7 @@ def _check_records(
         if len(bad):  # else the sum overflowed, and every value is finite
             at = tuple(int(i) for i in bad[0])
             feature = columns[at[1]] if columns else at[1:]
-            raise DataError(
-                f"{where}: feature {feature} of record {at[0]} is {features[at]}: fill it in or remove the record"
-            )
+            raise DataError(f"{where}: feature {feature} of record {at[0]} is {features[at]}: fill it in or remove it")
     if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
         record = int(np.argmax((labels < 0) | (labels >= len(classes))))
         raise DataError(
@@ -74,11 +72,10 @@ def take(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
 
 def subsample(dataset: Dataset, records: int, generator: np.random.Generator) -> Dataset:
     """Draw training records uniformly, without replacement."""
-    if not 1 <= records <= len(dataset.labels):
-        raise InputError(
-            f"{dataset.name} has {len(dataset.labels)} training records: take 1 to that many, not {records}"
-        )
-    return take(dataset, generator.choice(len(dataset.labels), records, replace=False))
+    held = len(dataset.labels)
+    if not 1 <= records <= held:
+        raise InputError(f"{dataset.name} has {held} training records: take 1 to that many, not {records}")
+    return take(dataset, generator.choice(held, records, replace=False))
 
 
 def pooled(dataset: Dataset) -> Dataset:

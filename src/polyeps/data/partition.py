@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,13 +41,13 @@ class Partition:
         return flat.reshape(clients, classes)
 
 
-def to_records(dataset: Dataset, partition: Partition) -> Records:
+def to_records(dataset: Dataset, partition: Partition, device: Any = "cpu") -> Records:
     """Return the clients' records as one block of tensors."""
     import torch  # takes seconds to import; drawing a partition does not need it
 
     return Records(
-        torch.from_numpy(dataset.features[partition.rows]),
-        torch.from_numpy(dataset.labels[partition.rows]),
+        torch.from_numpy(dataset.features[partition.rows]).to(device),
+        torch.from_numpy(dataset.labels[partition.rows]).to(device),
         torch.from_numpy(partition.offsets),
     )
 
@@ -91,9 +92,8 @@ def iid(labels: LabelArray, *, clients: int, generator: np.random.Generator, siz
         )
     _check_clients(clients, len(labels))
     order = generator.permutation(len(labels))
-    if size is None:
-        return _assembled(np.array_split(order, clients), "ask for fewer clients")
-    return _assembled(np.split(order[: clients * size], clients), "ask for fewer clients")
+    dealt = order if size is None else order[: clients * size]
+    return _assembled(np.array_split(dealt, clients), "ask for fewer clients")
 
 
 def label_shards(

@@ -30,11 +30,11 @@ class PublicDataset:
     name: str
     title: str
     records: int
-    test_records: int  # 0: no test split was published
     shape: tuple[int, ...]  # of one record
     classes: tuple[str, ...]
     licence: str
     origin: str
+    test_records: int = 0  # 0: no test split was published
     files: tuple[DataFile, ...] = ()
     other_files: tuple[DataFile, ...] = ()  # a second form of the same data, used when `files` are not here
     download_mb: float = 0.0
@@ -66,12 +66,20 @@ def _cifar_file(name: str, checksum: str) -> DataFile:
     return DataFile(f"cifar10/{name}", checksum, _CIFAR_URL, member=f"cifar-10-batches-bin/{name}")
 
 
+def _uci_file(path: str, checksum: str) -> DataFile:
+    return DataFile(path, checksum, _UCI_URL + path)
+
+
+def _qmnist_file(split: str, checksum: str) -> DataFile:
+    name = f"qmnist-{split}-labels-idx2-int"
+    return DataFile(f"mnist-writers/{name}", checksum, f"{_QMNIST_URL}{name}.gz")
+
+
 def _synthetic(name: str, which: str, records: int, size: int) -> PublicDataset:
     return PublicDataset(
         name=name,
         title=f"FedSel's synthetic data, {which}",
         records=records,
-        test_records=0,
         shape=(size,),
         classes=("-1", "+1"),
         licence="made here",
@@ -189,16 +197,8 @@ _ALL = (
         licence="CC BY 4.0",
         origin="B. Becker, R. Kohavi, UCI (doi 10.24432/C5XW20)",
         files=(
-            DataFile(
-                "adult/adult.data",
-                "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-                _UCI_URL + "adult/adult.data",
-            ),
-            DataFile(
-                "adult/adult.test",
-                "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-                _UCI_URL + "adult/adult.test",
-            ),
+            _uci_file("adult/adult.data", "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d"),
+            _uci_file("adult/adult.test", "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05"),
         ),
         download_mb=6.0,
         note="Encoded as LIBSVM's a9a: 123 binary columns, continuous attributes by quintile.",
@@ -207,7 +207,6 @@ _ALL = (
         name="bank",
         title="telephone campaigns of a bank; did the customer subscribe",
         records=45_211,
-        test_records=0,
         shape=(32,),
         classes=("no", "yes"),
         licence="CC BY 4.0",
@@ -227,7 +226,6 @@ _ALL = (
         name="kddcup99",
         title="network connections, normal or an attack (the 10 % file)",
         records=494_021,
-        test_records=0,
         shape=(114,),
         classes=("normal", "attack"),
         licence="CC BY 4.0",
@@ -253,16 +251,8 @@ _ALL = (
         origin="C. Yadav, L. Bottou, NeurIPS 2019 (QMNIST)",
         files=(
             *_MNIST_FILES,
-            DataFile(
-                "mnist-writers/qmnist-train-labels-idx2-int",
-                "bb1b6e1ec7b04fd5696f1ed50b5f58f8ef195118edd5c93c81783df9740b8ac5",
-                _QMNIST_URL + "qmnist-train-labels-idx2-int.gz",
-            ),
-            DataFile(
-                "mnist-writers/qmnist-test-labels-idx2-int",
-                "92d0ccb8c25f9c6534270fb4be7e1d24a1c6d315edfc8a638bfbd31c70f362dd",
-                _QMNIST_URL + "qmnist-test-labels-idx2-int.gz",
-            ),
+            _qmnist_file("train", "bb1b6e1ec7b04fd5696f1ed50b5f58f8ef195118edd5c93c81783df9740b8ac5"),
+            _qmnist_file("test", "92d0ccb8c25f9c6534270fb4be7e1d24a1c6d315edfc8a638bfbd31c70f362dd"),
         ),
         download_mb=12.6,
         note="No writer is in both splits. Stands in for digits-only FEMNIST.",

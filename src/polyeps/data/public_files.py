@@ -180,9 +180,8 @@ def obtain(published: PublicDataset, where: Places, download: Download | None) -
             try:
                 download(file, where.cache)
             except DataError as e:
-                raise DataError(
-                    f"{published.name} is not here, and {e}: try again, or {_by_hand(published, where)}"
-                ) from e
+                by_hand = _by_hand(published, where)
+                raise DataError(f"{published.name} is not here, and {e}: try again, or {by_hand}") from e
     return tuple(copy for file in needed if (copy := locate(file, where)) is not None)
 
 

@@ -11,20 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyeps.data import uci_tables
 from polyeps.data.dataset import Dataset, without_test
 from polyeps.data.imdb import load_imdb
 from polyeps.data.public_catalogue import PUBLIC_DATASETS, PublicDataset
 from polyeps.data.public_files import Download, obtain, places, read_files
 from polyeps.data.public_files import download as download_file
-from polyeps.data.uci_tables import (
-    ADULT_COLUMNS,
-    BANK_COLUMNS,
-    KDD_COLUMNS,
-    encode_adult,
-    encode_bank,
-    encode_kdd,
-    parse_table,
-)
 from polyeps.errors import DataError, InputError
 
 _WRITER_COLUMN = 2  # of QMNIST's extended labels: the NIST writer
@@ -92,9 +84,7 @@ def _mnist_writers(published: PublicDataset, contents: list[bytes]) -> Dataset:
 def parse_cifar(content: bytes, name: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Parse a binary CIFAR-10 batch: per image one label byte, then its red, green and blue planes."""
     if not content or len(content) % CIFAR_RECORD:
-        raise DataError(
-            f"{name} has {len(content)} bytes, not a multiple of {CIFAR_RECORD}: delete it and fetch it again"
-        )
+        raise DataError(f"{name} has {len(content)} bytes, not a multiple of {CIFAR_RECORD}: fetch it again")
     records = np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
 
@@ -109,19 +99,18 @@ def _cifar10(published: PublicDataset, contents: list[bytes]) -> Dataset:
 
 def _adult(published: PublicDataset, contents: list[bytes]) -> Dataset:
     train, test = (content.strip().split(b"\n") for content in contents)
-    cells = parse_table(train + test[1:], ADULT_COLUMNS, b", ")  # the test file begins with a comment
+    # The test file begins with a comment.
+    cells = uci_tables.parse_table(train + test[1:], uci_tables.ADULT_COLUMNS, b", ")
     n = len(train)
-    features, columns = encode_adult(cells, n)
+    rows, columns = uci_tables.encode_adult(cells, n)
     labels = np.char.startswith(cells["income"], b">50K").astype(np.int64)
-    return Dataset(
-        published.name, features[:n], labels[:n], features[n:], labels[n:], published.classes, columns=columns
-    )
+    return Dataset(published.name, rows[:n], labels[:n], rows[n:], labels[n:], published.classes, columns=columns)
 
 
 def _bank(published: PublicDataset, contents: list[bytes]) -> Dataset:
     lines = contents[0].replace(b'"', b"").split()[1:]
-    cells = parse_table(lines, BANK_COLUMNS, b";")
-    features, columns = encode_bank(cells)
+    cells = uci_tables.parse_table(lines, uci_tables.BANK_COLUMNS, b";")
+    features, columns = uci_tables.encode_bank(cells)
     labels = (cells["y"] == b"yes").astype(np.int64)
     return without_test(published.name, features, labels, published.classes, columns=columns)
 
@@ -131,8 +120,8 @@ def _kddcup99(published: PublicDataset, contents: list[bytes]) -> Dataset:
     # Seven rows in ten are repeats: parse each distinct line once.
     distinct: dict[bytes, int] = {}
     which = np.fromiter((distinct.setdefault(line, len(distinct)) for line in lines), np.int64, len(lines))
-    cells = parse_table(list(distinct), KDD_COLUMNS, b",")
-    features, columns = encode_kdd(cells, np.bincount(which))
+    cells = uci_tables.parse_table(list(distinct), uci_tables.KDD_COLUMNS, b",")
+    features, columns = uci_tables.encode_kdd(cells, np.bincount(which))
     attack = (cells["attack"] != b"normal.").astype(np.int64)
     return without_test(published.name, features[which], attack[which], published.classes, columns=columns)
 

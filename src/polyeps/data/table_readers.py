@@ -92,9 +92,7 @@ def _read_csv(path: Path) -> _Columns:
     header, records = [name.strip() for name in rows[0]], rows[1:]
     for line, row in zip(lines[1:], records, strict=True):
         if len(row) != len(header):
-            raise DataError(
-                f"{path}, row {line}: {len(row)} cells where the header names {len(header)}: correct the row"
-            )
+            raise DataError(f"{path}, row {line}: {len(row)} cells where the header names {len(header)}: correct it")
     cells: list[Any] = list(zip(*records, strict=True)) if records else [()] * len(header)
     return _Columns(header, cells, np.array(lines[1:], dtype=np.int64))
 
@@ -104,9 +102,8 @@ def _read_parquet(path: Path) -> _Columns:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DataError(
-            f"reading {path} needs pyarrow: run `pip install 'polyeps[parquet]'`, or save it as CSV"
-        ) from None
+        remedy = "run `pip install 'polyeps[parquet]'`, or save it as CSV"
+        raise DataError(f"reading {path} needs pyarrow: {remedy}") from None
     try:
         table = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as e:
@@ -143,9 +140,7 @@ def _check_header(path: Path, header: list[str], label: str, client: str | None)
     for needed, use in ((label, "label"), (client, "client")):
         if needed is not None and needed not in header:
             shown = ", ".join(header[:8]) + (", …" if len(header) > 8 else "")
-            raise DataError(
-                f"{path} has no column {needed!r} (it has {shown}): name the {use} column with --{use}-column"
-            )
+            raise DataError(f"{path} has no column {needed!r} (it has {shown}): name the {use} column: --{use}-column")
     if len(header) < 2 + (client is not None):
         raise DataError(f"{path} has no feature column beside {', '.join(header)}: add one")
 

@@ -32,7 +32,7 @@ def effective_budgets(method: config.Method, entry: Entry, population: Populatio
     known, clients = guaranteed(population.budgets), len(population.budgets)
     whose = whose_budgets(method, entry)
     if method.epsilon is not None:
-        return (_replaced(method, method.epsilon, entry, whose, known),) * clients
+        return (_replaced(method, method.epsilon, entry, known),) * clients
     match whose:
         case "none":
             return None
@@ -71,10 +71,9 @@ def _smallest(budgets: Sequence[Budget]) -> Budget:
     return Budget(min(budget.epsilon for budget in budgets), min(budget.delta for budget in budgets))
 
 
-def _replaced(
-    method: config.Method, epsilon: float, entry: Entry, whose: BudgetRule, known: Sequence[Budget]
-) -> Budget:
+def _replaced(method: config.Method, epsilon: float, entry: Entry, known: Sequence[Budget]) -> Budget:
     """Return the budget with the ε that a control names; only "maximum" may exceed the clients' own."""
+    whose = whose_budgets(method, entry)
     if entry.local == "sums" or whose not in ("minimum", "maximum"):
         raise InputError(
             f"algorithm.epsilon = {epsilon:g} changes nothing about {method.title}: it is for methods that train "

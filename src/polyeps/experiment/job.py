@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -99,11 +98,9 @@ class Job:
         """The terms of each client's account: a budget and, since it serves this one run, the run's one price."""
         if self.budgets is None:
             return {}
-        cost = cost_of(self.algorithm, self.population.ids, self.settings)
+        cost, noise = cost_of(self.algorithm, self.population.ids, self.settings), self.noise_multiplier
         return {
-            client: BudgetTerms(
-                budget, cost.unit, cost.adjacency, "fixed", plan=cost.event(self.noise_multiplier[row], row)
-            )
+            client: BudgetTerms(budget, cost.unit, cost.adjacency, "fixed", plan=cost.event(noise[row], row))
             for row, (client, budget) in enumerate(zip(self.population.ids, self.budgets, strict=True))
             if budget is not None
         }
@@ -135,9 +132,7 @@ def prepare(
     uses = expected_rounds(experiment, participation, len(population.ids))
     options = checked_options(method, entry)
     if settings.rate is not None and entry.local != "training":
-        raise InputError(
-            f"training.rate changes nothing about {method.name}, which protects whole clients; leave it out"
-        )
+        raise InputError(f"training.rate has no effect on {method.name}, which protects whole clients; leave it out")
     groups = None
     noise, own = np.zeros(len(population.ids)), {"records": population.partition.sizes}
     if entry.local == "sums":
@@ -155,8 +150,7 @@ def prepare(
             return largest
 
         federation = _federation(experiment, method, population, participation, budgets, groups, noise_for)
-        with _naming(method):
-            algorithm = entry.build(federation, **options)
+        given: tuple[Any, ...] = (federation,)
     elif entry.local == "gradient":
         course = Course(
             learning_rate=settings.learning_rate,
@@ -166,20 +160,19 @@ def prepare(
             epochs=uses,
             form=method.form,
         )
-        local = sgd(population.model, rate=1.0, steps=1, learning_rate=1.0, decay=settings.decay)
-        with _naming(method):
-            algorithm = entry.build(local, course, **options)
+        given = (sgd(population.model, rate=1.0, steps=1, learning_rate=1.0, decay=settings.decay), course)
     else:
-        local = _training(settings, population, budgets is not None, method.form)
-        with _naming(method):
-            algorithm = entry.build(local, **options)
+        given = (_training(settings, population, budgets is not None, method.form),)
+    try:
+        algorithm = entry.build(*given, **options)
+        cost = cost_of(algorithm, population.ids, own) if budgets is not None else None
+    except InputError as problem:
+        raise InputError(f"algorithm ({method.title}): {problem}") from None
     all_pay = algorithm.round_price is not None  # drawn or not
     if all_pay:
         check_secret_cohorts(participation)
         uses = experiment.rounds
-    if budgets is not None and entry.local != "sums":
-        with _naming(method):
-            cost = cost_of(algorithm, population.ids, own)
+    if budgets is not None and cost is not None and entry.local != "sums":
         if method.form == "published" or whose_budgets(method, entry) == "exceeded":
             claimed = guaranteed(budgets)
             noise = claimed_noise(claimed, cost, uses)
@@ -221,9 +214,7 @@ def _federation(
 ) -> Federation:
     """Return the public settings of a federation that protects whole clients."""
     if method.form == "published":
-        raise InputError(
-            f"{method.name} has no published form: what its paper does cannot be certified; leave out form"
-        )
+        raise InputError(f"{method.name} has no published form: its paper's cannot be certified; leave out form")
     check_secret_cohorts(participation)
     settings = experiment.training_of(method)
     check_batches(settings, population)
@@ -243,32 +234,26 @@ def _federation(
     )
 
 
-@contextmanager
-def _naming(method: config.Method) -> Iterator[None]:
-    """Name the method that an error is about."""
-    try:
-        yield
-    except InputError as problem:
-        raise InputError(f"algorithm ({method.title}): {problem}") from None
-
-
 def _participation(experiment: config.Experiment, population: Population) -> Participation:
-    share = _share(experiment)
-    wanted = cohort_size(share, len(population.ids))
+    given = experiment.participation
+    if given.kind == "full" and given.share != 1:
+        raise InputError(
+            f'participation.share = {given.share:g} changes nothing with kind = "full", which asks all clients; leave '
+            "it out, or choose another kind"
+        )
     # With noise calibrated to each client, all leave at about the same time, and the last few would end the run with a
     # noisy mean; under one noise multiplier for all, leaving early is the rule, and the rest go on.
-    quorum = experiment.participation.quorum or (1 if experiment.budgets.noise_multiplier else wanted)
+    wanted = cohort_size(given.share, len(population.ids))
+    quorum = given.quorum or (1 if experiment.budgets.noise_multiplier else wanted)
     if quorum > len(population.ids):
         raise InputError(
             f"participation.quorum is {quorum}, more than the {len(population.ids)} clients there are, so no round "
             "could begin; lower it"
         )
     including: frozenset[str] = frozenset()
-    if experiment.participation.with_public:
-        including = frozenset(
-            client for client, yes in zip(population.ids, population.high_epsilon, strict=True) if yes
-        )
-    return Participation(experiment.participation.kind, share, quorum, including)
+    if given.with_public:
+        including = frozenset(one for one, high in zip(population.ids, population.high_epsilon, strict=True) if high)
+    return Participation(given.kind, given.share, quorum, including)
 
 
 def check_batches(settings: config.TrainingSettings, population: Population) -> None:
@@ -303,13 +288,3 @@ def _shared(settings: config.TrainingSettings) -> dict[str, Any]:
         "momentum": settings.momentum,
         "decay": settings.decay,
     }
-
-
-def _share(experiment: config.Experiment) -> float:
-    given = experiment.participation
-    if given.kind == "full" and given.share != 1:
-        raise InputError(
-            f'participation.share = {given.share:g} changes nothing with kind = "full", which asks all clients; leave '
-            "it out, or choose another kind"
-        )
-    return given.share

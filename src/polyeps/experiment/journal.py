@@ -100,9 +100,8 @@ class Journal:
         try:
             connection = sqlite3.connect(partial, isolation_level=None)
             connection.executescript("PRAGMA journal_mode = WAL;" + _SCHEMA)
-            connection.executemany(
-                "INSERT INTO about VALUES (?, ?)", [(key, json.dumps(value)) for key, value in about.items()]
-            )
+            facts = [(key, json.dumps(value)) for key, value in about.items()]
+            connection.executemany("INSERT INTO about VALUES (?, ?)", facts)
             connection.executemany(_NEW_JOB, jobs)
             connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.close()
@@ -145,24 +144,17 @@ class Journal:
                 "INSERT INTO rounds VALUES (:job, :round, :invited, :answered, :declined, :active, :seconds)",
                 {"job": job, "round": round, **counts},
             )
-            db.executemany(
-                "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)", [(job, round, *answer) for answer in answers]
-            )
+            db.executemany("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)", [(job, round, *one) for one in answers])
             db.executemany(
                 "UPDATE clients SET left_after = ? WHERE job = ? AND client = ?", [(round, job, who) for who in left]
             )
-            db.executemany(
-                "INSERT INTO metrics VALUES (?, ?, ?, ?)",
-                [(job, round, name, value) for name, value in metrics.items()],
-            )
+            db.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?)", [(job, round, *one) for one in metrics.items()])
             db.execute(
                 "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)",
                 (job, checkpoint.round, json.dumps(checkpoint.active), checkpoint.state),
             )
-            db.executemany(
-                "INSERT OR REPLACE INTO memory VALUES (?, ?, ?)",
-                [(job, piece, content) for piece, content in checkpoint.memory.items()],
-            )
+            memory = [(job, piece, content) for piece, content in checkpoint.memory.items()]
+            db.executemany("INSERT OR REPLACE INTO memory VALUES (?, ?, ?)", memory)
 
     def finish(self, job: str, spent: Mapping[str, float], facts: Mapping[str, Any]) -> None:
         """Record that a job is done and what every client has spent; drop its checkpoint."""

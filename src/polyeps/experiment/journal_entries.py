@@ -138,9 +138,7 @@ def write_metrics(journal: Journal, path: Path) -> None:
     with partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "seed", "round", *COUNTED, *names])
-        statement = (
-            "SELECT jobs.label, jobs.seed, rounds.* FROM rounds JOIN jobs USING (job) ORDER BY jobs.rowid, round"
-        )
+        statement = "SELECT label, seed, rounds.* FROM rounds JOIN jobs USING (job) ORDER BY jobs.rowid, round"
         for row in journal.query(statement):
             found = [values.get((row["job"], row["round"], name)) for name in names]
             writer.writerow([row["label"], row["seed"], row["round"], *(row[c] for c in COUNTED), *found])

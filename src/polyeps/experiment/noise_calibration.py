@@ -18,7 +18,7 @@ from polyeps.accounting.histories import history_of
 from polyeps.core import Adjacency, Algorithm, Budget, PerClient, Unit
 from polyeps.errors import InputError
 from polyeps.experiment import config
-from polyeps.ledger.account import BudgetTerms, ClientAccount, Schedule
+from polyeps.ledger.account import BudgetTerms, ClientAccount
 from polyeps.participation import Participation
 
 
@@ -82,9 +82,8 @@ def claimed_noise(claimed: Sequence[Budget], cost: Cost, rounds: int) -> NDArray
     if cost.is_pure(claimed, rounds, rows=range(len(claimed)), sound=False):
         return _pure_noise(claimed, rounds)
     stated = (cost.claim(1.0, rounds, budget.delta, row) for row, budget in enumerate(claimed))
-    return np.array(
-        [(math.inf if one is None else one) / budget.epsilon for one, budget in zip(stated, claimed, strict=True)]
-    )
+    known = (math.inf if one is None else one for one in stated)
+    return np.array([one / budget.epsilon for one, budget in zip(known, claimed, strict=True)])
 
 
 def real_costs(noise: NDArray[np.float64], claimed: Sequence[Budget], cost: Cost, rounds: int) -> tuple[Budget, ...]:
@@ -111,59 +110,43 @@ def sound_noise(
     cost: Cost,
     uses: int,
     progress: ProgressCallback | None,
-    schedule: Schedule = "fixed",
 ) -> NDArray[np.float64]:
     """Return every client's noise multiplier: calibrated to its budget and expected rounds, or one for all.
 
-    It is calibrated for ledgers with this schedule. Clients without a guarantee get no noise.
+    It is calibrated for ledgers with a fixed schedule. Clients without a guarantee get no noise.
     """
-    rows = [row for row, budget in enumerate(budgets) if budget is not None]
-    noise = np.zeros(len(budgets))
-    given = [budget for budget in budgets if budget is not None]
-    noise[rows] = _own_noise(experiment, given, cost, uses, rows, progress, schedule)
-    return noise
-
-
-def _own_noise(
-    experiment: config.Experiment,
-    budgets: Sequence[Budget],
-    cost: Cost,
-    uses: int,
-    rows: Sequence[int],
-    progress: ProgressCallback | None,
-    schedule: Schedule,
-) -> NDArray[np.float64]:
-    """Return the noise multipliers of some clients of the population, which have these budgets."""
-    ids = [cost.ids[row] for row in rows]
-    common = experiment.budgets.noise_multiplier
-    additive = uses == 1 or not any(budget.delta for budget in budgets)
-    if common is None and additive and cost.is_pure(budgets, uses, rows=rows, sound=True):
-        return _pure_noise(budgets, uses)
-    if common is None:
+    given = {row: budget for row, budget in enumerate(budgets) if budget is not None}
+    rows, known = list(given), list(given.values())
+    noise, common = np.zeros(len(budgets)), experiment.budgets.noise_multiplier
+    additive = uses == 1 or not any(budget.delta for budget in known)
+    if common is None and additive and cost.is_pure(known, uses, rows=rows, sound=True):
+        noise[rows] = _pure_noise(known, uses)
+    elif common is None:
         try:
-            return calibrate_each(
-                budgets,
-                lambda noise, place: cost.event(noise, rows[place]),
+            noise[rows] = calibrate_each(
+                known,
+                lambda multiplier, place: cost.event(multiplier, rows[place]),
                 uses,
                 adjacency=cost.adjacency,
-                schedule=schedule,
                 directory=cache.default_directory(),
                 progress=progress,
             ).noise_multiplier
         except InputError as problem:
-            strictest = min(budgets)
-            client = ids[list(budgets).index(strictest)]
+            row, strictest = min(given.items(), key=lambda one: one[1])
+            hint = "" if strictest.delta else "; Gaussian noise needs a delta above 0"
             raise InputError(
-                f"client {client!r} cannot afford the plan with ε = {strictest.epsilon:g}, δ = {strictest.delta:g}: "
-                f"{problem}" + ("" if strictest.delta else "; Gaussian noise needs a delta above 0")
+                f"client {cost.ids[row]!r} cannot afford the plan with ε = {strictest.epsilon:g}, "
+                f"δ = {strictest.delta:g}: {problem}{hint}"
             ) from None
-    for row, client, budget in zip(rows, ids, budgets, strict=True):
-        account = ClientAccount(BudgetTerms(budget, cost.unit, cost.adjacency, schedule))
-        once = account.with_charge(cost.event(common, row), 1, cost.unit)
-        if not account.affords(once):
-            raise InputError(
-                f"client {client!r} cannot afford a single round: with budgets.noise_multiplier = {common:g} one costs "
-                f"ε = {account.spent(once):.4g}, and its budget is {budget.epsilon:g}; raise it, or leave it "
-                "out so that every client gets its own"
-            )
-    return np.full(len(budgets), common)
+    else:
+        noise[rows] = common
+        for row, budget in given.items():
+            account = ClientAccount(BudgetTerms(budget, cost.unit, cost.adjacency, "fixed"))
+            once = account.with_charge(cost.event(common, row), 1, cost.unit)
+            if not account.affords(once):
+                raise InputError(
+                    f"client {cost.ids[row]!r} cannot afford a single round: with budgets.noise_multiplier = "
+                    f"{common:g} one costs ε = {account.spent(once):.4g}, and its budget is {budget.epsilon:g}; raise "
+                    "it, or leave it out so that every client gets its own"
+                )
+    return noise

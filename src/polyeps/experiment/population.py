@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import inf, isfinite, nan, prod
@@ -21,7 +21,6 @@ from polyeps.data.dataset import Dataset, hold_out, validation
 from polyeps.data.imdb import FIRST_WORD
 from polyeps.data.own_files import load_own
 from polyeps.data.partition import Partition, divide, set_apart, to_records
-from polyeps.data.privacy_levels import choose_levels
 from polyeps.data.public_loaders import load_dataset
 from polyeps.data.synthetic import SYNTHETIC, synthetic
 from polyeps.errors import InputError
@@ -31,6 +30,7 @@ from polyeps.models import MODELS, Model, cross_entropy
 
 EVALUATED_AT_ONCE = 5000  # test records: a few hundred MB of activations for the largest of our networks
 _COMPARED = 16  # records encoded apart from the others, to see that an encoder treats records one by one
+_Levels = Sequence[config.LevelSettings]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,15 +61,13 @@ class Population:
 
     @cached_property
     def records(self) -> Records:
-        held = to_records(self.dataset, self.partition)
-        return Records(held.features.to(self.device), held.labels.to(self.device), held.offsets)
+        return to_records(self.dataset, self.partition, self.device)
 
     @cached_property
     def own_test_records(self) -> Records:
         """The records that clients keep for tests."""
         assert self.own_tests is not None
-        held = to_records(self.dataset, self.own_tests)
-        return Records(held.features.to(self.device), held.labels.to(self.device), held.offsets)
+        return to_records(self.dataset, self.own_tests, self.device)
 
     @cached_property
     def test(self) -> tuple[Tensor, Tensor]:
@@ -206,6 +204,51 @@ def _budgets(
     return tuple(budgets), tuple(level.name for level in chosen)
 
 
+def choose_levels(levels: _Levels, held: NDArray[np.int64], rng: np.random.Generator) -> list[int]:
+    """Draw the level each client chooses, as its place in `levels`; held (n, classes) counts records of each class.
+
+    The strictest level is the default: clients that are not drawn for another one have it.
+    """
+    default = strictest_level(levels)
+    chosen = np.full(len(held), default)
+    for place, level in enumerate(levels):
+        if place == default:
+            continue
+        if level.share is None:
+            raise InputError(f"budgets.levels: say which share of the clients chooses {level.name!r}")
+        free = chosen == default
+        if level.labels is not None:
+            if not all(0 <= label < held.shape[1] for label in level.labels):
+                raise InputError(f"budgets.levels, {level.name!r}: labels are numbers from 0 to {held.shape[1] - 1}")
+            free &= held[:, list(level.labels)].any(axis=1)
+        count, candidates = round(level.share * len(held)), np.flatnonzero(free)
+        if count > len(candidates):
+            raise InputError(
+                f"budgets.levels: {count} clients are to choose {level.name!r}, but only {len(candidates)} can; "
+                "make its share smaller"
+            )
+        chosen[rng.choice(candidates, count, replace=False)] = place
+    return [int(place) for place in chosen]
+
+
+def strictest_level(levels: _Levels) -> int:
+    """Return the place of the level with the smallest ε; levels without any guarantee are refused."""
+    if len({level.name for level in levels}) < len(levels):
+        raise InputError("budgets.levels: two levels have the same name; give each its own")
+    guaranteed = {level.epsilon: place for place, level in enumerate(levels) if level.epsilon is not None}
+    if len(guaranteed) + sum(level.epsilon is None for level in levels) < len(levels):
+        raise InputError("budgets.levels: two levels have the same epsilon; one is enough")
+    if not guaranteed:
+        raise InputError("budgets.levels guarantees nothing: give a level an epsilon, which is then the default")
+    default = guaranteed[min(guaranteed)]
+    if levels[default].share is not None:
+        raise InputError(
+            f"budgets.levels: {levels[default].name!r} is the strictest level, for all clients that choose no other; "
+            "leave out its share"
+        )
+    return default
+
+
 def _given_budgets(wanted: config.BudgetSettings, partition: Partition, seed: int) -> tuple[Budget, ...]:
     clients = partition.ids
     if wanted.file is not None:
@@ -224,7 +267,7 @@ def _given_budgets(wanted: config.BudgetSettings, partition: Partition, seed: in
         drawn = list(wanted.epsilons)
         if len(drawn) != len(clients):
             raise InputError(
-                f"budgets.epsilons names {len(drawn)} budgets for {len(clients)} clients; give one for each"
+                f"budgets.epsilons names {len(drawn)} budgets for {len(clients)} clients; list one for each"
             )
     try:
         return tuple(Budget(epsilon, wanted.delta) for epsilon in drawn)

@@ -138,7 +138,10 @@ def run(
     parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, trackers, code)
     work = _Work(experiment, folder, device, watch or Watch(), parts)
     _prepare_all(work)
-    _make_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise InputError(f"{folder} cannot be made: {problem.strerror}; choose another folder") from None
     about = {
         "name": experiment.name,
         "experiment": experiment.as_dict(),
@@ -261,7 +264,10 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
     if checkpoint is None:
         journal.begin(job.name, client_rows(job), facts(job, experiment))
     else:
-        state, active = _restored(checkpoint), checkpoint.active
+        held = dict(codec.decode(checkpoint.state))
+        model, active = held.pop("model"), checkpoint.active
+        kept = {name.removeprefix("kept/"): tensor for name, tensor in held.items()}
+        state = State(model, kept, round=checkpoint.round)
         remind(cohort, checkpoint.memory)
     before = set(job.population.ids if active is None else active)
 
@@ -325,12 +331,6 @@ def _digest(job: Job) -> str:
     return hashlib.sha256(repr(client_rows(job)).encode()).hexdigest()
 
 
-def _restored(checkpoint: Checkpoint) -> State:
-    held = dict(codec.decode(checkpoint.state))
-    model = held.pop("model")
-    return State(model, {name.removeprefix("kept/"): kept for name, kept in held.items()}, round=checkpoint.round)
-
-
 def _model_path(folder: Path, job: str) -> Path:
     return folder / "models" / f"{job}.safetensors"
 
@@ -347,10 +347,3 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(held)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise InputError(f"{folder} cannot be made: {problem.strerror}; choose another folder") from None

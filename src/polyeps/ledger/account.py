@@ -42,9 +42,7 @@ class BudgetTerms:
             raise InputError(f"schedule is {self.schedule!r}; it must be adaptive or fixed")
         if self.plan is not None:
             if self.schedule != "fixed":
-                raise InputError(
-                    'a plan needs schedule = "fixed"; an adaptive ledger takes any event, leave the plan out'
-                )
+                raise InputError('a plan needs schedule = "fixed"; an adaptive ledger takes any event, leave it out')
             try:
                 hash(self.plan)
             except TypeError:
@@ -89,7 +87,7 @@ class ClientAccount:
         """Return all that was charged, or may still be charged to open runs."""
         together = self.history
         for left in self.reserved.values():
-            together = _joined(together, left)
+            together = joined(together, left)
         return together
 
     def spent(self, history: History | None = None) -> float:
@@ -128,7 +126,7 @@ class ClientAccount:
 
     def with_charge(self, event: DpEvent, uses: int, unit: Unit) -> History:
         """Return the history after a charge."""
-        return _joined(self.history, self.steps(event, uses, unit))
+        return joined(self.history, self.steps(event, uses, unit))
 
     def obstacle(self, added: History, run: str = "", *, reserving: bool = False) -> _Obstacle:
         """Return why a charge to a run, or its reservation, is not possible; "" if it is."""
@@ -140,7 +138,7 @@ class ClientAccount:
                 return "" if enough else "run"
         if self.terms.schedule == "fixed" and not self._in_plan(added, run if reserving else ""):
             return "plan"
-        return "" if self.affords(_joined(self.committed, added)) else "budget"
+        return "" if self.affords(joined(self.committed, added)) else "budget"
 
     def charged(self, added: History, run: str = "") -> "ClientAccount":
         """Return the account after a charge, drawn from the run's reservation if there is a run."""
@@ -148,12 +146,12 @@ class ClientAccount:
         if run:
             left = {step: count - added.get(step, 0) for step, count in reserved[run].items()}
             reserved = {**reserved, run: {step: count for step, count in left.items() if count > 0}}
-        return ClientAccount(self.terms, _joined(self.history, added), self.charges + 1, reserved, self.planned)
+        return ClientAccount(self.terms, joined(self.history, added), self.charges + 1, reserved, self.planned)
 
     def reserving(self, added: History, run: str) -> "ClientAccount":
         """Return the account after a reservation for a run."""
         planned = run if self.terms.schedule == "fixed" and self.terms.plan is None else ""
-        reserved = {**self.reserved, run: _joined(self.reserved.get(run, {}), added)}
+        reserved = {**self.reserved, run: joined(self.reserved.get(run, {}), added)}
         return ClientAccount(self.terms, self.history, self.charges, reserved, planned)
 
     def released(self, run: str) -> "ClientAccount":
@@ -177,7 +175,8 @@ class ClientAccount:
         return all(added[step] * planned[first] == added[first] * planned[step] for step in others)
 
 
-def _joined(history: History, added: History) -> History:
+def joined(history: History, added: History) -> History:
+    """Return a history with more steps."""
     together = dict(history)
     for step, count in added.items():
         together[step] = together.get(step, 0) + count

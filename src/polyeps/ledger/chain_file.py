@@ -151,9 +151,7 @@ def _check_kind(path: Path, connection: sqlite3.Connection) -> None:
         raise LedgerError(f"{path} is a database, but not a polyeps ledger; check the path")
     if schema not in _READABLE:
         age = "an older" if schema < _SCHEMA else "a newer"
-        raise LedgerError(
-            f"{path} was written by {age} polyeps (schema {schema}, this one reads {_SCHEMA}); use that version"
-        )
+        raise LedgerError(f"{path} was written by {age} polyeps (schema {schema}, not {_SCHEMA}); use that version")
 
 
 @cache
@@ -193,9 +191,7 @@ def explain(path: Path, problem: sqlite3.Error) -> LedgerError:
     code = getattr(problem, "sqlite_errorcode", None)
     match (code or 0) & 0xFF:
         case sqlite3.SQLITE_FULL:
-            return LedgerError(
-                f"the disk that holds {path} is full; nothing was written: free some space and try again"
-            )
+            return LedgerError(f"the disk that holds {path} is full; nothing was written: free some space, try again")
         case sqlite3.SQLITE_READONLY:
             return LedgerError(f"{path} is read-only; nothing was written: make it writable for this account")
         case sqlite3.SQLITE_BUSY:

@@ -88,9 +88,7 @@ class Chain:
             connection.executemany(INSERT, rows)
             stored = [LedgerRow(*values) for values in connection.execute(_LAST, (self.head.seq,))]
             if not stored or _end(stored[:1]) != self.head or stored[1:] != rows:
-                raise LedgerTampered(
-                    f"{self.path}: row {rows[0].seq} cannot be read back as written; nothing was committed"
-                )
+                raise LedgerTampered(f"{self.path}: row {rows[0].seq} cannot be read back; nothing was committed")
             written = False
             try:
                 mode = self.path.stat().st_mode & 0o666  # as SQLite's journal
@@ -154,9 +152,7 @@ class Chain:
             if connection.in_transaction:
                 raise
         with _transaction(connection, "BEGIN"):
-            connection.execute(
-                "SELECT count(*) FROM sqlite_master"
-            ).fetchone()  # from here on, no other process can commit
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on, no other can commit
             return look()
 
     def _look(self) -> None:

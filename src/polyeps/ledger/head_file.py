@@ -119,12 +119,12 @@ def announced(place: Path, before: Head, after: Head, mode: int = 0o600) -> Iter
         os.close(file)
 
 
-def replace_file(target: Path, content: bytes, mode: int = 0o600) -> None:
+def replace_file(target: Path, content: bytes) -> None:
     """Write a file atomically, for one writer at a time; it is on disk when this returns.
 
-    Whatever the umask, the file has the given mode. No symbolic link is followed.
+    Whatever the umask, only its owner may read it. No symbolic link is followed.
     """
-    os.close(_replaced(target, content, mode))
+    os.close(_replaced(target, content, 0o600))
 
 
 def _replaced(target: Path, content: bytes, mode: int) -> int:

@@ -8,7 +8,7 @@ from polyeps.accounting.events import canonical_json, event_from_dict, event_to_
 from polyeps.accounting.histories import History
 from polyeps.core import Adjacency, Budget, Unit, check_name
 from polyeps.errors import BudgetExceeded, InputError, LedgerError
-from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount
+from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount, joined
 from polyeps.ledger.hash_chain import Draft, LedgerRow
 
 _FEW = 8  # clients written into a charge itself; larger groups are written once and referred to
@@ -85,32 +85,24 @@ class LedgerState:
                 epsilon, spent, committed = account.terms.budget.epsilon, account.spent(), account.committed
                 taken = account.spent(committed)
                 held = f", holds {taken - spent:.4g} in reserve" if account.reserved else ""
-                would = account.spent(
-                    {step: committed.get(step, 0) + steps.get(step, 0) for step in {**committed, **steps}}
-                )
+                would = account.spent(joined(committed, steps))
                 raise BudgetExceeded(
                     f"client {client!r} has spent {spent:.4g} of its ε = {epsilon:g}{held} and has "
                     f"{max(0.0, epsilon - taken):.4g} left; this charge would bring it to {would:.4g}, so {nothing}"
                 )
             case "run":
                 known = self.runs.get(run)
-                state = (
-                    "has ended"
-                    if known and not known.open
-                    else f"has not reserved this for client {client!r}, or used it up"
-                )
-                raise BudgetExceeded(
-                    f"run {run or account.planned!r} {state}, so {nothing}; reserve what a run needs first"
-                )
+                unreserved = f"has not reserved this for client {client!r}, or used it up"
+                state = "has ended" if known and not known.open else unreserved
+                raise BudgetExceeded(f"run {run or account.planned!r} {state}, so {nothing}; reserve its price first")
             case _ if account.terms.plan is None and not account.planned:
                 raise BudgetExceeded(
                     f"client {client!r} has a fixed schedule and no plan yet, so {nothing}; reserve the whole run "
                     f"first, or {remedy}"
                 )
             case _:
-                raise BudgetExceeded(
-                    f"client {client!r} has a fixed schedule, and this is not in its plan, so {nothing}; {remedy}"
-                )
+                planned = f"client {client!r} has a fixed schedule, and this is not in its plan"
+                raise BudgetExceeded(f"{planned}, so {nothing}; {remedy}")
 
     def _draft(self, kind: _Kind, charge: Charge, labels: Mapping[str, str], end: int) -> list[Draft]:
         """Return the row of a charge, preceded by a row that names its clients if they are many and new."""
@@ -178,9 +170,7 @@ def charge_key(kind: _Kind, charge: Charge, run: str) -> _Key:
     try:
         return kind, canonical_json(charge.event), charge.uses, charge.unit, charge.adjacency, run
     except ValueError:
-        raise InputError(
-            f"the event {charge.event!r} holds a number that is not finite; it cannot be charged"
-        ) from None
+        raise InputError(f"the event {charge.event!r} has a number that is not finite; it cannot be charged") from None
 
 
 def _after(account: ClientAccount, key: _Key, charge: Charge) -> ClientAccount:

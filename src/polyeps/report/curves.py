@@ -41,9 +41,8 @@ def merge_equal(rows: Sequence[ClientSummary]) -> list[ClientSummary]:
     same: dict[object, list[ClientSummary]] = {}
     for row in rows:
         same.setdefault((row.epsilon, row.own_epsilon, row.spent), []).append(row)
-    return [
-        some[0] if len(some) == 1 else replace(some[0], client=plural(len(some), "client")) for some in same.values()
-    ]
+    alike = list(same.values())
+    return [some[0] if len(some) == 1 else replace(some[0], client=plural(len(some), "client")) for some in alike]
 
 
 def accuracy_curve(method: MethodRuns) -> Curve:
@@ -61,10 +60,8 @@ def traffic(method: MethodRuns) -> Traffic | None:
     rows = [row for job in method.counted for row in job.clients]
     if not any(row.sent or row.received for row in rows):
         return None
-    sent, received = [row.sent for row in rows], [row.received for row in rows]
-    return Traffic(
-        (statistics.fmean(sent), min(sent), max(sent)), (statistics.fmean(received), min(received), max(received))
-    )
+    both = ([row.sent for row in rows], [row.received for row in rows])
+    return Traffic(*((statistics.fmean(counts), min(counts), max(counts)) for counts in both))
 
 
 def _active(job: JobSummary) -> dict[int, int]:

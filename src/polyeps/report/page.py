@@ -15,19 +15,9 @@ from markupsafe import Markup
 from polyeps.errors import InputError
 from polyeps.experiment.journal import Journal
 from polyeps.report import formatting, sentences
-from polyeps.report.client_plots import bytes_picture, spent_picture
-from polyeps.report.round_plots import accuracy_picture, active_picture
+from polyeps.report.plots import accuracy_picture, active_picture, bytes_picture, spent_picture
 from polyeps.report.svg import METHODS, NARROW, WIDE, coloured
-from polyeps.report.tables import (
-    ClientSummary,
-    JobSummary,
-    MethodRuns,
-    left_early,
-    mean_of,
-    read_methods,
-    run_names,
-    summarise,
-)
+from polyeps.report.tables import ClientSummary, MethodRuns, left_early, mean_of, read_methods, run_names, summarise
 
 MOST_ROWS = 6000  # clients on the page, over all methods: a page must open on a phone
 MOST_ALARMS = 10
@@ -47,9 +37,7 @@ def write_page(folders: Sequence[Path], output: Path) -> None:
         text = make_page(open_journals(folders, stack))
     if output.is_dir() or not output.parent.is_dir():
         problem = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
-        raise InputError(
-            f"the page cannot be written: {output} {problem}; give the name of a file, such as report.html"
-        )
+        raise InputError(f"the page cannot be written: {output} {problem}; give the name of a file (report.html)")
     unfinished = output.with_name(f".{output.name}.{os.getpid()}.new")
     try:
         with unfinished.open("x", encoding="utf-8") as file:  # a new file: follows no link
@@ -180,7 +168,8 @@ def _tables(methods: Sequence[MethodRuns], shown: Sequence[Mapping[str, Any]]) -
     begun = [pair for pair in zip(methods, shown, strict=True) if any(job.clients for job in pair[0].jobs)]
     found = []
     for method, entry in begun:
-        job = max((job for job in method.jobs if job.clients), key=_closest)
+        jobs = [job for job in method.jobs if job.clients]
+        job = max(jobs, key=lambda job: max(-1.0 if row.ratio is None else row.ratio for row in job.clients))
         most = MOST_ROWS // len(begun)
         nearest = sorted(job.clients, key=lambda row: -(row.ratio or 0.0))[:most]
         rows = job.clients if len(job.clients) <= most else nearest
@@ -196,10 +185,6 @@ def _own(methods: Sequence[MethodRuns], shown: Sequence[Mapping[str, Any]]) -> d
         for method, entry in zip(methods, shown, strict=True)
     ]
     return {"names": names, "rows": rows} if names else None
-
-
-def _closest(job: JobSummary) -> float:
-    return max((row.ratio for row in job.clients if row.ratio is not None), default=-1.0)
 
 
 def flatten(settings: Any, before: str = "") -> dict[str, str]:

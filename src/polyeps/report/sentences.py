@@ -63,9 +63,8 @@ def opening(methods: Sequence[MethodRuns]) -> str:
     if not jobs:
         return "No job of this run has begun."
     own = [client.own_epsilon for job in jobs for client in job.clients if math.isfinite(client.own_epsilon)]
-    budgets = (
-        f"from ε\u00a0{short(min(own))} to {short(max(own))}" if min(own) < max(own) else f"of ε\u00a0{short(own[0])}"
-    )
+    low, high = short(min(own)), short(max(own))
+    budgets = f"from ε\u00a0{low} to {high}" if min(own) < max(own) else f"of ε\u00a0{low}"
     without = sum(math.isinf(client.own_epsilon) for client in jobs[0].clients)
     if without:
         budgets += f", {counted(without)} of them without a guarantee by their own choice,"
@@ -74,9 +73,8 @@ def opening(methods: Sequence[MethodRuns]) -> str:
     model = f"a model of {plural(facts['parameters'], 'parameter')}" if "parameters" in facts else "a model"
     data = f" on {facts['data']}" if "data" in facts else ""
     seeds = max(len(method.jobs) for method in methods)
-    compared = f", with {plural(len(methods), 'method')} and {plural(seeds, 'seed')}" + (
-        " each" if len(methods) > 1 else ""
-    )
+    each = " each" if len(methods) > 1 else ""
+    compared = f", with {plural(len(methods), 'method')} and {plural(seeds, 'seed')}{each}"
     return (
         f"{plural(many, 'client')} with {'a budget' if many == 1 else 'budgets'} {budgets} trained {model}{data} in "
         f"{plural(max(job.planned for job in jobs), 'round')}{compared}. "
@@ -201,9 +199,8 @@ def _guarantee(method: MethodRuns, job: JobSummary, row: ClientSummary) -> str:
             arithmetic=facts.get("arithmetic", "ideal"),
             certified_if_draws_known=_if_draws_known(facts, row),
         ).sentence
-        return re.sub(
-            r"(?<=\d) (?=\d)|(?<=ε) (?==)|(?<==) |(?<=in) (?=1)", "\u00a0", sentence
-        )  # numbers stay on a method
+        # Numbers stay on one line.
+        return re.sub(r"(?<=\d) (?=\d)|(?<=ε) (?==)|(?<==) |(?<=in) (?=1)", "\u00a0", sentence)
     except KeyError as missing:
         return f"The journal lacks the terms of its protection ({missing.args[0]} is missing)."
 
@@ -232,7 +229,6 @@ def control_note(method: MethodRuns) -> str:
 
 
 def _overspent(method: MethodRuns) -> str:
-    broken = sum(
-        row.spent is not None and row.spent > row.own_epsilon for job in method.counted[:1] for row in job.clients
-    )
-    return f" {broken} of {len(method.counted[0].clients)} clients spent more than their own budgets." if broken else ""
+    rows = method.counted[0].clients if method.counted else ()
+    broken = sum(row.spent is not None and row.spent > row.own_epsilon for row in rows)
+    return f" {broken} of {len(rows)} clients spent more than their own budgets." if broken else ""

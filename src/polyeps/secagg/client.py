@@ -20,24 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from polyeps.errors import InputError, MessageRefused
-from polyeps.secagg import masks, shamir
-from polyeps.secagg.messages import (
-    SERVER,
-    Step,
-    SumSetup,
-    fingerprint,
-    open_signed,
-    open_stamped,
-    pack,
-    pack_names,
-    pack_table,
-    refused,
-    sign,
-    split_body,
-    unpack,
-    unpack_names,
-    unpack_table,
-)
+from polyeps.secagg import masks, messages, shamir
+from polyeps.secagg.messages import SERVER, Step, SumSetup, fingerprint, pack_names, pack_table, refused, unpack_table
 from polyeps.secagg.shamir import SHARE_BYTES, Entropy
 
 # What a client advertises: the key others encrypt to, the key masks are agreed with, the commitment to its seed.
@@ -46,6 +30,7 @@ _BOTH_SHARES = (SHARE_BYTES, SHARE_BYTES)
 _INBOX = (masks.KEY_BYTES, masks.KEY_BYTES)
 _LEAVE_OUT = "leave that client out"
 LETTER_BYTES = sum(_BOTH_SHARES) + masks.TAG_BYTES
+Vector = NDArray[np.uint64]  # of one client, modulo 2^bits
 
 
 @dataclass(frozen=True)
@@ -59,9 +44,7 @@ class SumState:
     letter_key: bytes = field(default=b"", repr=False)
     mask_key: bytes = field(default=b"", repr=False)
     seed: bytes = field(default=b"", repr=False)
-    inbox: Mapping[str, bytes] = field(
-        default_factory=dict, repr=False
-    )  # of each other: its letter's key, its mask key
+    inbox: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # of each other: its letter's and mask key
     shares: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # of each client's mask key, and of its seed
     survivors: tuple[str, ...] = ()
 
@@ -69,29 +52,18 @@ class SumState:
         """Return the state as bytes."""
         secrets = [self.letter_key, self.mask_key, self.seed]
         tables = [pack_table(self.inbox), pack_table(self.shares), pack_names(self.survivors)]
-        return pack([bytes([self.step]), self.run.encode(), str(self.round).encode(), self.setup, *secrets, *tables])
+        facts = [bytes([self.step]), self.run.encode(), str(self.round).encode(), self.setup]
+        return messages.pack([*facts, *secrets, *tables])
 
     @classmethod
     def decode(cls, content: bytes) -> SumState:
         """Return the state that some bytes stand for."""
         try:
-            step, run, round, setup, letter_key, mask_key, seed, inbox, shares, survivors = unpack(content)
-            return cls(
-                step=Step(step[0]),
-                run=run.decode(),
-                round=int(round),
-                setup=setup,
-                letter_key=letter_key,
-                mask_key=mask_key,
-                seed=seed,
-                inbox=unpack_table(inbox),
-                shares=unpack_table(shares),
-                survivors=unpack_names(survivors),
-            )
+            step, run, round, setup, letter_key, mask_key, seed, inbox, shares, survivors = messages.unpack(content)
+            tables = unpack_table(inbox), unpack_table(shares), messages.unpack_names(survivors)
+            return cls(Step(step[0]), run.decode(), int(round), setup, letter_key, mask_key, seed, *tables)
         except (ValueError, IndexError):
-            raise InputError(
-                f"the kept state of a secure sum, {len(content)} bytes, is damaged; sit this round out"
-            ) from None
+            raise InputError(f"the kept state, {len(content)} bytes, is damaged; sit this round out") from None
 
 
 @dataclass(frozen=True)
@@ -105,9 +77,18 @@ class SumClient:
 
     def __post_init__(self) -> None:
         if self.setup.identities.get(self.name) != self.identity.public_key().public_bytes_raw():
-            raise InputError(
-                f"the setup does not list client {self.name!r} with this identity; ask for the right setup"
-            )
+            raise InputError(f"the setup does not list client {self.name!r} with this identity; ask for the right one")
+
+    def take(self, step: Step, kept: SumState | None, message: bytes, vector: Vector) -> tuple[SumState, bytes]:
+        """Return the state and the answer after a step: for transports, which do not read the messages."""
+        if step is Step.ADVERTISE:
+            return self.advertise(kept)
+        if kept is None:
+            raise InputError(f"client {self.name!r} is asked to {step.name.lower()} before it advertised; begin there")
+        if step is Step.MASK:
+            return self.mask(kept, message, vector)
+        later = {Step.SHARE: self.share, Step.CONFIRM: self.confirm, Step.UNMASK: self.unmask}
+        return later[step](kept, message)
 
     def advertise(self, before: SumState | None = None) -> tuple[SumState, bytes]:
         """Send fresh keys for this round; `before` is the last state, so that no round is entered twice."""
@@ -127,7 +108,7 @@ class SumClient:
         signed = self._table(kept, Step.SHARE, content)
         if self.name not in signed or len(signed) < setup.least:
             raise self._refused(Step.SHARE, f"brings keys of {len(signed)} clients", "wait for more of them")
-        keys = {name: open_signed(setup, Step.ADVERTISE, name, message) for name, message in signed.items()}
+        keys = {name: messages.open_signed(setup, Step.ADVERTISE, name, message) for name, message in signed.items()}
         if keys.pop(self.name) != self._advertised(kept):
             raise self._refused(Step.SHARE, "brings other keys for this client than its own", "send its own")
         points = [setup.points[name] for name in signed]
@@ -143,7 +124,7 @@ class SumClient:
         kept = replace(kept, step=Step.SHARE, letter_key=b"", inbox=inbox, shares={self.name: shares[self.name]})
         return kept, self._signed(Step.SHARE, pack_table(letters))
 
-    def mask(self, kept: SumState, content: bytes, vector: NDArray[np.uint64]) -> tuple[SumState, bytes]:
+    def mask(self, kept: SumState, content: bytes, vector: Vector) -> tuple[SumState, bytes]:
         """Receive the letters to this client; send its vector under its own mask and one for each client that wrote."""
         setup = self.setup
         letters = self._table(kept, Step.MASK, content)
@@ -154,7 +135,7 @@ class SumClient:
         shares = dict(kept.shares)
         private = masks.private_key(kept.mask_key)
         for other, letter in letters.items():
-            key, mask_public = split_body(kept.inbox[other], _INBOX)
+            key, mask_public = messages.split_body(kept.inbox[other], _INBOX)
             opened = masks.decrypt(key, letter, setup.context("letter", other, self.name))
             if opened is None or len(opened) != sum(_BOTH_SHARES):
                 raise refused(Step.SHARE, other, "holds a letter that cannot be read", _LEAVE_OUT)
@@ -169,33 +150,30 @@ class SumClient:
         """Receive the list of clients in the sum; send this client's signature on it, its only one."""
         body = self._opened(kept, Step.CONFIRM, content)
         try:
-            survivors = unpack_names(body)
+            survivors = messages.unpack_names(body)
         except ValueError as problem:
             raise self._refused(Step.CONFIRM, f"cannot be read ({problem})", "ask for it again") from None
         if self.name not in survivors or not kept.shares.keys() >= set(survivors):
             raise self._refused(Step.CONFIRM, "lists other clients than those that sent shares", "list those")
         if len(survivors) < self.setup.least:
-            raise self._refused(
-                Step.CONFIRM, f"lists {len(survivors)} clients of at least {self.setup.least}", "abort the round"
-            )
+            few = f"lists {len(survivors)} clients of at least {self.setup.least}"
+            raise self._refused(Step.CONFIRM, few, "abort the round")
         return replace(kept, step=Step.CONFIRM, survivors=survivors), self._signed(Step.CONFIRM, fingerprint(body))
 
     def unmask(self, kept: SumState, content: bytes) -> tuple[SumState, bytes]:
         """Receive others' signatures on the same list; send the shares that take the masks off the sum, and no more."""
         signed = self._table(kept, Step.UNMASK, content)
         if not signed.keys() <= set(kept.survivors) or len(signed) < self.setup.threshold:
-            raise self._refused(
-                Step.UNMASK, f"brings {len(signed)} signatures of at least {self.setup.threshold}", "abort the round"
-            )
+            few = f"brings {len(signed)} signatures of at least {self.setup.threshold}"
+            raise self._refused(Step.UNMASK, few, "abort the round")
         same = fingerprint(pack_names(kept.survivors))
         for other, message in signed.items():
-            if open_signed(self.setup, Step.CONFIRM, other, message) != same:
-                raise refused(
-                    Step.CONFIRM, other, "lists other clients", "the server sends different lists, abort the round"
-                )
+            if messages.open_signed(self.setup, Step.CONFIRM, other, message) != same:
+                lie = "the server sends different lists, abort the round"
+                raise refused(Step.CONFIRM, other, "lists other clients", lie)
         given = {}
         for name, both in kept.shares.items():
-            of_key, of_seed = split_body(both, _BOTH_SHARES)
+            of_key, of_seed = messages.split_body(both, _BOTH_SHARES)
             given[name] = of_seed if name in kept.survivors else of_key
         return replace(kept, step=Step.UNMASK, shares={}), self._signed(Step.UNMASK, pack_table(given))
 
@@ -203,10 +181,9 @@ class SumClient:
         if kept.setup != self.setup.digest:
             raise self._refused(step, "is about a sum that this client has no state of", "send it in its own round")
         if kept.step != step - 1:
-            raise self._refused(
-                step, f"comes after step {kept.step.name.lower()}", "steps are answered once and in order"
-            )
-        return open_stamped(self.setup, step, self.name, content)
+            last = kept.step.name.lower()
+            raise self._refused(step, f"comes after step {last}", "steps are answered once and in order")
+        return messages.open_stamped(self.setup, step, self.name, content)
 
     def _table(self, kept: SumState, step: Step, content: bytes) -> dict[str, bytes]:
         try:
@@ -221,7 +198,7 @@ class SumClient:
         return refused(step, SERVER, f"to {self.name!r} {why}", remedy)
 
     def _signed(self, step: Step, body: bytes) -> bytes:
-        return sign(self.setup, step, self.name, self.identity, body)
+        return messages.sign(self.setup, step, self.name, self.identity, body)
 
     def _advertised(self, kept: SumState) -> bytes:
         public = masks.public_key(kept.letter_key) + masks.public_key(kept.mask_key)
@@ -229,7 +206,7 @@ class SumClient:
 
     def _parts(self, other: str, advertised: bytes) -> list[bytes]:
         try:
-            return split_body(advertised, ADVERTISED)
+            return messages.split_body(advertised, ADVERTISED)
         except ValueError as problem:
             raise refused(Step.ADVERTISE, other, f"is not of the right length ({problem})", _LEAVE_OUT) from None
 
@@ -239,10 +216,8 @@ class SumClient:
         except ValueError:
             raise refused(Step.ADVERTISE, other, "holds a key that is none", _LEAVE_OUT) from None
 
-    def _words(self, vector: NDArray[np.uint64]) -> masks.Words:
+    def _words(self, vector: Vector) -> masks.Words:
         bits, length = self.setup.bits, self.setup.length
         if vector.dtype != np.uint64 or vector.shape != (length,) or int(vector.max()) >= 2**bits:
-            raise InputError(
-                f"client {self.name!r} must give {length} uint64 numbers below 2^{bits}; reduce them first"
-            )
+            raise InputError(f"client {self.name!r} must give {length} uint64 numbers below 2^{bits}; reduce them")
         return vector.astype(masks.word(bits))

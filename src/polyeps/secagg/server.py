@@ -13,20 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.errors import SumAborted
-from polyeps.secagg import masks, shamir
+from polyeps.secagg import masks, messages, shamir
 from polyeps.secagg.client import ADVERTISED, LETTER_BYTES
-from polyeps.secagg.messages import (
-    Step,
-    SumSetup,
-    fingerprint,
-    open_signed,
-    pack_names,
-    pack_table,
-    refused,
-    split_body,
-    stamp,
-    unpack_table,
-)
+from polyeps.secagg.messages import Step, SumSetup, fingerprint, pack_names, pack_table, refused, unpack_table
 
 
 class Sum(NamedTuple):
@@ -59,7 +48,7 @@ class Server:
             raise refused(step, sender, "is from a client that was not asked", "let it take part in the next round")
         if sender in self._answers:
             raise refused(step, sender, "comes twice", "the first one counts")
-        body = open_signed(self.setup, step, sender, content)
+        body = messages.open_signed(self.setup, step, sender, content)
         try:
             self._check(step, sender, body)
         except ValueError as problem:
@@ -78,7 +67,7 @@ class Server:
         self._require(setup.threshold if step is Step.CONFIRM else setup.least)
         answered = tuple(sorted(self._answers))
         if step is Step.ADVERTISE:
-            self._keys = {name: split_body(body, ADVERTISED) for name, body in self._answers.items()}
+            self._keys = {name: messages.split_body(body, ADVERTISED) for name, body in self._answers.items()}
         elif step is Step.SHARE:
             self._shared = answered
         elif step is Step.MASK:
@@ -86,7 +75,7 @@ class Server:
         bodies = self._letters() if step is Step.SHARE else dict.fromkeys(answered, self._notice(step))
         self.step = Step(step + 1)
         self._invited, self._answers, self._signed = set(answered), {}, {}
-        return {name: stamp(setup, self.step, name, bodies[name]) for name in answered}
+        return {name: messages.stamp(setup, self.step, name, bodies[name]) for name in answered}
 
     def finish(self) -> Sum:
         """Return the sum without masks. All secrets are restored and checked first, so there is a sum or nothing."""
@@ -116,12 +105,12 @@ class Server:
     def _check(self, step: Step, sender: str, body: bytes) -> None:
         setup = self.setup
         if step is Step.ADVERTISE:
-            for key in split_body(body, ADVERTISED)[:2]:
+            for key in messages.split_body(body, ADVERTISED)[:2]:
                 masks.check_public(key)
         elif step is Step.SHARE:
             _check_table(body, self._keys.keys() - {sender}, LETTER_BYTES)
         elif step is Step.MASK:
-            split_body(body, [setup.length * masks.bytes_of(setup.bits)])
+            messages.split_body(body, [setup.length * masks.bytes_of(setup.bits)])
             if int(masks.from_bytes(body, setup.bits).max()) >= 2**setup.bits:
                 raise ValueError(f"a number is not below 2^{setup.bits}")
         elif step is Step.CONFIRM:
@@ -137,9 +126,7 @@ class Server:
     def _letters(self) -> dict[str, bytes]:
         """Return each client's letters from all others that wrote."""
         written = {name: unpack_table(body) for name, body in self._answers.items()}
-        return {
-            to: pack_table({name: letters[to] for name, letters in written.items() if name != to}) for to in written
-        }
+        return {to: pack_table({name: sent[to] for name, sent in written.items() if name != to}) for to in written}
 
     def _require(self, least: int) -> None:
         step, left = self.step, len(self._answers)

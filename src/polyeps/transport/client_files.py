@@ -30,7 +30,6 @@ from polyeps.errors import InputError
 from polyeps.ledger.head_file import replace_file
 from polyeps.transport import codec
 
-_OWNERS = 0o600
 MOST_REPLIES = 16  # kept of one round: a server that asks for more of them pays the client's price again
 _ABOUT = "about"  # a JSON text, as bytes: run, round, and whether the client was ready after each reply
 
@@ -80,7 +79,7 @@ class Keeping:
             kept = {name: tensor for name, tensor in kept.items() if not name.startswith(f"reply/{old}/")}
         text = json.dumps({"run": task.run, "round": task.round, "ready": ready}).encode()
         kept[_ABOUT] = torch.from_numpy(np.frombuffer(text, np.uint8).copy())
-        replace_file(self._path(task.run), codec.encode(kept), _OWNERS)
+        replace_file(self._path(task.run), codec.encode(kept))
 
     def _read(self, run: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         try:

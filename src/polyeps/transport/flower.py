@@ -87,9 +87,7 @@ class OnFlower(Transport):
         for client, claimed in claims.items():
             node = self._owner(client, {node: identity for node, (_, identity) in claimed.items()}, connected)
             if others := sorted(claimed.keys() - {node}):
-                _log.warning(
-                    "nodes %s claim the name of client %r, and are left out; give each its own name", others, client
-                )
+                _log.warning("nodes %s claim the name of client %r, and are left out; rename them", others, client)
             if node is not None:
                 self._nodes[client] = node
                 self._first.setdefault(client, node)
@@ -126,9 +124,8 @@ class OnFlower(Transport):
         for client, reply in self._sent(MessageType.TRAIN, self._asked(task, bits=bits), task.round):
             with contextlib.suppress(Exception):  # one that cannot be read counts as none
                 if reply.content["reply"]["answered"]:
-                    shapes[client] = {
-                        name: [int(side) for side in shape] for name, shape in reply.content["shapes"].items()
-                    }
+                    given = reply.content["shapes"].items()
+                    shapes[client] = {name: [int(side) for side in shape] for name, shape in given}
         wanted = {name: list(spec.shape) or [1] for name, spec in (task.gives or {}).items()}
         usual = wanted or (Counter(map(repr, shapes.values())).most_common(1)[0][0] if shapes else "")
         ids = tuple(
@@ -180,9 +177,8 @@ class OnFlower(Transport):
 
 def _profile(content: Mapping[str, Any]) -> Profile:
     """Return the profile that a node sent; anything but plain, sensible values is refused."""
-    profile = Profile(
-        content["id"], content.get("examples"), content.get("epsilon"), content.get("group"), content["ready"]
-    )
+    examples, epsilon, group = (content.get(name) for name in ("examples", "epsilon", "group"))
+    profile = Profile(content["id"], examples, epsilon, group, content["ready"])
     check_name("a client's id", profile.id)
     if profile.group is not None:
         check_name("a client's group", profile.group)

@@ -88,7 +88,7 @@ def client_app(
                 assert open_seat is not None
                 assert bits is not None
                 open_seat(context).prepare(algorithm, task, own, bits)
-                content["shapes"] = shapes(own)
+                content["shapes"] = ConfigRecord({name: list(one.shape) or [1] for name, one in own.items()})
             else:
                 content["payload"] = arrays(own)
         return Message(RecordDict(content), reply_to=message)
@@ -139,10 +139,6 @@ def _check_deployed(clients: Clients) -> None:
 
 def arrays(payload: Payload) -> ArrayRecord:
     return ArrayRecord({name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in payload.items()})
-
-
-def shapes(payload: Payload) -> ConfigRecord:
-    return ConfigRecord({name: list(tensor.shape) or [1] for name, tensor in payload.items()})
 
 
 def tensors(record: ArrayRecord) -> Payload:

@@ -35,12 +35,10 @@ from polyeps.errors import InputError, MessageRefused, SumAborted
 from polyeps.ledger.head_file import replace_file
 from polyeps.secagg.client import SumClient, SumState
 from polyeps.secagg.messages import Step, SumSetup, enough, fingerprint, lowest_threshold, pack, unpack
-from polyeps.secagg.protocol import take_step
 from polyeps.secagg.server import Server, Sum
 from polyeps.transport import codec
 from polyeps.transport.client_files import locked
 
-_OWNERS = 0o600  # the mode of files that hold secrets
 _KEY_BYTES = 32  # of a sum's fingerprint
 _Words = NDArray[np.uint64]
 Asked = Mapping[str, Any]  # what the server says of a step, as plain values
@@ -73,7 +71,7 @@ class Seat:
         facts = (sum_name(task), task.round, bits, agreed.clients, agreed.least, agreed.colluders)
         with locked(self.folder):
             self.check_new(sum_name(task), task.round)
-            replace_file(self._vector, pack([*(str(fact).encode() for fact in facts), words.tobytes()]), _OWNERS)
+            replace_file(self.folder / "vector", pack([*(str(fact).encode() for fact in facts), words.tobytes()]))
 
     def check_new(self, name: str, round: int) -> None:
         """Refuse a sum that this client has entered before."""
@@ -90,21 +88,23 @@ class Seat:
             if step is Step.ADVERTISE:
                 self.check_new(setup.run, setup.round)
             vector = self._prepared(setup) if step <= Step.MASK else np.zeros(0, np.uint64)
-            kept = SumState.decode(self._kept.read_bytes()) if self._kept.exists() else None
-            after, answer = take_step(SumClient(setup, name, self.identity), step, kept, message, vector)
+            file = self.folder / "kept"
+            kept = SumState.decode(file.read_bytes()) if file.exists() else None
+            after, answer = SumClient(setup, name, self.identity).take(step, kept, message, vector)
             key, entered = _sum_key(setup.run, setup.round), self._entered()
             if key not in entered:
-                replace_file(self._sums, b"".join(sorted(entered | {key})), _OWNERS)
-            replace_file(self._kept, after.encode(), _OWNERS)
+                replace_file(self.folder / "sums", b"".join(sorted(entered | {key})))
+            replace_file(file, after.encode())
             if step is Step.MASK:
-                self._vector.unlink()
+                (self.folder / "vector").unlink()
         return answer
 
     def _entered(self) -> set[bytes]:
         """Return the keys of all sums this client has entered."""
-        content = self._sums.read_bytes() if self._sums.exists() else b""
+        file = self.folder / "sums"
+        content = file.read_bytes() if file.exists() else b""
         if len(content) % _KEY_BYTES:
-            raise InputError(f"{self._sums} is damaged; put back a copy of it, or sit this run out")
+            raise InputError(f"{file} is damaged; put back a copy of it, or sit this run out")
         return {content[place : place + _KEY_BYTES] for place in range(0, len(content), _KEY_BYTES)}
 
     def _setup(self, name: str, asked: Asked) -> tuple[SumSetup, Step]:
@@ -127,7 +127,7 @@ class Seat:
     def _prepared(self, setup: SumSetup) -> _Words:
         """Return the vector for a sum with this setup, if it is as agreed."""
         try:
-            name, *numbers, content = unpack(self._vector.read_bytes())
+            name, *numbers, content = unpack((self.folder / "vector").read_bytes())
         except FileNotFoundError:
             raise MessageRefused("nothing is kept that could be summed; ask for the task first") from None
         run, vector = name.decode(), np.frombuffer(content, np.uint64)
@@ -147,18 +147,6 @@ class Seat:
         if clients > colluders and setup.threshold < lowest_threshold(len(setup.identities), colluders):
             raise MessageRefused(f"with {colluders} colluders the sum could be opened twice; raise the threshold")
         return vector
-
-    @property
-    def _vector(self) -> Path:
-        return self.folder / "vector"
-
-    @property
-    def _kept(self) -> Path:
-        return self.folder / "kept"
-
-    @property
-    def _sums(self) -> Path:
-        return self.folder / "sums"
 
 
 def _sum_key(name: str, round: int) -> bytes:
