@@ -26,8 +26,13 @@ app.command("audit")(audit.audit)
 app.command("report")(report.report)
 app.add_typer(ledger.ledger_app, name="ledger")
 app.add_typer(data.data_app, name="data")
+_OWN = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
 for found in entry_points(group="polyeps.commands"):  # of packages that build on this one, such as reproductions
-    app.command(found.name)(found.load())
+    try:
+        if found.name not in _OWN:
+            app.command(found.name)(found.load())
+    except Exception as problem:  # of another package: the other commands work without it
+        print(f"polyeps: the command {found.name!r} of {found.value} cannot be loaded: {problem}", file=sys.stderr)
 
 
 @app.callback(invoke_without_command=True)

@@ -38,6 +38,7 @@ class Rounds:
     planned: int
     share: float  # the probability that a client is charged for a round
     expected: int  # the number of rounds that noise is calibrated for
+    fixed: bool = False  # whether every client is charged for exactly those: cohorts of an epoch
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +191,12 @@ def prepare(
         noise_multiplier=noise,
         settings=own,
         participation=participation,
-        rounds=Rounds(experiment.rounds, 1.0 if all_pay else participation.charged(len(population.ids)), uses),
+        rounds=Rounds(
+            experiment.rounds,
+            1.0 if all_pay else participation.charged(len(population.ids)),
+            uses,
+            participation.kind == "epoch",
+        ),
         discloses=(*discloses, "group") if "group" in algorithm.needs else discloses,
         groups=groups,
     )

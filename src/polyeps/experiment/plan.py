@@ -48,7 +48,8 @@ class ClientPlan:
 
 def plan_client(client: str, terms: BudgetTerms, records: int, sigma: float, rounds: Rounds) -> ClientPlan:
     """Return how many rounds a client's budget lasts, and what it will have spent."""
-    lasts = _lasting(terms, rounds.planned)
+    most = rounds.expected if rounds.fixed else rounds.planned
+    lasts = _lasting(terms, most)
     return ClientPlan(
         client=client,
         epsilon=terms.budget.epsilon,
@@ -58,8 +59,8 @@ def plan_client(client: str, terms: BudgetTerms, records: int, sigma: float, rou
         rounds_affordable=lasts,
         rounds_expected=rounds.expected,
         spent=ClientAccount(terms).spent(history_of(terms.plan, min(lasts, rounds.expected))),
-        leaves_early=float(binom.sf(lasts, rounds.planned, rounds.share)),
-        limit="rounds" if lasts >= rounds.planned else "budget",
+        leaves_early=float(lasts < most if rounds.fixed else binom.sf(lasts, most, rounds.share)),
+        limit="rounds" if lasts >= most else "budget",
     )
 
 
