@@ -20,11 +20,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from polyeps.core import Adjacency, Arithmetic, PerClient, Records, Streams
-from polyeps.engine.batching import Batching, Sampler
 from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deployed_training import train_deployed
 from polyeps.engine.loop import Settings, train_on_cpu
-from polyeps.engine.per_client import CohortSettings, settings_of
+from polyeps.engine.per_client import Batching, CohortSettings, Sampler, settings_of
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import check_clip
 from polyeps.models import Model

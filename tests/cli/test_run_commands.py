@@ -228,9 +228,7 @@ def test_a_folder_that_holds_a_run_is_not_touched(here: Path) -> None:
 
 def test_the_demo_tells_its_story(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = config.read_experiment
-    monkeypatch.setattr(
-        config, "read_experiment", lambda path: whole(path, ["seeds=1"])
-    )  # three take half a minute
+    monkeypatch.setattr(config, "read_experiment", lambda path: whole(path, ["seeds=1"]))  # three take half a minute
     shown = json.loads(run("demo", "--json").stdout)
     accuracy = {row["label"]: row["final_accuracy"] for row in shown["methods"]}
     assert len(accuracy) == 8
