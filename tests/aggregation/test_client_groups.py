@@ -30,8 +30,8 @@ BUDGETS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=30)
 LOGS = st.lists(st.floats(-700, 700) | st.sampled_from([math.nan, math.inf, -math.inf, 0.0]), min_size=1, max_size=25)
 
 
-def parameter(rule: str) -> dict[str, float]:
-    return {"threshold": 1.0} if rule == "threshold" else {}
+def parameter(rule: str) -> float | None:
+    return 1.0 if rule == "threshold" else None
 
 
 @pytest.mark.parametrize("rule", ["mixture", "k-means"])
@@ -56,7 +56,7 @@ def test_the_top_tenth_hands_the_fourth_high_epsilon_client_to_the_others() -> N
 @given(epsilons=BUDGETS, rule=st.sampled_from(sorted(SPLITS)), seed=st.integers(0, 100))
 def test_a_split_is_upwards_closed_and_forgets_the_order(epsilons: list[float], rule: str, seed: int) -> None:
     values = np.array(epsilons)
-    public = split_by_epsilon(values, rule, **parameter(rule))
+    public = split_by_epsilon(values, rule, parameter(rule))
     assert public.shape == values.shape
     assert public.dtype == np.bool_
     if public.any() and not public.all():
@@ -65,7 +65,7 @@ def test_a_split_is_upwards_closed_and_forgets_the_order(epsilons: list[float], 
         assert public.any() or rule == "threshold"
     order = np.random.default_rng(seed).permutation(len(values))
     if rule != "top":
-        assert (split_by_epsilon(values[order], rule, **parameter(rule)) == public[order]).all()
+        assert (split_by_epsilon(values[order], rule, parameter(rule)) == public[order]).all()
 
 
 @pytest.mark.parametrize("rule", ["mixture", "k-means"])
@@ -212,13 +212,13 @@ def test_the_published_rule_splits_even_one_group() -> None:
 
 BAD: dict[str, tuple[Callable[[], object], str]] = {
     "rule": (lambda: split_by_epsilon([1.0], "best"), "there is no split 'best'"),
-    "unknown parameter": (lambda: split_by_epsilon([1.0], "k-means", share=0.1), "takes no 'share'"),
-    "missing parameter": (lambda: split_by_epsilon([1.0], "threshold"), "needs 'threshold'"),
+    "unknown parameter": (lambda: split_by_epsilon([1.0], "k-means", 0.1), "takes no split_at"),
+    "missing parameter": (lambda: split_by_epsilon([1.0], "threshold"), "needs split_at"),
     "nobody": (lambda: split_by_epsilon([]), "epsilons must be one number per client"),
     "not positive": (lambda: split_by_epsilon([1.0, 0.0]), "finite numbers above 0"),
     "infinite": (lambda: split_by_epsilon([1.0, math.inf]), "finite numbers above 0"),
-    "share": (lambda: split_by_epsilon([1.0], "top", share=0), "share must be"),
-    "threshold": (lambda: split_by_epsilon([1.0], "threshold", threshold=math.nan), "threshold must be"),
+    "share": (lambda: split_by_epsilon([1.0], "top", 0), "share must be"),
+    "threshold": (lambda: split_by_epsilon([1.0], "threshold", math.nan), "threshold must be"),
     "groups": (lambda: group_by_norms([1.0], 0), "groups must be"),
     "negative norm": (lambda: group_by_norms([-1.0]), "norms must be at least 0"),
     "parameters": (lambda: group_by_log_norms([1.0], 0), "parameters must be"),

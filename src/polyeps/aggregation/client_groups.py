@@ -14,7 +14,6 @@ with any rule here. Where a model has coordinates that hold only noise, their lo
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -76,8 +75,7 @@ def high_epsilon_by_kmeans(epsilons: ArrayLike) -> _Bools:
         return np.ones(len(logs), dtype=np.bool_)
     squares = _squares(line)
     cut = cuts[np.argmin(squares(np.zeros_like(cuts), cuts) + squares(cuts, np.full_like(cuts, len(line))))]
-    lowest = float(line[cut])
-    return logs >= lowest
+    return logs >= float(line[cut])
 
 
 def high_epsilon_by_share(epsilons: ArrayLike, share: float = 0.1) -> _Bools:
@@ -107,21 +105,19 @@ SPLITS: dict[str, Callable[..., _Bools]] = {
 }
 
 
-def split_by_epsilon(epsilons: ArrayLike, rule: str = "mixture", **parameter: float) -> _Bools:
-    """Return which clients the named rule selects as high-ε clients.
+def split_by_epsilon(epsilons: ArrayLike, rule: str = "mixture", at: float | None = None) -> _Bools:
+    """Return which clients the named rule selects as high-ε clients; `at` is the share of "top", or the threshold.
 
-    >>> split_by_epsilon([0.1, 10, 0.1], "threshold", threshold=1)
+    >>> split_by_epsilon([0.1, 10, 0.1], "threshold", 1)
     array([False,  True, False])
     """
     if rule not in SPLITS:
         raise InputError(f"there is no split {rule!r}; choose one of {', '.join(SPLITS)}")
-    takes = list(inspect.signature(SPLITS[rule]).parameters.values())[1:]
-    if unknown := set(parameter) - {known.name for known in takes}:
-        raise InputError(f"the split {rule!r} takes no {min(unknown)!r}; leave it out")
-    missing = [known.name for known in takes if known.default is known.empty and known.name not in parameter]
-    if missing:
-        raise InputError(f"the split {rule!r} needs {missing[0]!r}; give it")
-    return SPLITS[rule](epsilons, **parameter)
+    if at is not None and rule not in ("top", "threshold"):
+        raise InputError(f"the split {rule!r} takes no split_at; leave it out")
+    if at is None and rule == "threshold":
+        raise InputError("the split 'threshold' needs split_at, the smallest ε of high-ε clients; give it")
+    return SPLITS[rule](epsilons) if at is None else SPLITS[rule](epsilons, at)
 
 
 def group_by_norms(norms: ArrayLike, groups: int = 2) -> _Labels:

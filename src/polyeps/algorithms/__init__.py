@@ -13,8 +13,7 @@ from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.algorithms.fedsel import fedsel
 from polyeps.algorithms.fedsel_baselines import compressed, exact, flat
 from polyeps.algorithms.pdp_fl import pdp_fl
-from polyeps.algorithms.pfa import pfa
-from polyeps.algorithms.pfa_plus import pfa_plus
+from polyeps.algorithms.pfa import pfa, pfa_plus
 from polyeps.algorithms.weiavg import weiavg
 from polyeps.core import Algorithm
 

@@ -23,6 +23,7 @@ BASIS = ("basis", "ranks", "centre")  # the tensors a basis travels as
 _UNIT = 1.01  # entries of an orthonormal basis, with what float32 may add to them
 # (public updates, their weights, round) -> the directions private updates are projected onto
 Directions = Callable[[Tensor, Sequence[float], int], Basis]
+Weigh = Callable[[tuple[str, ...]], list[float]]  # the weights of some clients
 
 
 def directions_of(
@@ -62,11 +63,23 @@ def combine(
     return _together([(mean(rows[chosen], of_public), sum(of_public)), (projected, sum(of_private))]), basis
 
 
+def full_round(
+    state: State, ask: Ask, public: Collection[str], weigh: Weigh, directions: Directions, *, delayed: bool = False
+) -> State:
+    """Run a round in which all clients upload in full; `delayed` keeps the subspace for the next one."""
+    replies = ask_updates(state, ask, state.roster)
+    if not replies.ids:
+        return state
+    chosen = [place for place, client in enumerate(replies.ids) if client in public]
+    update, basis = combine(replies.payload["update"], weigh(replies.ids), chosen, directions, state.round)
+    return step(state, update, **(kept_basis(basis) if delayed else {}))
+
+
 def thin_round(
     state: State,
     ask: Ask,
     public: Collection[str],
-    weigh: Callable[[tuple[str, ...]], list[float]],
+    weigh: Weigh,
     directions: Directions,
     training: Training,
     per_tensor: bool,

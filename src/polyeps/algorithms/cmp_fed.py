@@ -25,17 +25,16 @@ nor paid for, and V has all of the budget.
 from __future__ import annotations
 
 import math
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from polyeps.aggregation.low_rank import DirectionSource, WarmStart, WholeTensors, low_rank
 from polyeps.algorithms._averaging import Federation, check_learning_rates, start_of, starting, step, trained_in_cohort
-from polyeps.algorithms._releases import NoiseKind, Release, round_price
-from polyeps.algorithms._secure_sums import SecureSums
-from polyeps.algorithms._sum_counts import Counts
-from polyeps.core import Action, Algorithm, Ask, Payload, State, SumTerms, Work
+from polyeps.algorithms._releases import NoiseKind, Release
+from polyeps.algorithms._secure_sums import paid_sums, summing
+from polyeps.core import Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import check_clip
 from polyeps.messages import vector
@@ -78,11 +77,8 @@ def cmp_fed(
     first = Release("subspace", factors.subspace_size, short, split, noise, federation.clients)
     second = Release("embed", factors.embedding_size, clip, 1 - split if paid else 1.0, noise, federation.clients)
     releases = (first, second) if paid else (second,)
-    counts = Counts.of(federation, dropouts, colluders)
-    price = partial(round_price, federation.rate, releases, failure=counts.failure)
-    sums = SecureSums(max(federation.noise_for(price).values()), counts, federation.noise)
-    sums.check(*releases)
-    expected = counts.expected
+    sums, price = paid_sums(federation, releases, dropouts, colluders)
+    expected = sums.counts.expected
 
     def subspace(work: Work) -> tuple[Payload, Payload]:
         updates = trained_in_cohort(training, work)
@@ -112,41 +108,16 @@ def cmp_fed(
     def dice(round: int) -> torch.Generator:
         return torch.Generator().manual_seed(federation.seed(round))
 
-    def terms(action: str, asked: Payload) -> SumTerms:
-        return sums.terms(first if action == first.action else second, asked)
-
-    begins, agreed = starting(training.model.size, rate_decay), sums.takes()
-    actions = {}
+    begins, actions = starting(training.model.size, rate_decay), {}
     if paid:
-        actions["subspace"] = Action(
-            subspace,
-            price=None,
-            takes={**begins, **agreed, "right": vector(factors.right_size)},
-            fits=sums.fits(first),
-            gives=lambda _: first.gives(sums.noise_multiplier),
-        )
-    actions["embed"] = Action(
-        embed,
-        price=None,
-        takes={**({} if paid else begins), **agreed, "left": vector(factors.subspace_size)},
-        fits=sums.fits(second),
-        gives=lambda _: second.gives(sums.noise_multiplier),
-        recalls=(UPDATE,) if paid else (),
-    )
-    return Algorithm(
-        actions,
-        round,
-        round_price=price,
-        trust="secure-sum",
-        unit="client",
-        conditions=sums.conditions(),
-        claimed=lambda multiplier, rounds, delta, _: theorem_1(
-            federation.rate, math.sqrt(len(releases)) * multiplier, rounds, delta
-        ),
-        arithmetic="ideal" if noise == "gaussian" else "exact",
-        sums=terms,
-        seeded=federation.seeded,
-    )
+        actions["subspace"] = sums.action(first, subspace, {**begins, "right": vector(factors.right_size)})
+    takes = {**({} if paid else begins), "left": vector(factors.subspace_size)}
+    actions["embed"] = sums.action(second, embed, takes, recalls=(UPDATE,) if paid else ())
+
+    def claimed(multiplier: float, rounds: int, delta: float, _: Mapping[str, float]) -> float:
+        return theorem_1(federation.rate, math.sqrt(len(releases)) * multiplier, rounds, delta)
+
+    return summing(federation, sums, releases, actions, round, round_price=price, claimed=claimed)
 
 
 def theorem_1(rate: float, sigma: float, rounds: int, delta: float) -> float:

@@ -13,17 +13,14 @@ noise is made for. `mask_first` clips what is sent. Coordinates are not enlarged
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from polyeps.aggregation.low_rank import WholeTensors, low_rank
 from polyeps.algorithms._averaging import Federation, check_learning_rates, start_of, starting, step, trained_in_cohort
-from polyeps.algorithms._releases import NoiseKind, Release, round_price
-from polyeps.algorithms._secure_sums import SecureSums
-from polyeps.algorithms._sum_counts import Counts
-from polyeps.core import Action, Algorithm, Ask, Payload, State, Work
+from polyeps.algorithms._releases import NoiseKind, Release
+from polyeps.algorithms._secure_sums import paid_sums, summing
+from polyeps.core import Algorithm, Ask, Payload, State, Work
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
 from polyeps.messages import whole_number
@@ -49,10 +46,7 @@ def dp_randagg(
     size = training.model.size
     kept = min(size, low_rank(training.model.slices, rank, whole=whole).uplink) if rank else size
     release = Release("train", kept, federation.clip, noise=noise, clients=federation.clients)
-    counts = Counts.of(federation, dropouts, colluders)
-    price = partial(round_price, federation.rate, (release,), failure=counts.failure)
-    sums = SecureSums(max(federation.noise_for(price).values()), counts, federation.noise)
-    sums.check(release)
+    sums, price = paid_sums(federation, (release,), dropouts, colluders)
 
     def train(work: Work) -> tuple[Payload, Payload]:
         updates = trained_in_cohort(training, work)
@@ -71,23 +65,11 @@ def dp_randagg(
         total = sums.of(state, ask, release, {**asked, "mask": torch.tensor(seed)} if kept < size else asked)
         if total is None:
             return state
-        update = server_rate * total / counts.expected
+        update = server_rate * total / sums.counts.expected
         if kept < size:
             update = torch.zeros_like(state.model).index_put_((coordinates(seed).to(update.device),), update)
         return step(state, update)
 
-    takes = {**starting(size, rate_decay), **sums.takes()}
-    if kept < size:
-        takes["mask"] = whole_number(0, 2**53)
-    gives = release.gives(sums.noise_multiplier)
-    return Algorithm(
-        {"train": Action(train, price=None, takes=takes, fits=sums.fits(release), gives=lambda _: gives)},
-        round,
-        round_price=price,
-        trust="secure-sum",
-        unit="client",
-        conditions=sums.conditions(),
-        sums=lambda _, asked: sums.terms(release, asked),
-        arithmetic="ideal" if noise == "gaussian" else "exact",
-        seeded=federation.seeded,
-    )
+    takes = {**starting(size, rate_decay), **({"mask": whole_number(0, 2**53)} if kept < size else {})}
+    actions = {"train": sums.action(release, train, takes)}
+    return summing(federation, sums, (release,), actions, round, round_price=price)

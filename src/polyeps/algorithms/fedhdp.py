@@ -98,10 +98,8 @@ def fedhdp(
         sums = partial(summed_by_server, noise=multipliers, streams=federation.noise)
 
     sizes = torch.tensor([federation.sizes[name] for name in names], dtype=torch.float64)
-    variances = torch.tensor(
-        [multipliers.sums[name] ** 2 * (groups[name].sums.surplus if trust == "secure-sum" else 1.0) for name in names],
-        dtype=torch.float64,
-    )
+    surplus = {name: float(counts[name].surplus) if trust == "secure-sum" else 1.0 for name in names}
+    variances = torch.tensor([multipliers.sums[name] ** 2 * surplus[name] for name in names], dtype=torch.float64)
 
     def train(work: Work) -> tuple[Payload, Payload]:
         if trust == "secure-sum":
