@@ -8,7 +8,6 @@ from typing import Any
 import dp_accounting as dp
 import numpy as np
 import pytest
-from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,12 +50,6 @@ MALFORMED: list[dp.DpEvent] = [
     *(SkellamDpEvent(bad, 1.0, 9.0) for bad in WRONG),
     *(DiscreteGaussianSumDpEvent(1.0, 1.0, bad, 1) for bad in [*NOT_WHOLE, 0]),
     *(DiscreteGaussianSumDpEvent(1.0, bad, 1, 1) for bad in WRONG),
-    *(RepeatAndSelectDpEvent(ONE, bad, 1.0) for bad in [*WRONG, 0.5]),
-    *(
-        RepeatAndSelectDpEvent(ONE, 2.0, bad)
-        for bad in WRONG
-        if bad != INF or isinstance(bad, DiscreteGaussianSumDpEvent)
-    ),
     *(dp.ComposedDpEvent(bad) for bad in (None, 3, "ab", ONE, [1], [None])),
     Poisson(0.1, 3),
     dp.SelfComposedDpEvent(None, 1),
@@ -77,7 +70,7 @@ def test_malformed_events_are_refused_everywhere(event: dp.DpEvent, ledger: Ledg
         dp.ComposedDpEvent([ONE, event]),
         dp.SelfComposedDpEvent(event, 0),
         Poisson(0.0, event),
-        RepeatAndSelectDpEvent(TogetherDpEvent([event]), 2.0, 1.0),
+        TogetherDpEvent([event]),
     ]
     entrances: list[Callable[[Any], Any]] = [
         history_of,
@@ -210,7 +203,6 @@ TREES = st.recursive(
         st.builds(dp.SelfComposedDpEvent, inner, NUMBERS),
         st.builds(Poisson, NUMBERS, inner),
         st.builds(FixedSize, NUMBERS, NUMBERS, inner),
-        st.builds(RepeatAndSelectDpEvent, inner, NUMBERS, NUMBERS),
         st.builds(dp.ComposedDpEvent, st.lists(inner, max_size=3)),
         st.builds(TogetherDpEvent, st.lists(inner, max_size=3)),
     ),
@@ -229,12 +221,10 @@ def releases_nothing(event: dp.DpEvent) -> bool:
             return event.count == 0 or releases_nothing(event.event)
         case Poisson(sampling_probability=0) | PureDpEvent(epsilon=0) | RareFailureDpEvent(probability=0):
             return True
-        case Poisson() | FixedSize() | RepeatAndSelectDpEvent():
+        case Poisson() | FixedSize():
             return releases_nothing(event.event)
         case SkellamDpEvent(l1_sensitivity=0, l2_sensitivity=0) | DiscreteGaussianSumDpEvent(l2_sensitivity=0):
             return True
-        case dp.RandomizedResponseDpEvent():
-            return bool(event.num_buckets == 1 or event.noise_parameter == 1)
         case _:
             return False
 

@@ -33,7 +33,7 @@ from polyeps.algorithms._projection import Rank, SubspaceOf, directions_of, full
 from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
 
-Weights = Literal["epsilon", "count"]
+_Weights = Literal["epsilon", "count"]
 
 
 def pfa(
@@ -43,7 +43,7 @@ def pfa(
     subspace: SubspaceOf = "set",
     per_tensor: bool = True,
     projection: Literal["subspace", "gaussian", "sparse"] = "subspace",
-    weights: Weights = "epsilon",
+    weights: _Weights = "epsilon",
     split: Split = "mixture",
     split_at: float | None = None,
 ) -> Algorithm:
@@ -64,7 +64,7 @@ def pfa_plus(
     rank: Rank = 1,
     subspace: SubspaceOf = "set",
     per_tensor: bool = True,
-    weights: Weights = "epsilon",
+    weights: _Weights = "epsilon",
     split: Split = "mixture",
     split_at: float | None = None,
     warm_up: Literal["full", "in-turn"] = "full",
@@ -82,5 +82,5 @@ def pfa_plus(
     return with_local_noise(training, round, ("epsilon",), {"project": project_locally(training, per_tensor)})
 
 
-def _weigh(state: State, weights: Weights, ids: tuple[str, ...]) -> list[float]:
+def _weigh(state: State, weights: _Weights, ids: tuple[str, ...]) -> list[float]:
     return epsilons(state, ids) if weights == "epsilon" else [1.0] * len(ids)
