@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -32,24 +31,6 @@ _Labels = NDArray[np.int64]
 
 _SMALLEST_GAP = math.log(1.3)  # neighbours closer than this in log norm are in one group
 _SMALLEST_SPREAD = 0.1  # of log norms at one noise level: signals are never equal
-
-
-@dataclass(frozen=True)
-class NoiseGroups:
-    """Clients by noise level: label 0 is the group of the lowest, -1 a client without a finite norm."""
-
-    labels: _Labels  # (n,)
-    count: int
-
-    @property
-    def public(self) -> _Bools:
-        """Return the group of the lowest noise level; with one group only, all clients with a finite norm."""
-        return np.equal(self.labels, 0)
-
-    @property
-    def projecting(self) -> bool:
-        """Return whether there are several noise levels; if not, average and do not project."""
-        return self.count > 1
 
 
 def high_epsilon_by_mixture(epsilons: ArrayLike) -> _Bools:
@@ -138,8 +119,8 @@ def group_by_norms(norms: ArrayLike, groups: int = 2) -> _Labels:
     return labels
 
 
-def group_by_log_norms(log_norms: ArrayLike, parameters: int) -> NoiseGroups:
-    """Return one to three groups of log norms, by the Bayesian information criterion.
+def group_by_log_norms(log_norms: ArrayLike, parameters: int) -> _Labels:
+    """Return labels of one to three groups of log norms, by the Bayesian information criterion.
 
     Every way to cut the sorted line at gaps of at least ln 1.3 between neighbours is tried, so the best is found
     exactly. The gap is between neighbours, not between means, so a continuum stays one group however long it is. Every
@@ -154,7 +135,7 @@ def group_by_log_norms(log_norms: ArrayLike, parameters: int) -> NoiseGroups:
     line = np.sort(values[finite])
     cuts = _best_cuts(line, max(1 / (2 * parameters), _SMALLEST_SPREAD**2)) if len(line) >= 4 else []
     labels[finite] = np.searchsorted(line[cuts], values[finite], side="right")
-    return NoiseGroups(labels, len(cuts) + 1)
+    return labels
 
 
 def _best_cuts(line: _Floats, floor: float) -> list[int]:

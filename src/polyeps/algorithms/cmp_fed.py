@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -65,13 +64,18 @@ def cmp_fed(
     check_learning_rates(server_rate, rate_decay)
     if not 0 < split < 1:
         raise InputError(f"split must be above 0 and below 1, not {split:g}")
-    if directions == "model":
-        _check_nothing_paid(
-            clip_subspace=(clip_subspace, None), split=(split, 0.5), warm_start=(warm_start, "orthonormal")
-        )
+    given = {"clip_subspace": clip_subspace, "split": split, "warm_start": warm_start}
+    for name, default in (("clip_subspace", None), ("split", 0.5), ("warm_start", "orthonormal")):
+        if directions == "model" and given[name] != default:
+            raise InputError(
+                f'{name} is about left factors that clients send, and directions = "model" has none; leave it out'
+            )
     training = federation.training
     factors = low_rank(training.model.slices, rank, whole=whole, warm_start=warm_start, directions=directions)
-    clip, short = _clips(federation.clip, clip_embedding, clip_subspace)
+    clip = federation.clip if clip_embedding is None else clip_embedding
+    short = SHORT * clip if clip_subspace is None else clip_subspace
+    check_clip("clip_embedding", clip)
+    check_clip(f"clip_subspace, {SHORT:g} of clip_embedding," if clip_subspace is None else "clip_subspace", short)
     # Where everything is sent whole, or the model gives the directions, there is no first release.
     paid = bool(factors.matrices) and directions == "paid"
     first = Release("subspace", factors.subspace_size, short, split, noise, federation.clients)
@@ -126,21 +130,3 @@ def theorem_1(rate: float, sigma: float, rounds: int, delta: float) -> float:
         return math.inf
     a = rate * math.sqrt(14 * rounds) / sigma
     return a * (a / 2 + math.sqrt(a * a / 4 + 2 * math.log(1 / delta)))
-
-
-def _clips(of_training: float, embedding: float | None, subspace: float | None) -> tuple[float, float]:
-    """Return the clips of right and left factors."""
-    clip = of_training if embedding is None else embedding
-    check_clip("clip_embedding", clip)
-    short = SHORT * clip if subspace is None else subspace
-    check_clip("clip_subspace" if subspace is not None else f"clip_subspace, {SHORT:g} of clip_embedding,", short)
-    return clip, short
-
-
-def _check_nothing_paid(**options: tuple[Any, Any]) -> None:
-    """Refuse options, with their defaults, of a release that is not made."""
-    for name, (value, default) in options.items():
-        if value != default:
-            raise InputError(
-                f'{name} is about left factors that clients send, and directions = "model" has none; leave it out'
-            )

@@ -66,7 +66,9 @@ def fedhdp(
     noise: NoiseKind = "gaussian",
 ) -> Algorithm:
     """Return federated averaging in which clients choose their privacy level."""
-    _check(ratio=ratio, quantile=quantile)
+    for name, share in (("ratio", ratio), ("quantile", quantile)):
+        if not isinstance(share, str) and not 0 <= share <= 1:
+            raise InputError(f"{name} must lie between 0 and 1, not {share}")
     if trust == "server" and noise != "gaussian":
         raise InputError(
             f'noise = "{noise}" is about shares that clients add; leave it out, or take trust = "secure-sum"'
@@ -187,7 +189,7 @@ def fedhdp(
         claimed=claimed,
         arithmetic="ideal" if trust == "secure-sum" and noise == "gaussian" else "exact",
         sums=terms if trust == "secure-sum" else None,
-        memory={} if own is None else own.memory(training.model.size),
+        memory={"personal": (training.model.size,), "started": ()} if personal else {},
         groups=tuple(names),
         seeded=federation.seeded,
     )
@@ -205,9 +207,3 @@ def _noise(federation: Federation, of_groups: Mapping[str, float], clip_noise: f
         raise InputError(f"clip_noise must be above half the strictest group's multiplier {strictest:g}, not {bits:g}")
     split = {name: split_clip_bit(z, bits) if z else 0.0 for name, z in of_groups.items()}
     return Noise(split, bits if strictest else 0.0)
-
-
-def _check(**shares: float | str) -> None:
-    for name, value in shares.items():
-        if not isinstance(value, str) and not 0 <= value <= 1:
-            raise InputError(f"{name} must lie between 0 and 1, not {value}")

@@ -124,9 +124,4 @@ def splitting(
 def known_variance(value: ValueMechanism, epsilon: Floats) -> Floats:
     """Return the variance of answers to 0 under each ε; grid-PM's is PM's up to a thousandth."""
     amounts, group = np.unique(epsilon, return_inverse=True)
-    one: Callable[[float], float] = (
-        (lambda e: values.piecewise_variance(e, 0.0))
-        if value == "grid-pm"
-        else (lambda e: values.variance(value, e, 0.0))
-    )
-    return np.array([one(float(amount)) for amount in amounts])[group]
+    return np.array([values.variance(value, float(amount), 0.0) for amount in amounts])[group]

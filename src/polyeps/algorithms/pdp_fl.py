@@ -121,7 +121,7 @@ def estimates(
     else:
         levels = memory["log_noise"].cpu().numpy()[known] / seen[known] if grouping == "noise" else logs
         found = group_by_log_norms(levels, size)
-        low_noise[known] = found.public & found.projecting
+        low_noise[known] = (found == 0) & (found.max() > 0)  # with one noise level, nothing is projected
     if weights == "noise":
         squares = torch.from_numpy(np.exp(2 * logs))
         # The shortest update bounds the signal of all clients: no weight goes much beyond it.
