@@ -56,12 +56,7 @@ def philox(counter: tuple[Tensor, ...], key: Tensor) -> tuple[Tensor, Tensor, Te
     for _ in range(10):
         # int64 products wrap modulo 2^64, which keeps both halves right
         a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = (
-            ((b >> 32) & _WORD) ^ c1 ^ k0,
-            b & _WORD,
-            ((a >> 32) & _WORD) ^ c3 ^ k1,
-            a & _WORD,
-        )
+        c0, c1, c2, c3 = (((b >> 32) & _WORD) ^ c1 ^ k0, b & _WORD, ((a >> 32) & _WORD) ^ c3 ^ k1, a & _WORD)
         k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
     return c0, c1, c2, c3
 
