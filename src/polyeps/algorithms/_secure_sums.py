@@ -31,7 +31,7 @@ from polyeps.core import Action, Algorithm, Ask, Payload, Profile, Spec, Specs, 
 from polyeps.engine.noise import normals_for
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
-from polyeps.mechanisms.integer import Grid, padded
+from polyeps.mechanisms.integer import padded
 from polyeps.mechanisms.integer_encoding import decode_sum, encode_rows, top_up_noise
 from polyeps.mechanisms.random_words import words_of
 from polyeps.messages import whole_number
@@ -59,7 +59,7 @@ class SecureSums:
         most = math.ceil(self.counts.expected + 6 * math.sqrt(self.counts.expected))
         everybodys = release.deviation(self.noise_multiplier) * math.sqrt(self.counts.surplus)
         grid = release.grid(self.noise_multiplier, 1, 1)
-        return Grid.fitting(grid.clip, grid.granularity, grid.size, most, most, everybodys, noise=grid.noise).bits
+        return replace(grid, clients=most, honest=most, deviation=everybodys).fitted().bits
 
     @lru_cache(maxsize=256)  # noqa: B019
     def fingerprint(self, release: Release) -> Tensor:

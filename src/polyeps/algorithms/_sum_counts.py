@@ -55,7 +55,17 @@ class Counts:
 
         Fewer dropouts are allowed where cohorts may be too small for them.
         """
-        _check(dropouts, colluders)
+        for name, share in (("dropouts", dropouts), ("colluders", colluders)):
+            if not 0 <= share < 1:
+                raise InputError(f"{name} must be at least 0 and below 1, not {share}")
+        if not dropouts + colluders < 1:
+            raise InputError("dropouts and colluders leave no client to add noise; together they must be below 1")
+        most = (1 - colluders) / 2
+        if dropouts > most + _SLACK:
+            raise InputError(
+                f"dropouts must be at most (1 - colluders)/2, here {most:g}, not {dropouts:g}: a secure sum opens "
+                "nothing if fewer than (1 + colluders)/2 of those drawn answer, so noise for more dropouts is in vain"
+            )
         expected = enrolled * rate
         rare = SET_ASIDE * delta / max(1, rounds) if rate < 1 else 0.0
         missing, colluding = math.floor(dropouts * expected + _SLACK), math.ceil(colluders * expected - _SLACK)
@@ -123,17 +133,3 @@ def _fewest(entered: int, rate: float, rare: float) -> int:
     sizes = np.arange(2, math.floor(rate * entered) + 1)
     matters = np.flatnonzero(rate * binom.pmf(sizes - 1, entered - 1, rate) > rare)
     return 1 + (int(matters[0]) if len(matters) else len(sizes))
-
-
-def _check(dropouts: float, colluders: float) -> None:
-    for name, share in (("dropouts", dropouts), ("colluders", colluders)):
-        if not 0 <= share < 1:
-            raise InputError(f"{name} must be at least 0 and below 1, not {share}")
-    if not dropouts + colluders < 1:
-        raise InputError("dropouts and colluders leave no client to add noise; together they must be below 1")
-    most = (1 - colluders) / 2
-    if dropouts > most + _SLACK:
-        raise InputError(
-            f"dropouts must be at most (1 - colluders)/2, here {most:g}, not {dropouts:g}: a secure sum opens "
-            "nothing if fewer than (1 + colluders)/2 of those drawn answer, so noise for more dropouts is in vain"
-        )

@@ -96,10 +96,7 @@ def pace(settings: Settings, sizes: Whole | None, device: torch.device) -> Pace:
         rate=per_step(np.where(active, settings.learning_rate, 0.0)),
         divisor=per_step(np.array(divisor)),
         clip=None if clip is None else clip[:, 0],
-        deviation=column(settings.deviation),
-        momentum=column(settings.momentum),
-        decay=column(settings.decay),
-        pull=column(settings.pull),
+        **{name: column(getattr(settings, name)) for name in ("deviation", "momentum", "decay", "pull")},
     )
 
 
