@@ -106,19 +106,13 @@ def dp_sgd(
         multipliers = CohortSettings(cohort.clients, {}).each("noise_multiplier", noise_multiplier)
         if np.any(np.isinf(bounds) & (multipliers > 0)):
             raise InputError("noise needs a finite clip: without one the noise multiplier has nothing to multiply")
-        divisor = (
-            cohort.above_zero("batch", batch)
-            if cohort.has("batch", batch)
-            else batching.rates(cohort) * cohort.each("records", None)
-        )
-        return _settings(
-            cohort,
-            batching,
-            common,
-            divisor=divisor,
-            clip=None if np.isinf(bounds).all() else bounds,
-            deviation=multipliers * np.where(np.isinf(bounds), 0, bounds) if multipliers.any() else None,
-        )
+        if cohort.has("batch", batch):
+            divisor = cohort.above_zero("batch", batch)
+        else:
+            divisor = batching.rates(cohort) * cohort.each("records", None)
+        deviation = multipliers * np.where(np.isinf(bounds), 0, bounds) if multipliers.any() else None
+        bounded = None if np.isinf(bounds).all() else bounds
+        return _settings(cohort, batching, common, divisor=divisor, clip=bounded, deviation=deviation)
 
     def price(noise_multiplier: float, settings: Mapping[str, float] = _NONE) -> Any:
         import dp_accounting
