@@ -49,9 +49,7 @@ class SecureSums:
     row: int = 0  # of those streams
     group: str | None = None  # the group whose clients are summed; None: all
 
-    # Equal in every round and for every client of a run, so computed once.
-
-    @lru_cache(maxsize=256)  # noqa: B019
+    @lru_cache(maxsize=256)  # noqa: B019 - equal in every round and for every client of a run, so computed once
     def bits(self, release: Release) -> int | None:
         """Return the bits of a number that is sent, so that likely sums fit; None where it is not an integer."""
         if release.noise == "gaussian" or not self.noise_multiplier:
@@ -61,7 +59,6 @@ class SecureSums:
         grid = release.grid(self.noise_multiplier, 1, 1)
         return replace(grid, clients=most, honest=most, deviation=everybodys).fitted().bits
 
-    @lru_cache(maxsize=256)  # noqa: B019
     def fingerprint(self, release: Release) -> Tensor:
         """Return a fingerprint of all that decides the noise of a release, (4,) int64."""
         spelled = repr((release, self.noise_multiplier, self.counts, self.group, self.bits(release)))
