@@ -321,7 +321,7 @@ def test_the_largest_coordinates_as_in_a_plain_loop(tmp_path: Path) -> None:
 
 def test_projected_values_are_clipped_after_projecting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
-    monkeypatch.setattr("polyeps.algorithms.fedsel.perturb", sent_as_it_is(sent))
+    monkeypatch.setattr(FEDSEL, "perturb", sent_as_it_is(sent))
     algorithm = compressed(gradients(), COURSE, ratio=0.5)
     who = cohort(algorithm, tmp_path / "a.db", clients=500)
     answer(who, algorithm, task(algorithm, who, 1))
