@@ -74,6 +74,13 @@ def test_fractional_repetition_is_refused() -> None:
         history_of(dp.SelfComposedDpEvent(Gaussian(1.0), 1.5))
 
 
+def test_randomized_response_becomes_a_pure_step_with_its_count() -> None:
+    event = dp.SelfComposedDpEvent(dp.RandomizedResponseDpEvent(0.5378828427399902, 2), 10)  # 2/(1+e)
+    ((step, uses),) = history_of(event).items()
+    assert uses == 10
+    assert step.epsilon == pytest.approx(1.0)
+
+
 def test_fold_and_split_are_inverse() -> None:
     assert split_clip_bit(1.0, 5.0) == pytest.approx(1.0050378, abs=1e-7)
     assert split_clip_bit(1.0, 1.0) == pytest.approx(1.154701, abs=1e-6)

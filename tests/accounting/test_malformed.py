@@ -8,6 +8,7 @@ from typing import Any
 import dp_accounting as dp
 import numpy as np
 import pytest
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,6 +51,12 @@ MALFORMED: list[dp.DpEvent] = [
     *(SkellamDpEvent(bad, 1.0, 9.0) for bad in WRONG),
     *(DiscreteGaussianSumDpEvent(1.0, 1.0, bad, 1) for bad in [*NOT_WHOLE, 0]),
     *(DiscreteGaussianSumDpEvent(1.0, bad, 1, 1) for bad in WRONG),
+    *(RepeatAndSelectDpEvent(ONE, bad, 1.0) for bad in [*WRONG, 0.5]),
+    *(
+        RepeatAndSelectDpEvent(ONE, 2.0, bad)
+        for bad in WRONG
+        if bad != INF or isinstance(bad, DiscreteGaussianSumDpEvent)
+    ),
     *(dp.ComposedDpEvent(bad) for bad in (None, 3, "ab", ONE, [1], [None])),
     Poisson(0.1, 3),
     dp.SelfComposedDpEvent(None, 1),
@@ -70,7 +77,7 @@ def test_malformed_events_are_refused_everywhere(event: dp.DpEvent, ledger: Ledg
         dp.ComposedDpEvent([ONE, event]),
         dp.SelfComposedDpEvent(event, 0),
         Poisson(0.0, event),
-        TogetherDpEvent([event]),
+        RepeatAndSelectDpEvent(TogetherDpEvent([event]), 2.0, 1.0),
     ]
     entrances: list[Callable[[Any], Any]] = [
         history_of,
@@ -203,6 +210,7 @@ TREES = st.recursive(
         st.builds(dp.SelfComposedDpEvent, inner, NUMBERS),
         st.builds(Poisson, NUMBERS, inner),
         st.builds(FixedSize, NUMBERS, NUMBERS, inner),
+        st.builds(RepeatAndSelectDpEvent, inner, NUMBERS, NUMBERS),
         st.builds(dp.ComposedDpEvent, st.lists(inner, max_size=3)),
         st.builds(TogetherDpEvent, st.lists(inner, max_size=3)),
     ),
@@ -221,10 +229,12 @@ def releases_nothing(event: dp.DpEvent) -> bool:
             return event.count == 0 or releases_nothing(event.event)
         case Poisson(sampling_probability=0) | PureDpEvent(epsilon=0) | RareFailureDpEvent(probability=0):
             return True
-        case Poisson() | FixedSize():
+        case Poisson() | FixedSize() | RepeatAndSelectDpEvent():
             return releases_nothing(event.event)
         case SkellamDpEvent(l1_sensitivity=0, l2_sensitivity=0) | DiscreteGaussianSumDpEvent(l2_sensitivity=0):
             return True
+        case dp.RandomizedResponseDpEvent():
+            return bool(event.num_buckets == 1 or event.noise_parameter == 1)
         case _:
             return False
 

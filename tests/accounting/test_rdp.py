@@ -3,6 +3,7 @@ import math
 import dp_accounting as dp
 import numpy as np
 import pytest
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import logsumexp
@@ -191,7 +192,7 @@ def test_turned_round_a_mixture_with_symmetric_noise_costs_no_more(order: float,
     assert math.fsum(terms) >= -1e-9 * max(map(abs, terms))
 
 
-def test_repetitions_cost_as_computed_elsewhere() -> None:
+def test_tuning_costs_as_computed_elsewhere() -> None:
     base = repeated(Poisson(1 / 60, Gaussian(1.676 / math.sqrt(2))), 180)
 
     def cost(event: dp.DpEvent) -> float:
@@ -199,6 +200,9 @@ def test_repetitions_cost_as_computed_elsewhere() -> None:
 
     assert cost(repeated(base, 4)) == pytest.approx(1.862, abs=1e-3)
     assert cost(repeated(base, 10)) == pytest.approx(3.017, abs=1e-3)
+    assert cost(RepeatAndSelectDpEvent(base, 10, math.inf)) == pytest.approx(2.181, abs=1e-3)
+    assert cost(RepeatAndSelectDpEvent(base, 10, 1.0)) == pytest.approx(2.250, abs=1e-3)
+    assert cost(RepeatAndSelectDpEvent(base, 10, 0.0)) == pytest.approx(1.903, abs=1e-3)
 
 
 def test_what_renyi_does_not_know_is_refused() -> None:

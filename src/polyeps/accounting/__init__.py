@@ -9,11 +9,17 @@ from collections import Counter
 from typing import Literal
 
 import numpy as np
-from dp_accounting.dp_event import DpEvent
+from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 
 from polyeps.accounting import pld, rdp
 from polyeps.accounting.discrete_gaussians import as_gaussians
-from polyeps.accounting.events import IntegerSum, Poisson, TogetherDpEvent, check_adjacency
+from polyeps.accounting.events import (
+    DiscreteGaussianSumDpEvent,
+    Poisson,
+    SkellamDpEvent,
+    TogetherDpEvent,
+    check_adjacency,
+)
 from polyeps.accounting.histories import History, history_of, pure_sum, without_failures
 from polyeps.accounting.known_cohorts import with_draws_known
 from polyeps.core import Adjacency, check_delta
@@ -21,6 +27,7 @@ from polyeps.errors import InputError
 
 Accountant = Literal["pld", "rdp"]
 _ACCOUNTANTS = {"pld": pld.pld_epsilon, "rdp": rdp.rdp_epsilon}
+_BY_RDP = SkellamDpEvent | DiscreteGaussianSumDpEvent | TogetherDpEvent | RepeatAndSelectDpEvent
 
 
 def epsilon(
@@ -54,7 +61,8 @@ def history_epsilon(history: History, delta: float, adjacency: Adjacency, accoun
 def best_accountant(history: History) -> Accountant:
     """Return "pld", unless a step has no privacy loss distribution in closed form."""
     for step in as_gaussians(history):
-        if isinstance(step.event if isinstance(step, Poisson) else step, IntegerSum | TogetherDpEvent):
+        inner = step.event if isinstance(step, Poisson) else step
+        if isinstance(inner, _BY_RDP):
             return "rdp"
     return "pld"
 

@@ -9,6 +9,7 @@ returned multiplier was computed; interpolation only chooses the next candidate.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -129,10 +130,6 @@ def calibrate_each(
         def alone(at: float, row: int = rows[0]) -> DpEvent:
             return price(at, row)
 
-        def report(so_far: int, _: int, earlier: int = done) -> None:
-            if progress:
-                progress(earlier + so_far, len(budgets))
-
         answer = calibrate(
             [budgets[row] for row in rows],
             alone,
@@ -141,11 +138,15 @@ def calibrate_each(
             accountant=None,
             schedule=schedule,
             directory=directory,
-            progress=report,
+            progress=partial(_report, progress, done, len(budgets)) if progress else None,
         )
         multiplier[rows], certified[rows] = answer.noise_multiplier, answer.certified
         done += len(rows)
     return Calibration(multiplier, certified)
+
+
+def _report(progress: ProgressCallback, earlier: int, total: int, done: int, _: int) -> None:
+    progress(earlier + done, total)
 
 
 class _OutOfReachError(Exception):

@@ -11,7 +11,7 @@ from dp_accounting.dp_event import DpEvent
 from polyeps.accounting import Accountant, epsilon_if_draws_known
 from polyeps.accounting.affordability import known_epsilon
 from polyeps.accounting.events import FixedSize, Poisson
-from polyeps.accounting.histories import history_of
+from polyeps.accounting.histories import History, history_of
 from polyeps.core import Adjacency, Algorithm, Arithmetic, Trust, Unit, check_delta
 
 Form = Literal["sound", "published"]
@@ -111,7 +111,7 @@ def certify(
     """Return the certificate of a client on whom an algorithm spends an event, all of its rounds together."""
     check_delta(delta)
     history = history_of(event)
-    kinds, secret = {type(step) for step in history}, SECRET_COHORT in algorithm.conditions
+    secret = SECRET_COHORT in algorithm.conditions
     return Certificate(
         method=method,
         form=form,
@@ -120,7 +120,7 @@ def certify(
         delta=delta,
         adjacency=algorithm.adjacency,
         unit=algorithm.unit,
-        sampler="poisson" if Poisson in kinds else "fixed" if FixedSize in kinds else "none",
+        sampler=sampler_of(history),
         trust=algorithm.trust,
         accountant=accountant,
         details=details or {},
@@ -128,6 +128,12 @@ def certify(
         arithmetic=algorithm.arithmetic,
         certified_if_draws_known=epsilon_if_draws_known(history, delta, algorithm.adjacency) if secret else None,
     )
+
+
+def sampler_of(history: History) -> SampledBy:
+    """Return how the records or clients behind a history were sampled."""
+    kinds = {type(step) for step in history}
+    return "poisson" if Poisson in kinds else "fixed" if FixedSize in kinds else "none"
 
 
 def rounded_up(value: float) -> str:

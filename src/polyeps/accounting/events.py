@@ -15,7 +15,7 @@ from typing import Any, get_args
 import attrs
 import dp_accounting as dp
 import numpy as np
-from dp_accounting.dp_event import DpEvent
+from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 
 from polyeps.core import Adjacency
 from polyeps.errors import InputError, UnknownEvent
@@ -81,7 +81,6 @@ class RareFailureDpEvent(DpEvent):
 Gaussian = dp.GaussianDpEvent
 Poisson = dp.PoissonSampledDpEvent
 FixedSize = dp.SampledWithoutReplacementDpEvent
-IntegerSum = SkellamDpEvent | DiscreteGaussianSumDpEvent
 
 # All events that a ledger may hold: for each, at least one accountant must have a rule.
 EVENT_TYPES: dict[str, type[DpEvent]] = {
@@ -95,6 +94,7 @@ EVENT_TYPES: dict[str, type[DpEvent]] = {
     "discrete-gaussian-sum": DiscreteGaussianSumDpEvent,
     "together": TogetherDpEvent,
     "rare-failure": RareFailureDpEvent,
+    "repeat-and-select": RepeatAndSelectDpEvent,
     "composed": dp.ComposedDpEvent,
     "self-composed": dp.SelfComposedDpEvent,
 }
@@ -125,19 +125,24 @@ _NOT_NEGATIVE: _Rule = (lambda value: _number(value) and value >= 0, "a finite n
 _PROBABILITY: _Rule = (lambda value: _number(value) and 0 <= value <= 1, "a number between 0 and 1")
 _COUNT: _Rule = (lambda value: _is_whole(value) and value >= 0, "a whole number, at least 0")
 _SIZE: _Rule = (lambda value: _is_whole(value) and _number(value) and value >= 1, "a whole number, at least 1")
+_MEAN: _Rule = (lambda value: _number(value) and value >= 1, "a finite number, at least 1")
+_SHAPE: _Rule = (lambda value: value == math.inf or _NOT_NEGATIVE[0](value), "a number, at least 0")
 _EVENT: _Rule = (_event, "an event")
 _EVENTS: _Rule = (lambda value: isinstance(value, list | tuple) and all(map(_event, value)), "a list of events")
 _REALS = ("noise_multiplier", "epsilon", "l1_sensitivity", "l2_sensitivity", "variance", "deviation")
-_SIZES = ("clients", "dimension", "source_dataset_size", "sample_size")
+_SIZES = ("clients", "dimension", "source_dataset_size", "sample_size", "num_buckets")
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_REALS, _NOT_NEGATIVE),
-    **dict.fromkeys(("sampling_probability", "probability"), _PROBABILITY),
+    **dict.fromkeys(("sampling_probability", "probability", "noise_parameter"), _PROBABILITY),
     **dict.fromkeys(_SIZES, _SIZE),
     "count": _COUNT,
+    "mean": _MEAN,
+    "shape": _SHAPE,
     "event": _EVENT,
     "events": _EVENTS,
 }
-_FIELDS = {kind: [field.name for field in attrs.fields(kind)] for kind in _NAMES}
+# Randomised response is accepted but never stored: it becomes a pure event.
+_FIELDS = {kind: [field.name for field in attrs.fields(kind)] for kind in [*_NAMES, dp.RandomizedResponseDpEvent]}
 
 
 def check_uses(uses: Any, least: int = 0) -> int:
@@ -173,7 +178,7 @@ def _check(event: DpEvent, level: int, seen: dict[int, tuple[int, int]]) -> tupl
             holds, allowed = _RULES[name]
             if not holds(value):
                 shown = type(value).__name__ if isinstance(value, list | tuple | DpEvent) else repr(value)
-                raise InputError(f"{name} of a {_NAMES[type(event)]} event must be {allowed}, not {shown}")
+                raise InputError(f"{name} of {_name(event)} must be {allowed}, not {shown}")
             for part in (value,) if name == "event" else value if name == "events" else ():
                 part_height, part_size = _check(part, level + 1, seen)
                 height, size = max(height, part_height), size + part_size
@@ -188,6 +193,10 @@ def _check(event: DpEvent, level: int, seen: dict[int, tuple[int, int]]) -> tupl
     return height, size
 
 
+def _name(event: DpEvent) -> str:
+    return f"a {_NAMES[type(event)]} event" if type(event) in _NAMES else f"a {type(event).__name__}"
+
+
 def event_to_dict(event: DpEvent) -> dict[str, Any]:
     """Return an event as plain JSON data; `event_from_dict` is the inverse."""
     check_event(event)
@@ -195,7 +204,11 @@ def event_to_dict(event: DpEvent) -> dict[str, Any]:
 
 
 def _to_dict(event: DpEvent) -> dict[str, Any]:
-    return {"kind": _NAMES[type(event)]} | {name: _plain(getattr(event, name)) for name in _FIELDS[type(event)]}
+    if type(event) not in _NAMES:
+        raise UnknownEvent(f"a {type(event).__name__} cannot be stored; use a pure event in its place")
+    return {"kind": _NAMES[type(event)]} | {
+        field.name: _plain(getattr(event, field.name)) for field in attrs.fields(type(event))
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -5,10 +5,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 import dp_accounting as dp
-from dp_accounting.dp_event import DpEvent
+from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 
-from polyeps.accounting import events
-from polyeps.accounting.events import FixedSize, Gaussian, Poisson, PureDpEvent, RareFailureDpEvent, TogetherDpEvent
+from polyeps.accounting.events import (
+    DiscreteGaussianSumDpEvent,
+    FixedSize,
+    Gaussian,
+    Poisson,
+    PureDpEvent,
+    RareFailureDpEvent,
+    SkellamDpEvent,
+    TogetherDpEvent,
+    check_event,
+    check_uses,
+)
 from polyeps.errors import InputError, UnknownEvent
 
 History = Mapping[DpEvent, int]  # steps, and how often each occurred
@@ -47,9 +57,9 @@ def history_of(event: DpEvent, uses: int = 1) -> Counter[DpEvent]:
 
     Malformed events and counts are refused here, before any accountant sees them.
     """
-    events.check_event(event)
+    check_event(event)
     history: Counter[DpEvent] = Counter()
-    if times := events.check_uses(uses):
+    if times := check_uses(uses):
         _add(history, event, times)
     return history
 
@@ -68,11 +78,24 @@ def _add(history: Counter[DpEvent], event: DpEvent, uses: int) -> None:
             _add(history, event.event, uses)
         case Poisson():
             _add_sampled(history, event.event, uses, lambda inner: Poisson(event.sampling_probability, inner))
+        case dp.RandomizedResponseDpEvent():
+            # dp-accounting's PLD accountant ignores how often this event was repeated, so it becomes a pure event:
+            # with k buckets and noise p the output odds are at most (1 - p + p/k) / (p/k).
+            share = event.noise_parameter / event.num_buckets
+            if share <= 0:
+                history[dp.NonPrivateDpEvent()] += uses
+            elif event.num_buckets > 1:
+                history[PureDpEvent(math.log1p((1 - event.noise_parameter) / share))] += uses
         case Gaussian() if event.noise_multiplier == 0:
             history[dp.NonPrivateDpEvent()] += uses
         case FixedSize():
             size, drawn = event.source_dataset_size, event.sample_size
             _add_sampled(history, event.event, uses, lambda inner: FixedSize(size, drawn, inner))
+        case RepeatAndSelectDpEvent():
+            parts = [dp.SelfComposedDpEvent(step, times) for step, times in history_of(event.event).items()]
+            if parts:  # as a tuple in a fixed order, so that equal ones are counted together
+                inside = TogetherDpEvent(sorted(parts, key=repr))
+                history[RepeatAndSelectDpEvent(inside, event.mean, event.shape)] += uses
         case _:
             history[event] += uses
 
@@ -103,7 +126,7 @@ def _as_one(inside: Counter[DpEvent]) -> DpEvent:
         return next(iter(inside))
     if all(isinstance(step, Gaussian) for step in inside):
         return Gaussian(fold_gaussians(*(step.noise_multiplier / math.sqrt(uses) for step, uses in inside.items())))
-    if all(isinstance(step, Gaussian | events.IntegerSum) for step in inside):
+    if all(isinstance(step, Gaussian | SkellamDpEvent | DiscreteGaussianSumDpEvent) for step in inside):
         return TogetherDpEvent(sorted(inside.elements(), key=repr))
     raise UnknownEvent("only noisy sums can share one sample; account the others separately")
 

@@ -16,13 +16,20 @@ from dp_accounting.dp_event import DpEvent
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import gammaln
 
-from polyeps.accounting import privacy_profiles as profiles
 from polyeps.accounting.discrete_gaussians import as_gaussians
 from polyeps.accounting.events import Gaussian, PureDpEvent
 from polyeps.accounting.histories import History, fold_gaussians, pure_sum
 from polyeps.accounting.known_cohorts import with_draws_known
 from polyeps.accounting.privacy_losses import PrivacyLosses, cumulant, gridded, least_ratio, spaced, tilt_towards
-from polyeps.accounting.privacy_profiles import DeltaFunction, FloatArray, PrivacyProfile, gaussian_epsilon
+from polyeps.accounting.privacy_profiles import (
+    DeltaFunction,
+    FloatArray,
+    PrivacyProfile,
+    gaussian_epsilon,
+    is_private,
+    second_moment,
+    step_profile,
+)
 from polyeps.core import Adjacency, clip_norms_moved
 
 TOLERANCE = 5e-4  # relative error that the grid may add to ε, roughly
@@ -41,7 +48,7 @@ def pld_epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
     """Return the smallest ε that this accountant certifies for a history at δ."""
     if adjacency != "replace-one":
         history = as_gaussians(history)
-    if not all(profiles.is_private(step) for step in history):
+    if not all(is_private(step) for step in history):
         return math.inf
     steps = _merge_gaussians(history)
     if not steps:
@@ -65,10 +72,10 @@ def pld_epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
 
 def _on_a_grid(steps: History, delta: float, adjacency: Adjacency) -> float:
     total = sum(steps.values())
-    pairs = [(profiles.step_profile(step, adjacency, _CUT * delta / total), uses) for step, uses in steps.items()]
+    pairs = [(step_profile(step, adjacency, _CUT * delta / total), uses) for step, uses in steps.items()]
     if total == 1:
         return min(max(_inverse(pairs[0][0].remove, delta), _inverse(pairs[0][0].add, delta)), pure_sum(steps))
-    spread = math.sqrt(sum(uses * profiles.second_moment(step, adjacency) for step, uses in steps.items()))
+    spread = math.sqrt(sum(uses * second_moment(step, adjacency) for step, uses in steps.items()))
     if not (spread > 0 and all(math.isfinite(spread + pair.highest_remove + pair.highest_add) for pair, _ in pairs)):
         raise OverflowError("privacy losses beyond a double's range")
     answer = _composed_epsilon(pairs, delta, spread)

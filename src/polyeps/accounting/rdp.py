@@ -1,20 +1,28 @@
-"""The RDP accountant (Rényi differential privacy): looser than PLD; prices integer noise and filters."""
+"""The RDP accountant (Rényi differential privacy): looser than PLD; prices integer noise, tuning and filters."""
 
 import math
 from collections.abc import Callable, Sequence
 
 import dp_accounting as dp
 import numpy as np
-from dp_accounting.dp_event import DpEvent
+from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy.special import gammaln, logsumexp
 
-from polyeps.accounting import events
 from polyeps.accounting.discrete_gaussians import gap_of_sum
-from polyeps.accounting.events import FixedSize, Gaussian, IntegerSum, Poisson, PureDpEvent, TogetherDpEvent
+from polyeps.accounting.events import (
+    DiscreteGaussianSumDpEvent,
+    FixedSize,
+    Gaussian,
+    Poisson,
+    PureDpEvent,
+    SkellamDpEvent,
+    TogetherDpEvent,
+    check_adjacency,
+)
 from polyeps.accounting.histories import History, history_of, pure_sum, without_failures
-from polyeps.accounting.privacy_profiles import FloatArray, is_private
-from polyeps.core import Adjacency, Budget, clip_norms_moved
+from polyeps.accounting.privacy_profiles import FloatArray
+from polyeps.core import Adjacency, Budget
 from polyeps.errors import UnknownEvent
 
 # ε = 0.05 at δ = 1e-5 (8000 steps at 8/1200) has its best order near 215; larger ones serve smaller budgets.
@@ -47,41 +55,41 @@ def renyi_curve(history: History, adjacency: Adjacency, orders: Sequence[float])
 def step_renyi_curve(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> FloatArray:
     """Return the Rényi divergence of one step at each order; refuse a step without a rule."""
     alpha = np.asarray(orders, dtype=float)
-    if not is_private(step):
-        return np.full(len(alpha), np.inf)
     match step:
+        case dp.NonPrivateDpEvent():
+            return np.full(len(alpha), np.inf)
         case PureDpEvent():
             return pure_curve(step.epsilon, alpha)
-        case Gaussian() | FixedSize(event=Gaussian()):
-            return _library(step, adjacency, orders)
         # Sensitivities are those of a vector against zeros; replacing a vector moves a sum by up to twice that.
-        case events.SkellamDpEvent() if adjacency != "replace-one":
+        case SkellamDpEvent() if adjacency != "replace-one":
             return skellam_curve(step, alpha)
-        case events.DiscreteGaussianSumDpEvent() if adjacency != "replace-one":
+        case DiscreteGaussianSumDpEvent() if adjacency != "replace-one":
             return discrete_gaussian_sum_curve(step, alpha)
+        case Poisson(event=SkellamDpEvent() | DiscreteGaussianSumDpEvent() | TogetherDpEvent()) if (
+            adjacency != "replace-one"
+        ):
+            inside = history_of(step.event)
+            if all(isinstance(part, Gaussian | SkellamDpEvent | DiscreteGaussianSumDpEvent) for part in inside):
+                return sampled_sum_curve(
+                    step.sampling_probability, lambda at: renyi_curve(inside, adjacency, at.tolist()), alpha
+                )
         case Poisson(event=Gaussian()) if adjacency != "replace-one":
             return sampled_gaussian_curve(step, alpha)
-        case Poisson() if isinstance(step.event, IntegerSum | TogetherDpEvent) and adjacency != "replace-one":
-            inside = history_of(step.event)
-            if all(isinstance(part, Gaussian | IntegerSum) for part in inside):
-                rate = step.sampling_probability
-                return sampled_sum_curve(rate, lambda at: renyi_curve(inside, adjacency, at.tolist()), alpha)
+        case Gaussian() | FixedSize(event=Gaussian()) | RepeatAndSelectDpEvent():
+            return _library(step, adjacency, orders)
+        case Poisson(event=dp.NonPrivateDpEvent()) | FixedSize(event=dp.NonPrivateDpEvent()):
+            return np.full(len(alpha), np.inf)
     raise UnknownEvent(
         f"the RDP accountant does not know {type(step).__name__} under {adjacency} adjacency; try the PLD accountant"
     )
 
 
 def _library(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> FloatArray:
-    """Return the curve of a Gaussian, or of one on a sample of fixed size, by dp-accounting's rule.
-
-    Under replace-one its noise multipliers are over twice the clip norm.
-    """
+    """Return the curve of a step by dp-accounting's rule, with the noise multiplier as defined there."""
     relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     if adjacency == "replace-one":
         relation = dp.NeighboringRelation.REPLACE_ONE
-    sampled = isinstance(step, FixedSize)
-    inner = Gaussian((step.event if sampled else step).noise_multiplier / clip_norms_moved(adjacency))
-    step = FixedSize(step.source_dataset_size, step.sample_size, inner) if sampled else inner
+    step = _translated(step, adjacency)
     accountant = RdpAccountant(orders, relation)
     if not accountant.supports(step):
         raise UnknownEvent(f"the RDP accountant does not know {type(step).__name__} under {adjacency} adjacency")
@@ -90,7 +98,7 @@ def _library(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> Fl
     except ValueError:  # numbers out of its range
         return np.full(len(orders), np.inf)
     # Its sums for samples of fixed size are off by up to this; a Gaussian's cost is in closed form.
-    return np.maximum(found, 0.0) + 1e-11 if sampled else found
+    return found if isinstance(step, Gaussian) else np.maximum(found, 0.0) + 1e-11
 
 
 def sampled_gaussian_curve(step: Poisson, alpha: FloatArray) -> FloatArray:
@@ -142,6 +150,22 @@ def _log_expm1(x: FloatArray) -> FloatArray:
     return tiny + np.log(-np.expm1(-tiny))
 
 
+def _translated(event: DpEvent, adjacency: Adjacency) -> DpEvent:
+    """Translate noise multipliers: under replace-one, dp-accounting's RDP divides by twice the clip norm."""
+    match event:
+        case Gaussian():
+            return Gaussian(event.noise_multiplier / (2 if adjacency == "replace-one" else 1))
+        case FixedSize():
+            return FixedSize(event.source_dataset_size, event.sample_size, _translated(event.event, adjacency))
+        case RepeatAndSelectDpEvent():
+            inside = [dp.SelfComposedDpEvent(_translated(e, adjacency), n) for e, n in history_of(event.event).items()]
+            return RepeatAndSelectDpEvent(dp.ComposedDpEvent(inside), event.mean, event.shape)
+        case Poisson() | dp.NonPrivateDpEvent() if adjacency != "replace-one":
+            return event
+        case _:
+            raise UnknownEvent(f"the RDP accountant does not know {type(event).__name__} under {adjacency} adjacency")
+
+
 def pure_curve(epsilon: float, alpha: FloatArray) -> FloatArray:
     """Return the Rényi divergence of randomised response, which dominates every ε-pure release.
 
@@ -153,7 +177,7 @@ def pure_curve(epsilon: float, alpha: FloatArray) -> FloatArray:
     return np.logaddexp(0, excess) / (alpha - 1)
 
 
-def skellam_curve(step: events.SkellamDpEvent, alpha: FloatArray) -> FloatArray:
+def skellam_curve(step: SkellamDpEvent, alpha: FloatArray) -> FloatArray:
     """Return a bound for Skellam noise; proved for whole orders, so others are rounded up."""
     order, l1, l2 = np.ceil(alpha), step.l1_sensitivity, step.l2_sensitivity
     if step.variance == 0:
@@ -163,7 +187,7 @@ def skellam_curve(step: events.SkellamDpEvent, alpha: FloatArray) -> FloatArray:
     return gaussian + excess
 
 
-def discrete_gaussian_sum_curve(step: events.DiscreteGaussianSumDpEvent, alpha: FloatArray) -> FloatArray:
+def discrete_gaussian_sum_curve(step: DiscreteGaussianSumDpEvent, alpha: FloatArray) -> FloatArray:
     """Return a bound for a sum of discrete Gaussians: a Gaussian's, plus the gap between the two per coordinate."""
     if step.deviation < 0.5:  # the bound's own condition
         return np.full(len(alpha), np.inf)
@@ -210,7 +234,7 @@ def filter_epsilon(history: History, order: float, delta: float, adjacency: Adja
     Rare failures have a fixed share of δ. If they shared all of it, an adaptive analyst could spend δ on failures where
     the noise held and on noise where it did not: up to twice the δ in total.
     """
-    events.check_adjacency(adjacency)
+    check_adjacency(adjacency)
     history, failure = without_failures(history)
     if failure > FAILURE_SHARE * delta:
         return math.inf
