@@ -110,7 +110,7 @@ class Loop:
                 stacks = [
                     model[r.start : r.stop].view(r.rows, m.rows, -1).transpose(0, 1).flatten(1) for m, r in readers
                 ]
-        pieces = zip(stacks, factors.ranks, strict=True)
+        pieces = zip(stacks, [matrix.rank for matrix in factors.matrices], strict=True)
         found = [torch.linalg.eigh((s @ s.T).cpu().double()).eigenvectors.flip(1)[:, :rank] for s, rank in pieces]
         return torch.cat([piece.flatten() for piece in found]).to(model)
 

@@ -30,7 +30,7 @@ CASES: list[tuple[NoiseName, str]] = [("skellam", "seeded"), ("skellam", "system
 
 def measure(size: int, noise: NoiseName, source: str, repeats: int) -> dict[str, str | float]:
     """Return the best time for one size of vectors."""
-    grid = Grid.fitting(1.0, 1e-3, size, AGENTS, HONEST, 1.5, rotation=1, noise=noise)
+    grid = Grid(1.0, 1e-3, size, AGENTS, HONEST, 1.5, rotation=1, noise=noise).fitted()
     vectors = torch.randn(AGENTS, size, generator=torch.Generator().manual_seed(1))
     times = []
     for _ in range(repeats):

@@ -21,12 +21,11 @@ from polyeps import training
 from polyeps.accounting.events import Gaussian, Poisson
 from polyeps.core import Records
 from polyeps.engine import cuda_graphs, device_batches, loop
-from polyeps.engine.allocator import keep_freed_memory
 from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deferred import Deferral
 from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
 from polyeps.engine.layout import Plan, lay_out, plan_exact, plan_padded, plan_sorted
-from polyeps.engine.loop import Settings, choose_plan, pace, train_on_cpu
+from polyeps.engine.loop import Settings, choose_plan, keep_freed_memory, pace, train_on_cpu
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.engine.philox import normals
 from polyeps.engine.sampling import Batches, poisson_batches

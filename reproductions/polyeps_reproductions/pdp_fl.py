@@ -104,7 +104,7 @@ def groups(records: Sequence[Record], _: bool) -> Content:
         found = {
             "one round, as published": [group_by_norms(now, MIXTURES[name]) for now in table.T],
             "rounds so far, robust": [
-                group_by_log_norms(np.log(table[:, : last + 1]).mean(1), int(one["parameters"])).labels
+                group_by_log_norms(np.log(table[:, : last + 1]).mean(1), int(one["parameters"]))
                 for last in range(table.shape[1])
             ],
         }

@@ -88,8 +88,8 @@ def grouped(updates: Tensor, groups: int) -> dict[str, NDArray[np.int64]]:
     size = updates.shape[2]
     return {
         "one round, as published": group_by_norms(norms[:, -1].numpy(), groups),
-        "three rounds, robust": group_by_log_norms(norms.log().mean(1).numpy(), size).labels,
-        "three rounds, noise": group_by_log_norms(torch.stack(each).mean(0).numpy(), size).labels,
+        "three rounds, robust": group_by_log_norms(norms.log().mean(1).numpy(), size),
+        "three rounds, noise": group_by_log_norms(torch.stack(each).mean(0).numpy(), size),
     }
 
 

@@ -8,7 +8,7 @@ layers do, uniform within 1/√fan-in, from the generator the caller gives.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -159,63 +159,38 @@ def binary_svm(features: int = 123) -> Model:
 
 def mlp(features: int = 784, hidden: tuple[int, ...] = (50,), classes: int = 10) -> Model:
     """Dense layers with ReLU between them."""
-    widths = (features, *hidden, classes)
-    layers: list[nn.Module] = []
-    for fan_in, fan_out in pairwise(widths):
-        layers += [nn.Linear(fan_in, fan_out, device="meta"), nn.ReLU()]
-    return _build(layers[:-1], cross_entropy, (features,))
+    return _build(_dense((features, *hidden, classes)), cross_entropy, (features,))
+
+
+def _dense(widths: tuple[int, ...]) -> Sequence[nn.Module]:
+    return [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair, device="meta"), nn.ReLU())][:-1]
 
 
 def cnn(classes: int = 10) -> Model:
     """The small MNIST network of TensorFlow Privacy's tutorial: 26 010 parameters."""
-    layers = [
-        nn.Conv2d(1, 16, 8, stride=2, padding=3, device="meta"),  # "same" for 28 × 28: 3 on every side
-        nn.ReLU(),
-        nn.MaxPool2d(2, stride=1),
-        nn.Conv2d(16, 32, 4, stride=2, device="meta"),
-        nn.ReLU(),
-        nn.MaxPool2d(2, stride=1),
-        nn.Flatten(),
-        nn.Linear(512, 32, device="meta"),
-        nn.ReLU(),
-        nn.Linear(32, classes, device="meta"),
-    ]
-    return _build(layers, cross_entropy, (1, 28, 28))
+    first = nn.Conv2d(1, 16, 8, stride=2, padding=3, device="meta")  # "same" for 28 × 28: 3 on every side
+    second = nn.Conv2d(16, 32, 4, stride=2, device="meta")
+    return _cnn((1, 28, 28), [first, second], (512, 32, classes), pooling_stride=1)
 
 
 def mcmahan_cnn(classes: int = 10) -> Model:
     """McMahan et al.'s MNIST network (2017): 1 663 370 parameters."""
-    layers = [
-        nn.Conv2d(1, 32, 5, padding=2, device="meta"),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2, device="meta"),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(3136, 512, device="meta"),
-        nn.ReLU(),
-        nn.Linear(512, classes, device="meta"),
-    ]
-    return _build(layers, cross_entropy, (1, 28, 28))
+    convolutions = [nn.Conv2d(*channels, 5, padding=2, device="meta") for channels in ((1, 32), (32, 64))]
+    return _cnn((1, 28, 28), convolutions, (3136, 512, classes))
 
 
 def cifar_cnn(classes: int = 10) -> Model:
     """PFA's CIFAR-10 network: 2 201 674 parameters."""
-    layers: list[nn.Module] = []
-    for channels_in, channels_out in ((3, 32), (32, 64), (64, 128)):
-        layers += [
-            nn.Conv2d(channels_in, channels_out, 3, padding=1, device="meta"),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        ]
-    layers += [
-        nn.Flatten(),
-        nn.Linear(2048, 1024, device="meta"),
-        nn.ReLU(),
-        nn.Linear(1024, classes, device="meta"),
-    ]
-    return _build(layers, cross_entropy, (3, 32, 32))
+    convolutions = [nn.Conv2d(*channels, 3, padding=1, device="meta") for channels in ((3, 32), (32, 64), (64, 128))]
+    return _cnn((3, 32, 32), convolutions, (2048, 1024, classes))
+
+
+def _cnn(
+    shape: tuple[int, ...], convolutions: list[nn.Conv2d], widths: tuple[int, ...], pooling_stride: int = 2
+) -> Model:
+    """Convolutions, each followed by a ReLU and a 2 × 2 max pooling, then dense layers of these widths."""
+    pooled = [layer for each in convolutions for layer in (each, nn.ReLU(), nn.MaxPool2d(2, pooling_stride))]
+    return _build([*pooled, nn.Flatten(), *_dense(widths)], cross_entropy, shape)
 
 
 def lstm(vocabulary: int = 4227, embedding: int = 32, hidden: int = 40, length: int = 100, classes: int = 2) -> Model:
@@ -231,19 +206,8 @@ def lstm(vocabulary: int = 4227, embedding: int = 32, hidden: int = 40, length: 
     return _build(layers, cross_entropy, (length,), kind=torch.int64)
 
 
-MODELS: Mapping[str, Callable[..., Model]] = MappingProxyType(
-    {
-        "binary_logistic": binary_logistic,
-        "binary_svm": binary_svm,
-        "cifar_cnn": cifar_cnn,
-        "cnn": cnn,
-        "linear_svm": linear_svm,
-        "logistic": logistic,
-        "lstm": lstm,
-        "mcmahan_cnn": mcmahan_cnn,
-        "mlp": mlp,
-    }
-)
+_BUILDERS = (binary_logistic, binary_svm, cifar_cnn, cnn, linear_svm, logistic, lstm, mcmahan_cnn, mlp)
+MODELS: Mapping[str, Callable[..., Model]] = MappingProxyType({build.__name__: build for build in _BUILDERS})
 
 
 def from_module(module: nn.Module, loss: Loss, example: Tensor) -> Model:
@@ -254,15 +218,11 @@ def from_module(module: nn.Module, loss: Loss, example: Tensor) -> Model:
 
 
 def _build(
-    layers: list[nn.Module],
-    loss: Loss,
-    input_shape: tuple[int, ...],
-    zero: bool = False,
-    kind: torch.dtype = torch.float32,
+    layers: Sequence[nn.Module], loss: Loss, shape: tuple[int, ...], zero: bool = False, kind: torch.dtype | None = None
 ) -> Model:
     # Built on the meta device: an architecture has no weights, and torch's global generator stays untouched.
     # Not checked each time: tests compare these with autograd and Opacus.
-    return Model(nn.Sequential(*layers), loss, input_shape, kind, zero, check=False)
+    return Model(nn.Sequential(*layers), loss, shape, kind or torch.float32, zero, check=False)
 
 
 def _initialise(module: nn.Module, parameter: nn.Parameter, target: Tensor, generator: torch.Generator) -> None:
@@ -271,10 +231,6 @@ def _initialise(module: nn.Module, parameter: nn.Parameter, target: Tensor, gene
     elif isinstance(module, nn.Embedding):
         target.normal_(generator=generator)
     else:
-        if isinstance(module, nn.LSTM):
-            fan_in = module.hidden_size
-        else:
-            weight = cast(Tensor, module.weight)
-            fan_in = weight[0].numel()
+        fan_in = module.hidden_size if isinstance(module, nn.LSTM) else cast(Tensor, module.weight)[0].numel()
         bound = 1 / math.sqrt(fan_in)
         target.uniform_(-bound, bound, generator=generator)

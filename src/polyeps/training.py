@@ -20,11 +20,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from polyeps.core import Adjacency, Arithmetic, PerClient, Records, Streams
-from polyeps.engine.batching import Batching, Sampler
 from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deployed_training import train_deployed
 from polyeps.engine.loop import Settings, train_on_cpu
-from polyeps.engine.per_client import CohortSettings, settings_of
+from polyeps.engine.per_client import Batching, CohortSettings, Sampler, settings_of
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import check_clip
 from polyeps.models import Model
@@ -64,30 +63,6 @@ class Training:
     claimed: Callable[[float, int, float, Mapping[str, float]], float] | None = None
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    """What all kinds of training have in common: the numbers that hold for clients without a setting of their own."""
-
-    batching: Batching
-    steps: float
-    learning_rate: float
-    momentum: float
-    decay: float
-    pull: float = 0.0
-
-    def read(self, cohort: CohortSettings, **others: Any) -> Settings:
-        return Settings(
-            rate=self.batching.rates(cohort),
-            steps=cohort.whole("steps", self.steps),
-            learning_rate=cohort.each("learning_rate", self.learning_rate),
-            momentum=cohort.unless_zero("momentum", self.momentum),
-            decay=cohort.unless_zero("decay", self.decay),
-            pull=cohort.unless_zero("pull", self.pull),
-            batch=self.batching.sizes(cohort),
-            **others,
-        )
-
-
 def dp_sgd(
     model: Model,
     *,
@@ -120,7 +95,7 @@ def dp_sgd(
         raise InputError(
             "hide_records needs Poisson batches of a given rate, and a batch to divide by, for all clients"
         )
-    numbers = _Numbers(batching, steps, learning_rate, momentum, decay)
+    common = {"steps": steps, "learning_rate": learning_rate, "momentum": momentum, "decay": decay}
     _check_clips(np.array([clip]))
 
     def read(cohort: CohortSettings, noise_multiplier: ArrayLike | None) -> Settings:
@@ -131,17 +106,13 @@ def dp_sgd(
         multipliers = CohortSettings(cohort.clients, {}).each("noise_multiplier", noise_multiplier)
         if np.any(np.isinf(bounds) & (multipliers > 0)):
             raise InputError("noise needs a finite clip: without one the noise multiplier has nothing to multiply")
-        divisor = (
-            cohort.above_zero("batch", batch)
-            if cohort.has("batch", batch)
-            else batching.rates(cohort) * cohort.each("records", None)
-        )
-        return numbers.read(
-            cohort,
-            divisor=divisor,
-            clip=None if np.isinf(bounds).all() else bounds,
-            deviation=multipliers * np.where(np.isinf(bounds), 0, bounds) if multipliers.any() else None,
-        )
+        if cohort.has("batch", batch):
+            divisor = cohort.above_zero("batch", batch)
+        else:
+            divisor = batching.rates(cohort) * cohort.each("records", None)
+        deviation = multipliers * np.where(np.isinf(bounds), 0, bounds) if multipliers.any() else None
+        bounded = None if np.isinf(bounds).all() else bounds
+        return _settings(cohort, batching, common, divisor=divisor, clip=bounded, deviation=deviation)
 
     def price(noise_multiplier: float, settings: Mapping[str, float] = _NONE) -> Any:
         import dp_accounting
@@ -187,15 +158,27 @@ def sgd(
     batching = Batching(sampler, rate, batch)
     if rate is not None and batch is not None:
         raise InputError('batch is the exact size of batches with sampler="fixed"; give Poisson batches one of the two')
-    numbers = _Numbers(batching, steps, learning_rate, momentum, decay, pull)
+    common = {"steps": steps, "learning_rate": learning_rate, "momentum": momentum, "decay": decay, "pull": pull}
 
     def read(cohort: CohortSettings, noise_multiplier: ArrayLike | None) -> Settings:
         if noise_multiplier is not None:
             raise InputError("this training adds no noise, so it takes no noise multiplier; use dp_sgd for a guarantee")
         divisor = cohort.above_zero("batch", batch) if batching.fixed else None
-        return numbers.read(cohort, divisor=divisor, clip=None, deviation=None)
+        return _settings(cohort, batching, common, divisor=divisor, clip=None, deviation=None)
 
     return Training(model, _runner(model, memory, read), price=None)
+
+
+def _settings(cohort: CohortSettings, batching: Batching, common: Mapping[str, float], **others: Any) -> Settings:
+    """Return the settings of a cohort; the common numbers hold for clients without a setting of their own."""
+    return Settings(
+        rate=batching.rates(cohort),
+        steps=cohort.whole("steps", common["steps"]),
+        learning_rate=cohort.each("learning_rate", common["learning_rate"]),
+        batch=batching.sizes(cohort),
+        **{name: cohort.unless_zero(name, common.get(name, 0.0)) for name in ("momentum", "decay", "pull")},
+        **others,
+    )
 
 
 def _check_clips(bounds: np.ndarray[Any, Any]) -> None:

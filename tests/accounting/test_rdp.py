@@ -23,7 +23,7 @@ from polyeps.accounting.events import (
 from polyeps.accounting.histories import history_of
 from polyeps.core import Budget
 from polyeps.errors import UnknownEvent
-from polyeps.mechanisms.integer import skellam_event
+from polyeps.mechanisms.integer import integer_event
 
 
 def repeated(event: dp.DpEvent, uses: int) -> dp.DpEvent:
@@ -120,7 +120,7 @@ def test_discrete_gaussian_sum_bound_holds_against_the_exact_convolution(deviati
 @pytest.mark.parametrize(("scale", "generic"), [(256, 1.536), (1024, 1.238), (4096, 1.222)])
 def test_sampled_skellam_costs_less_than_by_a_bound_for_any_noise(scale: int, generic: float) -> None:
     """The bound for any noise, computed elsewhere, has a factor 3 that symmetric noise does not need."""
-    event = skellam_event(1.0, 1 / scale, 60_000, 1.676 / math.sqrt(2))
+    event = integer_event("skellam", 1.0, 1 / scale, 60_000, 1.676 / math.sqrt(2), 1)
     found = epsilon(repeated(Poisson(1 / 60, event), 180), 1e-4, accountant="rdp")
     gaussian = epsilon(repeated(Poisson(1 / 60, Gaussian(1.676 / math.sqrt(2))), 180), 1e-4, accountant="rdp")
     assert gaussian < found < 0.85 * generic

@@ -15,8 +15,7 @@ from support.summed import MODEL, alone_with, drawn, entered, federation, run
 from polyeps.accounting.certificate import SECRET_COHORT
 from polyeps.aggregation.low_rank import low_rank
 from polyeps.algorithms._releases import NoiseKind
-from polyeps.algorithms.cmp_fed import cmp_fed
-from polyeps.algorithms.dp_randagg import dp_randagg
+from polyeps.algorithms.cmp_fed import cmp_fed, dp_randagg
 from polyeps.client import answer
 from polyeps.core import Algorithm, Ask, Payload, Replies, SumTerms, Task, Total
 from polyeps.engine.noise import SeededStreams, normals_for

@@ -15,8 +15,7 @@ from support.grid_piecewise import GridPiecewise
 from torch import Tensor
 
 from polyeps.algorithms._averaging import Course
-from polyeps.algorithms.fedsel import fedsel, known_variance, splitting
-from polyeps.algorithms.fedsel_baselines import compressed, exact, flat
+from polyeps.algorithms.fedsel import compressed, exact, fedsel, flat, known_variance, splitting
 from polyeps.audit.lower_bounds import bound_from_counts
 from polyeps.cli.quick import quick_fedsel
 from polyeps.client import answer
@@ -323,7 +322,7 @@ def test_the_largest_coordinates_as_in_a_plain_loop(tmp_path: Path) -> None:
 
 def test_projected_values_are_clipped_after_projecting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
-    monkeypatch.setattr("polyeps.algorithms.fedsel_baselines.perturb", sent_as_it_is(sent))
+    monkeypatch.setattr(FEDSEL, "perturb", sent_as_it_is(sent))
     algorithm = compressed(gradients(), COURSE, ratio=0.5)
     who = cohort(algorithm, tmp_path / "a.db", clients=500)
     answer(who, algorithm, task(algorithm, who, 1))

@@ -22,8 +22,7 @@ from polyeps.accounting.histories import history_of
 from polyeps.algorithms._releases import FINE, NoiseKind, Release
 from polyeps.algorithms._secure_sums import SecureSums
 from polyeps.algorithms._sum_counts import Counts
-from polyeps.algorithms.cmp_fed import cmp_fed
-from polyeps.algorithms.dp_randagg import dp_randagg
+from polyeps.algorithms.cmp_fed import cmp_fed, dp_randagg
 from polyeps.core import Algorithm, Ask, Replies, State, SumTerms, Task, Total
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError

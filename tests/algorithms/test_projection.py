@@ -39,7 +39,8 @@ def test_nothing_holds_on_to_profiles() -> None:
 def test_random_directions_are_fresh_every_round_and_the_same_again(kind: str) -> None:
     directions = directions_of(TRAINING, 2, "set", True, kind)  # type: ignore[arg-type]
 
-    def flat(basis: Basis) -> torch.Tensor:
+    def flat(basis: Basis | None) -> torch.Tensor:
+        assert basis is not None
         return basis.to_tensors()["basis"]
 
     first = flat(directions(ROWS, [1.0] * 5, 0))

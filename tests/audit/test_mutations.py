@@ -82,7 +82,7 @@ def charge_left_out(patch: Patch) -> None:
 
 
 def one_key_for_all(patch: Patch) -> None:
-    patch.setattr("polyeps.mechanisms.random_words.os.urandom", bytes)
+    patch.setattr("polyeps.engine.noise.os.urandom", bytes)
 
 
 def noise_of_the_round_before(patch: Patch) -> None:

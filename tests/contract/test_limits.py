@@ -120,7 +120,7 @@ def test_all_public_and_one_private() -> None:
 
 def test_a_rule_of_splitting_is_refused_before_the_first_round() -> None:
     for name in ("pfa", "pfa-plus", "public-only"):
-        with pytest.raises(InputError, match="needs 'threshold'"):
+        with pytest.raises(InputError, match="needs split_at"):
             built(name, split="threshold")
         with pytest.raises(InputError, match="takes no"):
             built(name, split="mixture", split_at=0.5)

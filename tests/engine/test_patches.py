@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from polyeps.engine.patches import Pair, added_up, patches_of
+from polyeps.engine.convolution import Pair, added_up, patches_of
 
 SHAPES = [((5, 5), (1, 1), 3), ((3, 2), (1, 2), 1), ((2, 4), (3, 1), 4), ((1, 1), (1, 1), 2), ((4, 4), (2, 3), 32)]
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

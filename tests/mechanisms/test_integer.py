@@ -14,10 +14,9 @@ from polyeps.errors import InputError
 from polyeps.mechanisms.integer import (
     UNIT,
     Grid,
-    discrete_gaussian_event,
     fitting_bits,
+    integer_event,
     rounded_sensitivity,
-    skellam_event,
 )
 from polyeps.mechanisms.integer_noise import NoiseName
 
@@ -55,19 +54,19 @@ def test_rounding_stays_within_the_bound_often_enough(seed: int, dimension: int,
 
 
 def test_events_are_in_grid_units() -> None:
-    event = skellam_event(1.0, 0.01, 100, 0.5)
+    event = integer_event("skellam", 1.0, 0.01, 100, 0.5, 7)
     assert event.l2_sensitivity == pytest.approx(100 * rounded_sensitivity(1.0, 0.01, 100))
     assert event.variance == pytest.approx(2500)
     assert event.l1_sensitivity <= event.l2_sensitivity * 10 + 1e-9
-    assert discrete_gaussian_event(1.0, 0.01, 100, 0.05, 7).deviation == pytest.approx(5)
+    assert integer_event("discrete-gaussian", 1.0, 0.01, 100, 0.05 * math.sqrt(7), 7).deviation == pytest.approx(5)
 
 
 def test_a_grid_is_priced_in_padded_coordinates_and_steps() -> None:
     grid = Grid(**GOOD)
     assert grid.dimension == 1024
-    assert grid.event == skellam_event(1.0, 0.01, 1024, 1.5)
+    assert grid.event == integer_event("skellam", 1.0, 0.01, 1024, 1.5, 80)
     gaussian = Grid(**GOOD, noise="discrete-gaussian")
-    assert gaussian.event == discrete_gaussian_event(1.0, 0.01, 1024, 1.5 / math.sqrt(80), 80)
+    assert gaussian.event == integer_event("discrete-gaussian", 1.0, 0.01, 1024, 1.5, 80)
     assert [Grid(**GOOD | {"size": size}).dimension for size in (1, 2, 3, 1024, 1025)] == [1, 2, 4, 1024, 2048]
 
 

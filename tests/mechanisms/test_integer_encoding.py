@@ -37,7 +37,7 @@ def norms(whole: NDArray[np.int64]) -> list[int]:
 
 
 def small_grid(size: int, granularity: float = 0.1, clip: float = 1.0, rotation: int = 0) -> Grid:
-    return Grid.fitting(clip, granularity, size, clients=8, honest=1, deviation=granularity, rotation=rotation)
+    return Grid(clip, granularity, size, clients=8, honest=1, deviation=granularity, rotation=rotation).fitted()
 
 
 class Largest:
@@ -107,7 +107,7 @@ def test_float32_and_single_rows_are_taken_too() -> None:
 
 
 def test_rounding_without_noise_is_unbiased_and_within_a_step() -> None:
-    grid = Grid.fitting(1.0, 0.05, 11, clients=40_000, honest=1, deviation=1.0, rotation=5)
+    grid = Grid(1.0, 0.05, 11, clients=40_000, honest=1, deviation=1.0, rotation=5).fitted()
     vector = np.random.default_rng(2).normal(size=11)
     vector *= 0.9 / np.linalg.norm(vector)
     steps = rotated(grid, torch.from_numpy(vector).expand(40_000, 11))
@@ -138,7 +138,7 @@ def test_long_rows_are_rounded_again_and_others_left() -> None:
 
 @pytest.mark.parametrize("noise", ["skellam", "discrete-gaussian"])
 def test_sums_come_back_with_the_noise_that_was_asked_for(noise: NoiseName) -> None:
-    grid = Grid.fitting(1.0, 1e-2, 3000, clients=50, honest=40, deviation=0.8, rotation=9, noise=noise)
+    grid = Grid(1.0, 1e-2, 3000, clients=50, honest=40, deviation=0.8, rotation=9, noise=noise).fitted()
     vectors = torch.from_numpy(np.random.default_rng(3).normal(size=(50, 3000)))
     vectors /= vectors.norm(dim=1, keepdim=True) * 1.1
     total = encode_rows(grid, vectors, words(50)).sum(0) % (1 << grid.bits)
@@ -185,7 +185,7 @@ def test_sums_wrap_as_often_as_predicted(signal: float) -> None:
 
 
 def test_what_does_not_fit_the_grid_is_refused() -> None:
-    grid = Grid.fitting(1.0, 0.1, 5, clients=8, honest=3, deviation=1.0)
+    grid = Grid(1.0, 0.1, 5, clients=8, honest=3, deviation=1.0).fitted()
     with pytest.raises(InputError, match="5 coordinates"):
         encode_rows(grid, torch.zeros(2, 6), words(2))
     with pytest.raises(InputError, match="streams of words"):

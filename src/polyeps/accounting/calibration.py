@@ -120,9 +120,9 @@ def calibrate_each(
     progress: ProgressCallback | None = None,
 ) -> Calibration:
     """Calibrate clients whose prices (noise multiplier, row) may differ, each as if it were alone."""
-    alike: dict[tuple[DpEvent | str, ...], list[int]] = {}
+    alike: dict[tuple[str, ...], list[int]] = {}
     for row in range(len(budgets)):
-        alike.setdefault(tuple(_key(price(probe, row)) for probe in _PROBES[:2]), []).append(row)
+        alike.setdefault(tuple(canonical_json(price(probe, row)) for probe in _PROBES[:2]), []).append(row)
     multiplier, certified = np.empty(len(budgets)), np.empty(len(budgets))
     done = 0
     for rows in alike.values():
@@ -143,15 +143,6 @@ def calibrate_each(
         multiplier[rows], certified[rows] = answer.noise_multiplier, answer.certified
         done += len(rows)
     return Calibration(multiplier, certified)
-
-
-def _key(event: DpEvent) -> DpEvent | str:
-    """Return a hashable stand-in for an event: the event itself, unless it holds a list."""
-    try:
-        hash(event)
-    except TypeError:
-        return canonical_json(event)
-    return event
 
 
 def _report(progress: ProgressCallback, earlier: int, total: int, done: int, _: int) -> None:

@@ -14,11 +14,9 @@ with any rule here. Where a model has coordinates that hold only noise, their lo
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -33,24 +31,6 @@ _Labels = NDArray[np.int64]
 
 _SMALLEST_GAP = math.log(1.3)  # neighbours closer than this in log norm are in one group
 _SMALLEST_SPREAD = 0.1  # of log norms at one noise level: signals are never equal
-
-
-@dataclass(frozen=True)
-class NoiseGroups:
-    """Clients by noise level: label 0 is the group of the lowest, -1 a client without a finite norm."""
-
-    labels: _Labels  # (n,)
-    count: int
-
-    @property
-    def public(self) -> _Bools:
-        """Return the group of the lowest noise level; with one group only, all clients with a finite norm."""
-        return np.equal(self.labels, 0)
-
-    @property
-    def projecting(self) -> bool:
-        """Return whether there are several noise levels; if not, average and do not project."""
-        return self.count > 1
 
 
 def high_epsilon_by_mixture(epsilons: ArrayLike) -> _Bools:
@@ -76,8 +56,7 @@ def high_epsilon_by_kmeans(epsilons: ArrayLike) -> _Bools:
         return np.ones(len(logs), dtype=np.bool_)
     squares = _squares(line)
     cut = cuts[np.argmin(squares(np.zeros_like(cuts), cuts) + squares(cuts, np.full_like(cuts, len(line))))]
-    lowest = float(line[cut])
-    return logs >= lowest
+    return logs >= float(line[cut])
 
 
 def high_epsilon_by_share(epsilons: ArrayLike, share: float = 0.1) -> _Bools:
@@ -107,21 +86,19 @@ SPLITS: dict[str, Callable[..., _Bools]] = {
 }
 
 
-def split_by_epsilon(epsilons: ArrayLike, rule: str = "mixture", **parameter: float) -> _Bools:
-    """Return which clients the named rule selects as high-ε clients.
+def split_by_epsilon(epsilons: ArrayLike, rule: str = "mixture", at: float | None = None) -> _Bools:
+    """Return which clients the named rule selects as high-ε clients; `at` is the share of "top", or the threshold.
 
-    >>> split_by_epsilon([0.1, 10, 0.1], "threshold", threshold=1)
+    >>> split_by_epsilon([0.1, 10, 0.1], "threshold", 1)
     array([False,  True, False])
     """
     if rule not in SPLITS:
         raise InputError(f"there is no split {rule!r}; choose one of {', '.join(SPLITS)}")
-    takes = list(inspect.signature(SPLITS[rule]).parameters.values())[1:]
-    if unknown := set(parameter) - {known.name for known in takes}:
-        raise InputError(f"the split {rule!r} takes no {min(unknown)!r}; leave it out")
-    missing = [known.name for known in takes if known.default is known.empty and known.name not in parameter]
-    if missing:
-        raise InputError(f"the split {rule!r} needs {missing[0]!r}; give it")
-    return SPLITS[rule](epsilons, **parameter)
+    if at is not None and rule not in ("top", "threshold"):
+        raise InputError(f"the split {rule!r} takes no split_at; leave it out")
+    if at is None and rule == "threshold":
+        raise InputError("the split 'threshold' needs split_at, the smallest ε of high-ε clients; give it")
+    return SPLITS[rule](epsilons) if at is None else SPLITS[rule](epsilons, at)
 
 
 def group_by_norms(norms: ArrayLike, groups: int = 2) -> _Labels:
@@ -142,8 +119,8 @@ def group_by_norms(norms: ArrayLike, groups: int = 2) -> _Labels:
     return labels
 
 
-def group_by_log_norms(log_norms: ArrayLike, parameters: int) -> NoiseGroups:
-    """Return one to three groups of log norms, by the Bayesian information criterion.
+def group_by_log_norms(log_norms: ArrayLike, parameters: int) -> _Labels:
+    """Return labels of one to three groups of log norms, by the Bayesian information criterion.
 
     Every way to cut the sorted line at gaps of at least ln 1.3 between neighbours is tried, so the best is found
     exactly. The gap is between neighbours, not between means, so a continuum stays one group however long it is. Every
@@ -158,7 +135,7 @@ def group_by_log_norms(log_norms: ArrayLike, parameters: int) -> NoiseGroups:
     line = np.sort(values[finite])
     cuts = _best_cuts(line, max(1 / (2 * parameters), _SMALLEST_SPREAD**2)) if len(line) >= 4 else []
     labels[finite] = np.searchsorted(line[cuts], values[finite], side="right")
-    return NoiseGroups(labels, len(cuts) + 1)
+    return labels
 
 
 def _best_cuts(line: _Floats, floor: float) -> list[int]:

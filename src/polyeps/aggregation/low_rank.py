@@ -74,10 +74,6 @@ class Compression:
     directions: DirectionSource = "paid"  # of the left factors: a release, or the model
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(matrix.rank for matrix in self.matrices)
-
-    @property
     def subspace_size(self) -> int:
         """Return the number of floats of the first release, and of the left factors sent back."""
         return sum(self._left_sizes)
@@ -161,9 +157,8 @@ class Compression:
         for matrix in self.matrices:
             assert matrix.reader is not None
             start, stop, readers = matrix.reader
-            ways = (
-                fine[start:stop].view(readers, matrix.rows, -1).transpose(0, 1).flatten(1)
-            )  # in which each output is used
+            # The ways in which each output is used.
+            ways = fine[start:stop].view(readers, matrix.rows, -1).transpose(0, 1).flatten(1)
             mixed = ways @ torch.randn(ways.shape[1], matrix.rank, generator=generator, dtype=torch.float64)
             pieces.append(_orthonormal_columns(mixed).flatten())
         return torch.cat(pieces).to(model) if pieces else model[:0]
@@ -186,13 +181,14 @@ class Compression:
 
     def _lefts(self, left: Tensor) -> list[Tensor]:
         _check_columns("left factors", left, self.subspace_size)
-        pieces = torch.split(left, self._left_sizes)
-        return [piece.reshape(m.rows, m.rank) for m, piece in zip(self.matrices, pieces, strict=True)]
+        return self._matrices(left, self._left_sizes)
 
     def _rights(self, right: Tensor) -> list[Tensor]:
         _check_columns("right factors", right, self.right_size)
-        pieces = torch.split(right, self._right_sizes)
-        return [piece.reshape(m.columns, m.rank) for m, piece in zip(self.matrices, pieces, strict=True)]
+        return self._matrices(right, self._right_sizes)
+
+    def _matrices(self, flat: Tensor, sizes: list[int]) -> list[Tensor]:
+        return [piece.reshape(-1, m.rank) for m, piece in zip(self.matrices, torch.split(flat, sizes), strict=True)]
 
 
 def low_rank(

@@ -217,11 +217,7 @@ def _directions(matrix: Tensor, rank: int | Literal["auto"], smallest: float) ->
 
 
 def random_basis(
-    size: int,
-    slices: Slices | None,
-    rank: int,
-    generator: torch.Generator,
-    kind: RandomKind = "gaussian",
+    size: int, slices: Slices | None, rank: int, generator: torch.Generator, kind: RandomKind = "gaussian"
 ) -> Basis:
     """Return random directions R (k, size), rebuilt by Rᵀ: the control of PFA's figure 6b.
 

@@ -6,15 +6,12 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from polyeps.algorithms._averaging import ask_updates, mean, step, with_local_noise
-from polyeps.algorithms.cmp_fed import cmp_fed
-from polyeps.algorithms.dp_randagg import dp_randagg
+from polyeps.algorithms.cmp_fed import cmp_fed, dp_randagg
 from polyeps.algorithms.fedavg import fedavg, public_only
 from polyeps.algorithms.fedhdp import fedhdp
-from polyeps.algorithms.fedsel import fedsel
-from polyeps.algorithms.fedsel_baselines import compressed, exact, flat
+from polyeps.algorithms.fedsel import compressed, exact, fedsel, flat
 from polyeps.algorithms.pdp_fl import pdp_fl
-from polyeps.algorithms.pfa import pfa
-from polyeps.algorithms.pfa_plus import pfa_plus
+from polyeps.algorithms.pfa import pfa, pfa_plus
 from polyeps.algorithms.weiavg import weiavg
 from polyeps.core import Algorithm
 

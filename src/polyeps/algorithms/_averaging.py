@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -15,21 +16,7 @@ from torch import Tensor
 from polyeps.accounting.certificate import Form
 from polyeps.aggregation.client_groups import split_by_epsilon
 from polyeps.aggregation.subspace import weighted_mean
-from polyeps.core import (
-    Action,
-    Algorithm,
-    Ask,
-    Field,
-    Payload,
-    Profile,
-    Replies,
-    Spec,
-    Specs,
-    State,
-    Streams,
-    Task,
-    Work,
-)
+from polyeps.core import Action, Algorithm, Ask, Field, Payload, Profile, Replies, Spec, State, Streams, Task, Work
 from polyeps.engine.noise import SystemStreams
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import check_clip
@@ -97,7 +84,7 @@ RATE = "rate"  # in a task: the factor of the learning rate in this round
 LEARNING = Spec((), "float64", math.ulp(0.0), 1.0)
 
 
-def starting(size: int, rate_decay: float) -> Specs:
+def starting(size: int, rate_decay: float) -> dict[str, Spec]:
     """Return the specification of what `start_of` sends for a model of `size` parameters."""
     return {"model": vector(size)} | ({RATE: LEARNING} if rate_decay != 1 else {})
 
@@ -145,11 +132,14 @@ def with_local_noise(
     training: Training,
     round: Callable[[State, Ask], State],
     needs: tuple[Field, ...] = (),
-    actions: Mapping[str, Action] | None = None,
+    actions: Mapping[str, Action] = MappingProxyType({}),
 ) -> Algorithm:
-    """Return an algorithm whose clients add their own noise: its guarantee is that of their training."""
+    """Return an algorithm whose clients add their own noise: its guarantee is that of their training.
+
+    Clients can train; further `actions` have other replies.
+    """
     return Algorithm(
-        {"train": train_locally(training)} if actions is None else actions,
+        {"train": train_locally(training), **actions},
         round,
         needs=needs,
         adjacency=training.adjacency,
@@ -196,11 +186,7 @@ def public_clients(enrolled: Sequence[Profile], rule: Split, at: float | None = 
 
 @lru_cache(maxsize=4)  # a mixture is fitted once, not every round
 def _are_high(epsilons: tuple[float | None, ...], rule: Split, at: float | None) -> tuple[bool, ...]:
-    parameter = {} if at is None else {_PARAMETER.get(rule, "at"): at}
-    return tuple(split_by_epsilon(np.array(epsilons, dtype=np.float64), rule, **parameter).tolist())
-
-
-_PARAMETER = {"top": "share", "threshold": "threshold"}
+    return tuple(split_by_epsilon(np.array(epsilons, dtype=np.float64), rule, at).tolist())
 
 
 def check_split(rule: Split, at: float | None) -> None:

@@ -47,10 +47,6 @@ class Personal:
             raise InputError(f"pull names no λ for the group {key!r}; give every group one, or one for all")
         return self.pull[key]
 
-    def memory(self, size: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what a client keeps."""
-        return {"personal": (size,), "started": ()}
-
     def run(self, work: Work) -> tuple[Tensor, Payload]:
         """Return the updates of clients, and what they keep."""
         received = work.payload["model"]

@@ -21,8 +21,9 @@ SubspaceOf = Literal["set", "mean", "centred"]
 Projection = Literal["subspace", "gaussian", "sparse"]
 BASIS = ("basis", "ranks", "centre")  # the tensors a basis travels as
 _UNIT = 1.01  # entries of an orthonormal basis, with what float32 may add to them
-# (public updates, their weights, round) -> the directions private updates are projected onto
-Directions = Callable[[Tensor, Sequence[float], int], Basis]
+# (public updates, their weights, round) -> directions to project private updates onto; None if public ones are zero
+Directions = Callable[[Tensor, Sequence[float], int], Basis | None]
+Weigh = Callable[[tuple[str, ...]], list[float]]  # the weights of some clients
 
 
 def directions_of(
@@ -31,10 +32,11 @@ def directions_of(
     """Return the subspace of the public updates or, as the paper's control, random directions, new in every round."""
     slices = training.model.slices if per_tensor else None
 
-    def directions(public: Tensor, weights: Sequence[float], round: int) -> Basis:
+    def directions(public: Tensor, weights: Sequence[float], round: int) -> Basis | None:
         if projection == "subspace":
             weighted = torch.tensor(weights, dtype=torch.float64)
-            return aggregation.subspace(public, slices, rank=rank, kind=subspace, weights=weighted)
+            found = aggregation.subspace(public, slices, rank=rank, kind=subspace, weights=weighted)
+            return found if any(found.ranks) or bool(found.centre.any()) else None
         # Not secret: the server could choose any. Drawn on the CPU, so that every device has the same ones.
         generator = torch.Generator().manual_seed(round)
         drawn = random_basis(public.shape[1], slices, 1 if rank == "auto" else rank, generator, projection)
@@ -55,18 +57,30 @@ def combine(
     chosen = sorted(set(public))
     private = sorted(set(range(len(rows))) - set(public))
     of_public, of_private = [weights[place] for place in chosen], [weights[place] for place in private]
-    basis = unless_empty(directions(rows[chosen], of_public, round)) if chosen else None
+    basis = directions(rows[chosen], of_public, round) if chosen else None
     if basis is None or not private:
         return mean(rows, weights), basis
     projected = basis.project(mean(rows[private], of_private))
     return _together([(mean(rows[chosen], of_public), sum(of_public)), (projected, sum(of_private))]), basis
 
 
+def full_round(
+    state: State, ask: Ask, public: Collection[str], weigh: Weigh, directions: Directions, *, delayed: bool = False
+) -> State:
+    """Run a round in which all clients upload in full; `delayed` keeps the subspace for the next one."""
+    replies = ask_updates(state, ask, state.roster)
+    if not replies.ids:
+        return state
+    chosen = [place for place, client in enumerate(replies.ids) if client in public]
+    update, basis = combine(replies.payload["update"], weigh(replies.ids), chosen, directions, state.round)
+    return step(state, update, **(kept_basis(basis) if delayed else {}))
+
+
 def thin_round(
     state: State,
     ask: Ask,
     public: Collection[str],
-    weigh: Callable[[tuple[str, ...]], list[float]],
+    weigh: Weigh,
     directions: Directions,
     training: Training,
     per_tensor: bool,
@@ -82,7 +96,7 @@ def thin_round(
     if full.ids:
         rows, weights = full.payload["update"], weigh(full.ids)
         groups.append((mean(rows, weights), sum(weights)))
-        renewed = kept_basis(unless_empty(directions(rows, weights, state.round)))
+        renewed = kept_basis(directions(rows, weights, state.round))
     known = {name: kept for name, kept in (state.kept if "basis" in state.kept else renewed).items() if name in BASIS}
     if known:
         thin = ask(Task("project", tuple(client.id for client in private), {"model": state.model, **known}))
@@ -96,11 +110,6 @@ def thin_round(
         else:
             groups.append((mean(thin.payload["update"], weights), sum(weights)))
     return step(state, _together(groups), **renewed) if groups else state
-
-
-def unless_empty(basis: Basis) -> Basis | None:
-    """Return a basis if it has a direction or a centre: public updates of zero give neither."""
-    return basis if any(basis.ranks) or bool(basis.centre.any()) else None
 
 
 def kept_basis(basis: Basis | None) -> dict[str, Tensor]:

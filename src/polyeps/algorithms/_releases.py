@@ -67,17 +67,28 @@ class Release:
         deviation, lattice = self.deviation(noise_multiplier), self._lattice
         return Grid(self.clip, self.clip / FINE, self.size, parts, parts, deviation, bits, rotation, lattice)
 
+    # Equal in every round and for every client of a run, so computed once; a release is frozen.
+
+    @lru_cache(maxsize=256)  # noqa: B019
     def part(self, noise_multiplier: float, parts: int) -> Fraction:
         """Return the variance of one of so many parts of the noise; on integers, in squared steps."""
-        return _part(self, noise_multiplier, parts)
+        if self.noise == "gaussian":
+            return Fraction(self.deviation(noise_multiplier)) ** 2 / parts
+        return Fraction(self.grid(noise_multiplier, parts, 1).client_variance)
 
+    @lru_cache(maxsize=256)  # noqa: B019
     def total(self, noise_multiplier: float, enrolled: int, surplus: Fraction) -> Fraction:
         """Return the one variance of what is released, as `part` counts it.
 
         On integers it is a little more, so that the missing rest of it can be drawn: no less than a unit, and of
         discrete Gaussians, whose sums are only nearly one, no less than the smallest part of a client.
         """
-        return _total(self, noise_multiplier, enrolled, surplus)
+        # All of the parts, n/(n - lost) of the variance paid for, where that is largest.
+        largest = surplus.numerator * self.part(noise_multiplier, surplus.denominator)
+        if self.noise == "gaussian":
+            return largest
+        smallest = UNIT if self.noise == "skellam" else self.part(noise_multiplier, max(1, self.clients))
+        return largest + (enrolled + 1) * UNIT + smallest
 
     def gives(self, noise_multiplier: float) -> Specs:
         """Return the specification of a client's reply, which is also that of the sum."""
@@ -99,26 +110,6 @@ class Release:
     @property
     def _lattice(self) -> NoiseName:
         return "skellam" if self.noise == "skellam" else "discrete-gaussian"
-
-
-# Equal in every round and for every client of a run, so computed once.
-
-
-@lru_cache(maxsize=256)
-def _part(release: Release, noise_multiplier: float, parts: int) -> Fraction:
-    if release.noise == "gaussian":
-        return Fraction(release.deviation(noise_multiplier)) ** 2 / parts
-    return Fraction(release.grid(noise_multiplier, parts, 1).client_variance)
-
-
-@lru_cache(maxsize=256)
-def _total(release: Release, noise_multiplier: float, enrolled: int, surplus: Fraction) -> Fraction:
-    # All of the parts, n/(n - lost) of the variance paid for, where that is largest.
-    largest = surplus.numerator * release.part(noise_multiplier, surplus.denominator)
-    if release.noise == "gaussian":
-        return largest
-    smallest = UNIT if release.noise == "skellam" else release.part(noise_multiplier, max(1, release.clients))
-    return largest + (enrolled + 1) * UNIT + smallest
 
 
 def round_price(rate: float, releases: Iterable[Release], noise_multiplier: float, failure: float = 0.0) -> Any:

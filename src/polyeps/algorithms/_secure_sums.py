@@ -12,24 +12,26 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyeps import core
 from polyeps.accounting.certificate import SECRET_COHORT
-from polyeps.algorithms._releases import FINE, Release
+from polyeps.algorithms._averaging import Federation
+from polyeps.algorithms._releases import FINE, Release, round_price
 from polyeps.algorithms._sum_counts import Counts
-from polyeps.core import AGREED, PROGRESS, Ask, Payload, Profile, Spec, Specs, State, Streams, SumTerms, Task, Work
+from polyeps.core import Action, Algorithm, Ask, Payload, Profile, Spec, Specs, State, Streams, SumTerms, Task, Work
 from polyeps.engine.noise import normals_for
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
-from polyeps.mechanisms.integer import Grid, padded
+from polyeps.mechanisms.integer import padded
 from polyeps.mechanisms.integer_encoding import decode_sum, encode_rows, top_up_noise
 from polyeps.mechanisms.random_words import words_of
 from polyeps.messages import whole_number
@@ -47,32 +49,32 @@ class SecureSums:
     row: int = 0  # of those streams
     group: str | None = None  # the group whose clients are summed; None: all
 
-    @property
-    def surplus(self) -> float:
-        """The released variance over the one that is paid for, when no client is missing."""
-        return float(self.counts.rule(self.counts.enrolled).surplus)
-
+    @lru_cache(maxsize=256)  # noqa: B019 - equal in every round and for every client of a run, so computed once
     def bits(self, release: Release) -> int | None:
         """Return the bits of a number that is sent, so that likely sums fit; None where it is not an integer."""
-        return _bits(release, self.noise_multiplier, self.counts)
+        if release.noise == "gaussian" or not self.noise_multiplier:
+            return None
+        most = math.ceil(self.counts.expected + 6 * math.sqrt(self.counts.expected))
+        everybodys = release.deviation(self.noise_multiplier) * math.sqrt(self.counts.surplus)
+        grid = release.grid(self.noise_multiplier, 1, 1)
+        return replace(grid, clients=most, honest=most, deviation=everybodys).fitted().bits
 
     def fingerprint(self, release: Release) -> Tensor:
         """Return a fingerprint of all that decides the noise of a release, (4,) int64."""
-        digest = _digest(release, self.noise_multiplier, self.counts, self.group)
+        spelled = repr((release, self.noise_multiplier, self.counts, self.group, self.bits(release)))
+        digest = hashlib.blake2b(spelled.encode(), digest_size=32).digest()
         return torch.from_numpy(np.frombuffer(digest, "<i8").copy())
 
     def drawn(self, release: Release, asked: Payload) -> int:
         """Return the disclosed number of clients drawn; refuse terms that a client has not agreed to."""
-        drawn, agreed = asked.get(DRAWN), asked.get(AGREED)
+        drawn, agreed = asked.get(DRAWN), asked.get(core.AGREED)
         if agreed is None or not torch.equal(agreed.cpu(), self.fingerprint(release)):
             raise InputError(f"{release.action!r} is asked for under other terms than were agreed to; build both alike")
         if drawn is None or drawn.numel() != 1 or drawn.dtype not in (torch.int64, torch.int32):
             raise InputError(f"{release.action!r} needs to know how many clients were drawn, as one integer")
         if not 1 <= int(drawn) <= self.counts.enrolled:
-            raise InputError(
-                f"{int(drawn)} clients cannot have been drawn of {self.counts.enrolled}; "
-                f"ask 1 to {self.counts.enrolled}"
-            )
+            enrolled = self.counts.enrolled
+            raise InputError(f"{int(drawn)} clients cannot have been drawn of {enrolled}; ask 1 to {enrolled}")
         return int(drawn)
 
     def terms(self, release: Release, asked: Payload) -> SumTerms:
@@ -92,7 +94,7 @@ class SecureSums:
         """Return the specification of what a task says about its sum."""
         unneeded = not self.noise_multiplier
         words = Spec((4,), "int64", -(2.0**63), 2.0**63, optional=unneeded)
-        return {DRAWN: replace(whole_number(1, self.counts.enrolled), optional=unneeded), AGREED: words}
+        return {DRAWN: replace(whole_number(1, self.counts.enrolled), optional=unneeded), core.AGREED: words}
 
     def fits(self, release: Release) -> Callable[[Payload], None]:
         """Return the check of the terms in a task; without noise there is nothing to agree on."""
@@ -108,21 +110,24 @@ class SecureSums:
         for release in releases:
             if release.noise == "gaussian" or not self.noise_multiplier:
                 continue
+            grid = release.clip / FINE
             for drawn in self.counts.sizes:
-                steps = (
-                    release.deviation(self.noise_multiplier)
-                    / math.sqrt(self.counts.parts(drawn))
-                    / (release.clip / FINE)
-                )
+                steps = release.deviation(self.noise_multiplier) / math.sqrt(self.counts.parts(drawn)) / grid
                 release.check_drawable(steps, f"each of {drawn} clients")
-            whole = release.total(
-                self.noise_multiplier, self.counts.enrolled, self.counts.rule(self.counts.enrolled).surplus
-            )
+            whole = release.total(self.noise_multiplier, self.counts.enrolled, self.counts.surplus)
             release.check_drawable(math.sqrt(whole), "the server")
 
-    def conditions(self) -> tuple[str, ...]:
-        """Return sentences on what must hold for the guarantee to hold."""
-        return conditions([self.counts])
+    def action(
+        self,
+        release: Release,
+        run: Callable[[Work], tuple[Payload, Payload]],
+        takes: Specs,
+        recalls: tuple[str, ...] = (),
+    ) -> Action:
+        """Return the action that makes a release, for a round that is paid for; `takes` is beside the sum's terms."""
+        given = release.gives(self.noise_multiplier)
+        takes = {**takes, **self.takes()}
+        return Action(run, None, takes=takes, fits=self.fits(release), gives=lambda _: given, recalls=recalls)
 
     def check_paid(self, noise_multiplier: float) -> None:
         """Refuse a noise multiplier that clients pay for and a sum does not have."""
@@ -143,7 +148,7 @@ class SecureSums:
             deviation = math.sqrt(release.part(self.noise_multiplier, parts))
             clipped = clip_to_norm(values, release.clip)
             return {release.action: clipped + deviation * normals_for(work.streams, clipped, release.action)}
-        rotation = int(work.memory[PROGRESS][0, 0]) - 1  # the round's number
+        rotation = int(work.memory[core.PROGRESS][0, 0]) - 1  # the round's number
         grid = release.grid(self.noise_multiplier, parts, bits, rotation)
         return {release.action: torch.from_numpy(encode_rows(grid, values, words_of(work.streams, release.action)))}
 
@@ -153,7 +158,7 @@ class SecureSums:
         entered = len(self._clients(state.entered)) if state.entered else self.counts.enrolled
         rule = self.counts.rule(max(entered, len(drawn)))
         bits = self.bits(release)
-        agreed = {DRAWN: torch.tensor(len(drawn)), AGREED: self.fingerprint(release)}
+        agreed = {DRAWN: torch.tensor(len(drawn)), core.AGREED: self.fingerprint(release)}
         task = Task(release.action, drawn, {**asked, **agreed})
         terms = SumTerms(len(drawn), self.counts.least(len(drawn)), self.counts.colluders, bits)
         if not self.noise_multiplier:  # no guarantee, so sums may differ in law
@@ -188,37 +193,46 @@ class SecureSums:
         return decode_sum(grid, steps).to(state.model)
 
 
-# Equal in every round and for every client of a run, so computed once.
+def paid_sums(
+    federation: Federation, releases: tuple[Release, ...], dropouts: float, colluders: float
+) -> tuple[SecureSums, Callable[[float], Any]]:
+    """Return how a federation's releases are summed, with noise for the price of a round, and that price."""
+    counts = Counts.of(federation, dropouts, colluders)
+    price = partial(round_price, federation.rate, releases, failure=counts.failure)
+    sums = SecureSums(max(federation.noise_for(price).values()), counts, federation.noise)
+    sums.check(*releases)
+    return sums, price
 
 
-@lru_cache(maxsize=256)
-def _bits(release: Release, noise_multiplier: float, counts: Counts) -> int | None:
-    if release.noise == "gaussian" or not noise_multiplier:
-        return None
-    most = math.ceil(counts.expected + 6 * math.sqrt(counts.expected))
-    everybodys = release.deviation(noise_multiplier) * math.sqrt(counts.rule(counts.enrolled).surplus)
-    grid = release.grid(noise_multiplier, 1, 1)
-    return Grid.fitting(grid.clip, grid.granularity, grid.size, most, most, everybodys, noise=grid.noise).bits
-
-
-@lru_cache(maxsize=256)
-def _digest(release: Release, noise_multiplier: float, counts: Counts, group: str | None) -> bytes:
-    spelled = repr((release, noise_multiplier, counts, group, _bits(release, noise_multiplier, counts)))
-    return hashlib.blake2b(spelled.encode(), digest_size=32).digest()
+def summing(
+    federation: Federation,
+    sums: SecureSums,
+    releases: tuple[Release, ...],
+    actions: Mapping[str, Action],
+    round: Callable[[State, Ask], State],
+    **guarantee: Any,
+) -> Algorithm:
+    """Return an algorithm in which the server learns secure sums of releases, each made in the action of its name."""
+    by_action = {release.action: release for release in releases}
+    return Algorithm(
+        actions,
+        round,
+        trust="secure-sum",
+        unit="client",
+        conditions=conditions([sums.counts]),
+        arithmetic="ideal" if releases[0].noise == "gaussian" else "exact",
+        sums=lambda action, asked: sums.terms(by_action.get(action, releases[-1]), asked),
+        seeded=federation.seeded,
+        **guarantee,
+    )
 
 
 def conditions(all_counts: list[Counts]) -> tuple[str, ...]:
     """Return the conditions of a guarantee by secure sums, of one or several groups."""
     missing, colluding = ([getattr(counts, name) for counts in all_counts] for name in ("dropouts", "colluders"))
-    disclosing = (
-        f"at most {_range(colluding)} of them tell others their noise" if any(colluding) else "none tells its noise"
-    )
-    sums = (
-        f"It holds as long as the server sees only sums from which at most {_range(missing)} of the clients drawn are "
-        f"missing, and {disclosing}."
-        if any(missing)
-        else f"It holds as long as the server sees only sums from which no client drawn is missing, and {disclosing}."
-    )
+    telling = f"at most {_range(colluding)} of them tell others their" if any(colluding) else "none tells its"
+    absent = f"at most {_range(missing)} of the clients drawn are" if any(missing) else "no client drawn is"
+    sums = f"It holds as long as the server sees only sums from which {absent} missing, and {telling} noise."
     return sums, *((SECRET_COHORT,) if any(counts.rate < 1 for counts in all_counts) else ())
 
 

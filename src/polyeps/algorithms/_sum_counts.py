@@ -14,7 +14,7 @@ which is so rare that its probability is charged (docs/reference/soundness.md, "
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
@@ -55,17 +55,22 @@ class Counts:
 
         Fewer dropouts are allowed where cohorts may be too small for them.
         """
-        _check(dropouts, colluders)
+        for name, share in (("dropouts", dropouts), ("colluders", colluders)):
+            if not 0 <= share < 1:
+                raise InputError(f"{name} must be at least 0 and below 1, not {share}")
+        if not dropouts + colluders < 1:
+            raise InputError("dropouts and colluders leave no client to add noise; together they must be below 1")
+        most = (1 - colluders) / 2
+        if dropouts > most + _SLACK:
+            raise InputError(
+                f"dropouts must be at most (1 - colluders)/2, here {most:g}, not {dropouts:g}: a secure sum opens "
+                "nothing if fewer than (1 + colluders)/2 of those drawn answer, so noise for more dropouts is in vain"
+            )
         expected = enrolled * rate
         rare = SET_ASIDE * delta / max(1, rounds) if rate < 1 else 0.0
-        counts = cls(
-            enrolled,
-            rate,
-            math.floor(dropouts * expected + _SLACK),
-            min(enrolled, math.ceil(colluders * expected - _SLACK)),
-            rare,
-        )
-        return cls(enrolled, rate, counts.rule(enrolled).dropouts, counts.colluders, rare)
+        missing, colluding = math.floor(dropouts * expected + _SLACK), math.ceil(colluders * expected - _SLACK)
+        counts = cls(enrolled, rate, missing, min(enrolled, colluding), rare)
+        return replace(counts, dropouts=counts.rule(enrolled).dropouts)
 
     @classmethod
     def of(cls, federation: Federation, dropouts: float, colluders: float = 0.0, group: str | None = None) -> Counts:
@@ -94,9 +99,21 @@ class Counts:
         """
         return min(drawn, max(drawn - self.dropouts, (drawn + self.colluders) // 2 + 1))
 
+    @lru_cache(maxsize=256)  # noqa: B019 - of frozen counts
     def rule(self, entered: int) -> Rule:
         """Return the rule for a round that so many clients have paid for: a number independent of their data."""
-        return _rule(self, entered)
+        lost = self.dropouts + self.colluders
+        fewest = _fewest(entered, self.rate, self.rare) if lost and self.rate < 1 else 1
+        smallest = entered if self.rate == 1 else fewest
+        dropouts = min(self.dropouts, max(0, (smallest - self.colluders - 1) // 2))
+        # n/max(1, n - lost) grows up to lost + 1 and falls from there.
+        widest = entered if self.rate == 1 else min(max(fewest, lost + 1), max(entered, 1))
+        return Rule(fewest, dropouts, Fraction(max(widest, 1), self.parts(max(widest, 1))))
+
+    @property
+    def surplus(self) -> Fraction:
+        """The released variance over the one that is paid for, when no client is missing."""
+        return self.rule(self.enrolled).surplus
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -108,17 +125,6 @@ class Counts:
         return likely, max(likely, math.ceil(self.expected + spread))
 
 
-@lru_cache(maxsize=256)
-def _rule(counts: Counts, entered: int) -> Rule:
-    lost = counts.dropouts + counts.colluders
-    fewest = _fewest(entered, counts.rate, counts.rare) if lost and counts.rate < 1 else 1
-    smallest = entered if counts.rate == 1 else fewest
-    dropouts = min(counts.dropouts, max(0, (smallest - counts.colluders - 1) // 2))
-    # n/max(1, n - lost) grows up to lost + 1 and falls from there.
-    widest = entered if counts.rate == 1 else min(max(fewest, lost + 1), max(entered, 1))
-    return Rule(fewest, dropouts, Fraction(max(widest, 1), counts.parts(max(widest, 1))))
-
-
 def _fewest(entered: int, rate: float, rare: float) -> int:
     """Return the largest size m such that a client rarely turns a cohort of m - 1 into one of m.
 
@@ -127,17 +133,3 @@ def _fewest(entered: int, rate: float, rare: float) -> int:
     sizes = np.arange(2, math.floor(rate * entered) + 1)
     matters = np.flatnonzero(rate * binom.pmf(sizes - 1, entered - 1, rate) > rare)
     return 1 + (int(matters[0]) if len(matters) else len(sizes))
-
-
-def _check(dropouts: float, colluders: float) -> None:
-    for name, share in (("dropouts", dropouts), ("colluders", colluders)):
-        if not 0 <= share < 1:
-            raise InputError(f"{name} must be at least 0 and below 1, not {share}")
-    if not dropouts + colluders < 1:
-        raise InputError("dropouts and colluders leave no client to add noise; together they must be below 1")
-    most = (1 - colluders) / 2
-    if dropouts > most + _SLACK:
-        raise InputError(
-            f"dropouts must be at most (1 - colluders)/2, here {most:g}, not {dropouts:g}: a secure sum opens "
-            "nothing if fewer than (1 + colluders)/2 of those drawn answer, so noise for more dropouts is in vain"
-        )

@@ -13,15 +13,7 @@ shrink the step.
 
 from typing import Literal
 
-from polyeps.algorithms._averaging import (
-    Split,
-    ask_updates,
-    check_split,
-    mean,
-    public_clients,
-    step,
-    with_local_noise,
-)
+from polyeps.algorithms._averaging import Split, ask_updates, check_split, mean, public_clients, step, with_local_noise
 from polyeps.core import Algorithm, Ask, Field, State
 from polyeps.errors import InputError
 from polyeps.training import Training

@@ -66,7 +66,9 @@ def fedhdp(
     noise: NoiseKind = "gaussian",
 ) -> Algorithm:
     """Return federated averaging in which clients choose their privacy level."""
-    _check(ratio=ratio, quantile=quantile)
+    for name, share in (("ratio", ratio), ("quantile", quantile)):
+        if not isinstance(share, str) and not 0 <= share <= 1:
+            raise InputError(f"{name} must lie between 0 and 1, not {share}")
     if trust == "server" and noise != "gaussian":
         raise InputError(
             f'noise = "{noise}" is about shares that clients add; leave it out, or take trust = "secure-sum"'
@@ -98,10 +100,8 @@ def fedhdp(
         sums = partial(summed_by_server, noise=multipliers, streams=federation.noise)
 
     sizes = torch.tensor([federation.sizes[name] for name in names], dtype=torch.float64)
-    variances = torch.tensor(
-        [multipliers.sums[name] ** 2 * (groups[name].sums.surplus if trust == "secure-sum" else 1.0) for name in names],
-        dtype=torch.float64,
-    )
+    surplus = {name: float(counts[name].surplus) if trust == "secure-sum" else 1.0 for name in names}
+    variances = torch.tensor([multipliers.sums[name] ** 2 * surplus[name] for name in names], dtype=torch.float64)
 
     def train(work: Work) -> tuple[Payload, Payload]:
         for name, paid in zip(work.groups, work.noise_multiplier.tolist(), strict=True):
@@ -191,7 +191,7 @@ def fedhdp(
         claimed=claimed,
         arithmetic="ideal" if trust == "secure-sum" and noise == "gaussian" else "exact",
         sums=terms if trust == "secure-sum" else None,
-        memory={} if own is None else own.memory(training.model.size),
+        memory={"personal": (training.model.size,), "started": ()} if personal else {},
         groups=tuple(names),
         seeded=federation.seeded,
     )
@@ -209,9 +209,3 @@ def _noise(federation: Federation, of_groups: Mapping[str, float], clip_noise: f
         raise InputError(f"clip_noise must be above half the strictest group's multiplier {strictest:g}, not {bits:g}")
     split = {name: split_clip_bit(z, bits) if z else 0.0 for name, z in of_groups.items()}
     return Noise(split, bits if strictest else 0.0)
-
-
-def _check(**shares: float | str) -> None:
-    for name, value in shares.items():
-        if not isinstance(value, str) and not 0 <= value <= 1:
-            raise InputError(f"{name} must lie between 0 and 1, not {value}")

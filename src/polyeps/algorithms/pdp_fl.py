@@ -32,16 +32,8 @@ from pydantic import Field
 from polyeps.aggregation.client_groups import group_by_log_norms, group_by_norms
 from polyeps.aggregation.noise_estimation import estimate_noise_variances
 from polyeps.aggregation.subspace import inverse_variance_weights, variances_of_norms
-from polyeps.algorithms._averaging import ask_updates, step, train_locally, with_local_noise
-from polyeps.algorithms._projection import (
-    Rank,
-    SubspaceOf,
-    combine,
-    directions_of,
-    kept_basis,
-    project_locally,
-    thin_round,
-)
+from polyeps.algorithms._averaging import ask_updates, step, with_local_noise
+from polyeps.algorithms._projection import Rank, SubspaceOf, combine, directions_of, project_locally, thin_round
 from polyeps.core import Algorithm, Ask, Payload, Replies, State
 from polyeps.training import Training
 
@@ -86,11 +78,9 @@ def pdp_fl(
         chosen = np.flatnonzero(low_noise[places]).tolist()
         rows = replies.payload["update"]
         update, basis = combine(rows, weight[places].tolist(), chosen, directions, state.round)
-        return step(state, update, **memory, **(kept_basis(basis) if delayed else {}))
+        return step(state, update, **memory, **(basis.to_tensors() if delayed and basis is not None else {}))
 
-    actions = {"train": train_locally(training)}
-    if delayed:
-        actions["project"] = project_locally(training, per_tensor)
+    actions = {"project": project_locally(training, per_tensor)} if delayed else {}
     return with_local_noise(training, round, actions=actions)
 
 
@@ -131,7 +121,7 @@ def estimates(
     else:
         levels = memory["log_noise"].cpu().numpy()[known] / seen[known] if grouping == "noise" else logs
         found = group_by_log_norms(levels, size)
-        low_noise[known] = found.public & found.projecting
+        low_noise[known] = (found == 0) & (found.max() > 0)  # with one noise level, nothing is projected
     if weights == "noise":
         squares = torch.from_numpy(np.exp(2 * logs))
         # The shortest update bounds the signal of all clients: no weight goes much beyond it.

@@ -1,10 +1,11 @@
-"""PFA (algorithm 3): private updates are projected onto the subspace of the public ones.
+"""PFA and PFA+ (algorithms 3 to 5): private updates are projected onto the subspace of the public ones.
 
 Paper: Liu et al., "Projected Federated Averaging with Heterogeneous Differential Privacy", VLDB 2022,
 https://doi.org/10.14778/3503585.3503592
 
-    C_pub, C_pri  public_clients and the rest      x̄_pub, x̄_pri  means weighted by ε
-    V_k           Basis, k = rank per tensor       x̂_pri         the private mean, projected
+    C_pub, C_pri  public_clients and the rest      x̄_pub, x̄_pri   means weighted by ε
+    V_k           Basis, k = rank per tensor       x̂_pri          the private mean, projected
+    V_kᵀ Δx       the reply "coordinates"          V_k (delayed)  state.kept: basis, ranks, centre
 
 Departures, each an option: `subspace="set"` takes the second moment of all public updates (the paper prints that
 of their mean, `"mean"`, which has rank one; its code centres them, `"centred"`). An exact thin SVD stands for 256
@@ -12,22 +13,27 @@ Lanczos steps on a matrix of rank at most |C_pub|. The last line of algorithm 3 
 the text and algorithm 5 project it, and so do we. `weights="count"` is the reference code's second class.
 `projection="gaussian"` and `"sparse"` are the paper's controls with random directions. Public clients are chosen among
 all that are enrolled, not anew in every cohort; in a round without a public answer nothing is projected.
+
+PFA+ uses the last round's subspace, so private clients upload k numbers per tensor. The first round with a public
+answer is the warm-up: all clients upload in full. From then on private clients receive the subspace with the model and
+send coordinates; the noise they add is not reduced because of it. `warm_up="in-turn"` saves private clients that one
+full upload, most of what they ever send: public clients answer first, and the others are asked with the subspace of the
+same round. The model is the same, the round takes longer.
+
+Departures of PFA+. The subspace is renewed in every round with a public answer, also without private ones; the paper's
+"V_k ∈ R^{p×k}" as upload is a misprint for V_kᵀ Δx. We count the subspace that private clients must download, the paper
+does not. A round without a public answer uses the last subspace.
 """
 
+from functools import partial
 from typing import Literal
 
-from polyeps.algorithms._averaging import (
-    Split,
-    ask_updates,
-    check_split,
-    epsilons,
-    public_clients,
-    step,
-    with_local_noise,
-)
-from polyeps.algorithms._projection import Projection, Rank, SubspaceOf, combine, directions_of
+from polyeps.algorithms._averaging import Split, check_split, epsilons, public_clients, with_local_noise
+from polyeps.algorithms._projection import Rank, SubspaceOf, directions_of, full_round, project_locally, thin_round
 from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
+
+_Weights = Literal["epsilon", "count"]
 
 
 def pfa(
@@ -36,8 +42,8 @@ def pfa(
     rank: Rank = 1,
     subspace: SubspaceOf = "set",
     per_tensor: bool = True,
-    projection: Projection = "subspace",
-    weights: Literal["epsilon", "count"] = "epsilon",
+    projection: Literal["subspace", "gaussian", "sparse"] = "subspace",
+    weights: _Weights = "epsilon",
     split: Split = "mixture",
     split_at: float | None = None,
 ) -> Algorithm:
@@ -46,13 +52,35 @@ def pfa(
     directions = directions_of(training, rank, subspace, per_tensor, projection)
 
     def round(state: State, ask: Ask) -> State:
-        replies = ask_updates(state, ask, state.roster)
-        if not replies.ids:
-            return state
         high = public_clients(state.enrolled, split, split_at)
-        public = [place for place, client in enumerate(replies.ids) if client in high]
-        weighing = epsilons(state, replies.ids) if weights == "epsilon" else [1.0] * len(replies.ids)
-        update, _ = combine(replies.payload["update"], weighing, public, directions, state.round)
-        return step(state, update)
+        return full_round(state, ask, high, partial(_weigh, state, weights), directions)
 
     return with_local_noise(training, round, needs=("epsilon",))
+
+
+def pfa_plus(
+    training: Training,
+    *,
+    rank: Rank = 1,
+    subspace: SubspaceOf = "set",
+    per_tensor: bool = True,
+    weights: _Weights = "epsilon",
+    split: Split = "mixture",
+    split_at: float | None = None,
+    warm_up: Literal["full", "in-turn"] = "full",
+) -> Algorithm:
+    """Return PFA with a delayed subspace and thin uploads."""
+    check_split(split, split_at)
+    directions = directions_of(training, rank, subspace, per_tensor)
+
+    def round(state: State, ask: Ask) -> State:
+        high, weigh = public_clients(state.enrolled, split, split_at), partial(_weigh, state, weights)
+        if "basis" in state.kept or (warm_up == "in-turn" and any(client.id in high for client in state.roster)):
+            return thin_round(state, ask, high, weigh, directions, training, per_tensor)
+        return full_round(state, ask, high, weigh, directions, delayed=True)
+
+    return with_local_noise(training, round, ("epsilon",), {"project": project_locally(training, per_tensor)})
+
+
+def _weigh(state: State, weights: _Weights, ids: tuple[str, ...]) -> list[float]:
+    return epsilons(state, ids) if weights == "epsilon" else [1.0] * len(ids)

@@ -19,8 +19,7 @@ from polyeps.algorithms._averaging import Course, Federation
 from polyeps.algorithms.cmp_fed import cmp_fed
 from polyeps.algorithms.fedavg import fedavg
 from polyeps.algorithms.fedhdp import fedhdp
-from polyeps.algorithms.fedsel import fedsel
-from polyeps.algorithms.fedsel_baselines import exact
+from polyeps.algorithms.fedsel import exact, fedsel
 from polyeps.core import Algorithm
 from polyeps.engine.noise import SystemStreams
 from polyeps.errors import InputError

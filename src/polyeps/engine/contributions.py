@@ -10,6 +10,7 @@ cancellation (as Σ of inner products), squares are float64, and factors too sma
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Protocol
 
 import torch
@@ -74,30 +75,24 @@ class PositionProducts:
     def __init__(self, layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool) -> None:
         self.layout, self.bias = layout, bias
         self.inputs, self.gradients = inputs, gradients  # (T, L, in), (T, L, out)
-        self._each: list[RowGradients] = []  # of the weights and, if any, the biases
+        self._formed: ContributionParts | None = None  # of the weights and, if any, the biases
 
     def squared_norms(self) -> Tensor:
-        weights = torch.bmm(align_matrices(self.gradients).transpose(1, 2), align_matrices(self.inputs)).flatten(
-            1
-        )  # (T, out * in)
-        self._each = [RowGradients(self.layout, weights)]
-        if self.bias:
-            self._each.append(RowGradients(self.layout, self.gradients.sum(1)))
-        norms = self._each[0].squared_norms()
-        return norms + self._each[1].squared_norms() if self.bias else norms
+        weights = torch.bmm(align_matrices(self.gradients).transpose(1, 2), align_matrices(self.inputs))
+        formed = [weights.flatten(1), *([self.gradients.sum(1)] if self.bias else [])]  # (T, out * in), (T, out)
+        self._formed = ContributionParts([(each.shape[1], RowGradients(self.layout, each)) for each in formed])
+        return self._formed.squared_norms()
 
     def drop(self, rows: Tensor) -> None:
-        for each in self._each:
-            each.drop(rows)
+        if self._formed is not None:
+            self._formed.drop(rows)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
-        if not self._each:  # without norms, a sum of products needs no row's own gradient
+        if self._formed is not None:
+            self._formed.add_to(gradient, factors)
+        else:  # without norms, a sum of products needs no row's own gradient
             scaled = self.gradients if factors is None else _times_factors(self.gradients, factors)
             add_products(self.layout, gradient, scaled, self.inputs, self.bias, factors is not None)
-            return
-        sizes = [each.gradients.shape[1] for each in self._each]
-        for each, columns in zip(self._each, torch.split(gradient, sizes, dim=1), strict=True):
-            each.add_to(columns, factors)
 
 
 class RowGradients:
@@ -159,19 +154,15 @@ class ContributionParts:
         self.parts = parts  # (number of parameters, contribution)
 
     def squared_norms(self) -> Tensor:
-        norms = self.parts[0][1].squared_norms()
-        for _, part in self.parts[1:]:
-            norms = norms + part.squared_norms()
-        return norms
+        return reduce(torch.add, (part.squared_norms() for _, part in self.parts))
 
     def drop(self, rows: Tensor) -> None:
         for _, part in self.parts:
             part.drop(rows)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
-        for (_, part), columns in zip(
-            self.parts, torch.split(gradient, [size for size, _ in self.parts], dim=1), strict=True
-        ):
+        slices = torch.split(gradient, [size for size, _ in self.parts], dim=1)
+        for (_, part), columns in zip(self.parts, slices, strict=True):
             part.add_to(columns, factors)
 
 
@@ -186,11 +177,10 @@ def add_products(
         b = group.rows(right).flatten(1, -2)
         if clipped:
             a, b = _exact(group, a), _exact(group, b)
-        if a.dtype != gradient.dtype:
-            weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)
-        elif group.clients == 1:
+        same = a.dtype == gradient.dtype
+        if same and group.clients == 1:
             weights[group.first].addmm_(a[0].T, b[0])
-        elif gradient.is_cuda:
+        elif same and gradient.is_cuda:
             weights[group.first : group.last].baddbmm_(a.transpose(1, 2), b)
         else:  # not baddbmm_: on columns of a wider matrix it falls back to a product per client on the CPU
             weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)

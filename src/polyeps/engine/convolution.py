@@ -1,7 +1,9 @@
 """Two-dimensional convolution batched over clients: a strided copy of patches and batched matrix products.
 
 Images are (T, channels, height, width) by shape and channels-last in memory: patches are then copied in long
-runs, and pooling is fast (on the CPU torch pools channels-last images nine times faster).
+runs, and pooling is fast (on the CPU torch pools channels-last images nine times faster). On a device with Triton,
+patches are made and added up by one kernel each: there, a strided copy and twenty-five additions are far below memory
+bandwidth.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from torch.nn import functional
 from polyeps.engine.contributions import Contribution, PositionProducts
 from polyeps.engine.layers import times
 from polyeps.engine.layout import Layout
-from polyeps.engine.patches import Pair, added_up, patches_of
+from polyeps.engine.triton_kernels import add_patches, copy_patches, has_kernel
+
+Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,12 @@ class Convolution:
         return self.channels_out * (self.channels_in * self.kernel[0] * self.kernel[1] + self.bias)
 
     def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, tuple[Tensor, Pair]]:
-        patches, size = self._patches(rows)
-        count = len(rows)
-        kernels, bias = self._kernels(weights)
-        outputs = times(layout, kernels, bias, patches.view(count, -1, patches.shape[-1]))
-        images = outputs.view(*patches.shape[:3], self.channels_out).permute(0, 3, 1, 2)
-        return images, (patches.view(count, -1, patches.shape[-1]), size)
+        images = rows.permute(0, 2, 3, 1)
+        padded = (functional.pad(images, (0, 0, *self.padding)) if any(self.padding) else images).contiguous()
+        patches = patches_of(padded, self.kernel, self.stride)
+        flat = patches.view(len(rows), -1, patches.shape[-1])
+        outputs = times(layout, *self._kernels(weights), flat).view(*patches.shape[:3], self.channels_out)
+        return outputs.permute(0, 3, 1, 2), (flat, (padded.shape[1], padded.shape[2]))
 
     def backward(
         self, weights: Tensor, saved: tuple[Tensor, Pair], gradients: Tensor, layout: Layout, inputs: bool
@@ -50,7 +54,9 @@ class Convolution:
         if not inputs:
             return None, contribution
         back = times(layout, self._kernels(weights)[0].transpose(1, 2), None, flat)
-        return self._unpatch(back.view(*gradients.shape[:1], *gradients.shape[2:], -1), size), contribution
+        images = added_up(back.view(len(gradients), *gradients.shape[2:], -1), size, self.kernel, self.stride)
+        left, right, top, bottom = self.padding
+        return images[:, top : size[0] - bottom, left : size[1] - right].permute(0, 3, 1, 2), contribution
 
     def _kernels(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return weights (n, out, kh * kw * in) in the order of the patches, and biases (n, out)."""
@@ -58,19 +64,6 @@ class Convolution:
         shaped = torch.unflatten(taps, 1, (self.channels_out, self.channels_in, *self.kernel))
         kernels = shaped.permute(0, 1, 3, 4, 2).flatten(2)
         return kernels, weights[:, -self.channels_out :] if self.bias else None
-
-    def _patches(self, rows: Tensor) -> tuple[Tensor, Pair]:
-        """Return the patches (T, H', W', kh * kw * in) of the padded images, and the images' height and width."""
-        images = rows.permute(0, 2, 3, 1)
-        padded = (functional.pad(images, (0, 0, *self.padding)) if any(self.padding) else images).contiguous()
-        return patches_of(padded, self.kernel, self.stride), (padded.shape[1], padded.shape[2])
-
-    def _unpatch(self, patches: Tensor, size: Pair) -> Tensor:
-        """Add patches (T, H', W', kh * kw * in) at their places; return images without padding."""
-        images = added_up(patches, size, self.kernel, self.stride)
-        left, right, top, bottom = self.padding
-        inner = images[:, top : size[0] - bottom, left : size[1] - right]
-        return inner.permute(0, 3, 1, 2)
 
 
 class _Reordered:
@@ -94,3 +87,34 @@ class _Reordered:
         ordered = torch.unflatten(summed[:, :taps], 1, shape).permute(0, 1, 4, 2, 3)
         torch.unflatten(gradient[:, :taps], 1, ordered.shape[1:]).add_(ordered)
         gradient[:, taps:] += summed[:, taps:]
+
+
+def patches_of(images: Tensor, kernel: Pair, stride: Pair) -> Tensor:
+    """Return a copy of every patch of contiguous images (T, height, width, channels)."""
+    count, height, width, channels = images.shape
+    (kh, kw), (sh, sw) = kernel, stride
+    out = ((height - kh) // sh + 1, (width - kw) // sw + 1)
+    if not has_kernel(images):
+        s0, s1, s2, _ = images.stride()
+        windows = images.as_strided((count, *out, kh, kw * channels), (s0, s1 * sh, s2 * sw, s1, 1))
+        return windows.reshape(count, *out, kh * kw * channels)
+    patches = images.new_empty(count, *out, kh * kw * channels)
+    copy_patches(images, patches, kernel, stride)
+    return patches
+
+
+def added_up(patches: Tensor, size: Pair, kernel: Pair, stride: Pair) -> Tensor:
+    """Return images of a size, (T, height, width, channels), in which every patch is added at its place."""
+    count, high, wide, depth = patches.shape
+    (kh, kw), (sh, sw) = kernel, stride
+    channels = depth // (kh * kw)
+    if has_kernel(patches):
+        images = patches.new_empty(count, *size, channels)
+        add_patches(patches, images, kernel, stride)
+        return images
+    images = patches.new_zeros(count, *size, channels)
+    taps = torch.unflatten(patches, 3, (kh, kw, channels))
+    for i in range(kh):
+        for j in range(kw):
+            images[:, i : i + sh * (high - 1) + 1 : sh, j : j + sw * (wide - 1) + 1 : sw] += taps[:, :, :, i, j]
+    return images

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -53,11 +52,8 @@ class CapturedStep(NamedTuple):
     deferral: Deferral
 
 
-@dataclass(frozen=True)
-class CudaGraphs:
-    """Captured steps by shape: the only state that outlives a call, owned by the caller."""
-
-    held: dict[tuple[object, ...], CapturedStep] = field(default_factory=dict)
+# Captured steps by shape: the only state that outlives a call, owned by the caller.
+CudaGraphs = dict[tuple[object, ...], CapturedStep]
 
 
 def train_on_device(
@@ -80,18 +76,16 @@ def train_on_device(
     data = (records.features.data_ptr(), records.labels.data_ptr(), *records.features.shape)
     alike = starts.stride(0) == 0  # a deferred layer then has one start for all clients
     key = (model, data, steps, len(starts), alike, optional)
-    held = graphs.held.get(key)
+    held = graphs.get(key)
     # At least as wide as last time, so that rounds soon share one shape.
     last = None if held is None else held.shape
     placed = place_batches(streams, records.spans, settings, model.size, model.floats_per_row, last, device)
     sizes = placed.sizes.cpu().numpy() if settings.divisor is None else None
     fixed = pace(settings, sizes, device)
-    if held is not None and held.shape != placed.shape:
-        held = None
-    if held is None:
-        deferral = deferral_of(model, starts, fixed, max(placed.shape.widths), placed.order is not None)
-    else:
+    if held is not None and held.shape == placed.shape:
         deferral = held.deferral
+    else:
+        held, deferral = None, deferral_of(model, starts, fixed, max(placed.shape.widths), placed.order is not None)
     deferral.begin(starts, fixed.rate, fixed.momentum)
     models = deferral.kept(starts)
     layout, buffers = _prepare(models, anchor, placed, fixed, streams)
@@ -107,11 +101,11 @@ def train_on_device(
     if held is not None:
         _refill(held.buffers, buffers)
     else:
-        while len(graphs.held) >= _MOST_GRAPHS:
-            graphs.held.pop(next(iter(graphs.held)))
+        while len(graphs) >= _MOST_GRAPHS:
+            graphs.pop(next(iter(graphs)))
         graph = _capture(step, buffers, models)
         deferral.begin(starts, fixed.rate, fixed.momentum)
-        held = graphs.held[key] = CapturedStep(graph, buffers, layout, placed.shape, deferral)
+        held = graphs[key] = CapturedStep(graph, buffers, layout, placed.shape, deferral)
     for _ in range(steps):
         held.graph.replay()
     learned = deferral.joined(held.buffers.models)
@@ -146,14 +140,13 @@ def _step(model: Model, deferral: Deferral, records: Records, layout: Layout, bu
     if buffers.gradient is None:
         deferral.enter(now, len(buffers.records))
         step_directly(learning, records, step, fixed, rate, divisor)
-        now.add_(1)
-        return
-    if fixed.deviation is None:
-        buffers.gradient.zero_()
     else:
-        fill_normals(buffers.gradient, buffers.keys, now)
-        buffers.gradient.mul_(fixed.deviation)
-    advance(learning, records, step, fixed, rate, divisor, buffers.gradient)
+        if fixed.deviation is None:
+            buffers.gradient.zero_()
+        else:
+            fill_normals(buffers.gradient, buffers.keys, now)
+            buffers.gradient.mul_(fixed.deviation)
+        advance(learning, records, step, fixed, rate, divisor, buffers.gradient)
     now.add_(1)
 
 
@@ -162,7 +155,6 @@ def _prepare(
 ) -> tuple[Layout, Buffers]:
     """Allocate everything the steps work on, on the device."""
     device, clients = starts.device, len(starts)
-    layout = lay_out(clients, list(placed.shape.cuts), np.array(placed.shape.widths), device)
     models = starts.clone()
     keys = torch.zeros(clients, dtype=torch.int64, device=device)
     if isinstance(streams, SeededStreams):
@@ -179,7 +171,7 @@ def _prepare(
         valid=placed.valid,
         pace=fixed,
     )
-    return layout, buffers
+    return lay_out(clients, list(placed.shape.cuts), np.array(placed.shape.widths), device), buffers
 
 
 def _capture(step: Callable[[], None], buffers: Buffers, starts: Tensor) -> torch.cuda.CUDAGraph:

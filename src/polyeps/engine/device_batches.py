@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.core import Streams
@@ -30,20 +29,6 @@ class BatchShape(NamedTuple):
     ordered: bool  # by batch size; else the clients' own order
     cuts: tuple[int, ...]
     widths: tuple[int, ...]
-
-    @property
-    def rows(self) -> int:
-        return int(np.diff(self.cuts) @ np.array(self.widths))
-
-    def per_client(self) -> NDArray[np.int64]:
-        """Return the number of rows of each frame position."""
-        return np.repeat(np.array(self.widths, np.int64), np.diff(self.cuts))
-
-    def starts(self) -> NDArray[np.int64]:
-        """Return the first row of each frame position."""
-        per_client = self.per_client()
-        starts: NDArray[np.int64] = np.cumsum(per_client) - per_client
-        return starts
 
 
 class PlacedBatches(NamedTuple):
@@ -98,11 +83,12 @@ def place_batches(
     # A group that has outgrown the last shape gets extra room: every new shape costs a captured graph.
     widths = tuple(b if a <= b else a + 1 for a, b in zip(widest, last.widths if last else widest, strict=True))
     shape = BatchShape(ordered, cuts, widths)
-    slot = torch.from_numpy(shape.starts()).to(device)[position] + drawn.within
-    first = spans[:, 0].to(device)
+    per_client = np.repeat(np.array(widths, np.int64), np.diff(cuts))  # rows of each frame position
+    slot = torch.from_numpy(np.cumsum(per_client) - per_client).to(device)[position] + drawn.within
+    first, rows = spans[:, 0].to(device), int(per_client.sum())
     own = first.expand(steps, -1) if order is None else first[order]
-    records = own.repeat_interleave(torch.from_numpy(shape.per_client()).to(device), 1, output_size=shape.rows)
-    valid = torch.zeros(steps, shape.rows, device=device)
+    records = own.repeat_interleave(torch.from_numpy(per_client).to(device), 1, output_size=rows)
+    valid = torch.zeros(steps, rows, device=device)
     records[drawn.step, slot] = drawn.record
     valid[drawn.step, slot] = 1
     return PlacedBatches(shape, drawn.sizes, order, records, valid)

@@ -8,7 +8,6 @@ has hooks, parametrizations, a `forward` of its own or other parameters than its
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 
 from torch import nn
 
@@ -68,12 +67,6 @@ def frozen_copy(module: nn.Module) -> nn.Module:
     if getattr(kept, "inplace", False):
         kept.inplace = False  # type: ignore[assignment]
     return kept
-
-
-def shares_parameters(names: Iterable[tuple[str, nn.Parameter]]) -> bool:
-    """Return whether a parameter occurs under two names."""
-    parameters = [id(parameter) for _, parameter in names]
-    return len(set(parameters)) < len(parameters)
 
 
 def is_unmodified_itself(part: nn.Module) -> bool:

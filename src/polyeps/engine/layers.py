@@ -124,12 +124,7 @@ class Norm:
         return outputs, (leaf, normal, scale)
 
     def backward(
-        self,
-        _weights: Tensor,
-        saved: tuple[Tensor, Tensor, Tensor],
-        gradients: Tensor,
-        layout: Layout,
-        inputs: bool,
+        self, _weights: Tensor, saved: tuple[Tensor, Tensor, Tensor], gradients: Tensor, layout: Layout, inputs: bool
     ) -> tuple[Tensor | None, Contribution]:
         leaf, normal, scale = saved
         each = [self._gather(gradients * normal.detach())]
@@ -179,12 +174,7 @@ class Parameterless:
         return outputs.detach(), (leaf, outputs)
 
     def backward(
-        self,
-        _weights: Tensor,
-        saved: tuple[Tensor, Tensor],
-        gradients: Tensor,
-        _layout: Layout,
-        inputs: bool,
+        self, _weights: Tensor, saved: tuple[Tensor, Tensor], gradients: Tensor, _layout: Layout, inputs: bool
     ) -> tuple[Tensor | None, None]:
         leaf, outputs = saved
         if not inputs or not leaf.requires_grad:

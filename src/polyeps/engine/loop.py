@@ -6,6 +6,9 @@ mix, so chunks and grouping change nothing but float rounding.
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
@@ -15,7 +18,6 @@ import torch
 from torch import Tensor
 
 from polyeps.core import Records, Streams
-from polyeps.engine.allocator import keep_freed_memory
 from polyeps.engine.contributions import Contribution
 from polyeps.engine.deferred import Deferral, defer
 from polyeps.engine.layout import Plan, TrainingStep, padding_is_cheaper, plan_exact, plan_padded, plan_sorted, steps_of
@@ -29,6 +31,8 @@ from polyeps.models import Model
 # models into frame order would cost more than calls.
 LARGE = 200_000
 _GROUPS = 4
+_KEPT = 1 << 30  # bytes of freed memory
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 NOISE_BLOCK = 1 << 20  # normals drawn at once: enough to hide the cost of calls, few enough for the cache
 
 
@@ -68,13 +72,8 @@ class Pace:
     @property
     def plain(self) -> bool:
         """Return whether row gradients can be added to models or velocities directly, without forming their sum."""
-        moving = self.momentum is not None
-        return (
-            self.clip is None
-            and self.deviation is None
-            and self.decay is None
-            and not (moving and self.pull is not None)
-        )
+        pulled = self.momentum is not None and self.pull is not None
+        return self.clip is None and self.deviation is None and self.decay is None and not pulled
 
 
 def pace(settings: Settings, sizes: Whole | None, device: torch.device) -> Pace:
@@ -97,10 +96,7 @@ def pace(settings: Settings, sizes: Whole | None, device: torch.device) -> Pace:
         rate=per_step(np.where(active, settings.learning_rate, 0.0)),
         divisor=per_step(np.array(divisor)),
         clip=None if clip is None else clip[:, 0],
-        deviation=column(settings.deviation),
-        momentum=column(settings.momentum),
-        decay=column(settings.decay),
-        pull=column(settings.pull),
+        **{name: column(getattr(settings, name)) for name in ("deviation", "momentum", "decay", "pull")},
     )
 
 
@@ -137,6 +133,17 @@ def train_on_cpu(
         gradient = torch.zeros_like(models) if drawn is None else drawn
         advance(learning, records, step, fixed, rate, divisor, gradient)
     return deferral.joined(models)
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Ask the C library, once per process, to keep freed memory; return whether it agreed.
+
+    A step frees all it allocated, and the next one allocates the same again. glibc returns large blocks to the system
+    at once, so every step would pay for fresh pages: a quarter to a half of a step's time for large models, measured.
+    """
+    change = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None  # glibc's alone
+    return change is not None and bool(change(_MMAP_THRESHOLD, _KEPT)) and bool(change(_TRIM_THRESHOLD, _KEPT))
 
 
 def deferral_of(model: Model, starts: Tensor, fixed: Pace, width: int, ordered: bool) -> Deferral:

@@ -11,14 +11,7 @@ from torch import Tensor, nn
 from polyeps.engine.contributions import SMALLEST, Contribution
 from polyeps.engine.convolution import Convolution
 from polyeps.engine.fallback_layers import VmapLayer
-from polyeps.engine.known_modules import (
-    frozen_copy,
-    has_parameters,
-    is_row_wise,
-    is_unmodified,
-    is_unmodified_itself,
-    shares_parameters,
-)
+from polyeps.engine.known_modules import frozen_copy, has_parameters, is_row_wise, is_unmodified, is_unmodified_itself
 from polyeps.engine.layers import Embedding, Layer, Linear, Norm, Parameterless
 from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.losses import Loss, per_row_error
@@ -187,7 +180,8 @@ def lower(module: nn.Module) -> Network:
     network = Network(tuple(_layers(module)))
     trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
     # Layers that share a parameter would count it twice, so the module runs as a whole.
-    shared = shares_parameters(module.named_parameters(remove_duplicate=False))
+    named = [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
+    shared = len(set(map(id, named))) < len(named)
     return network if network.size == trainable and not shared else Network((VmapLayer(module),))
 
 

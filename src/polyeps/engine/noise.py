@@ -13,12 +13,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.core import Streams
 from polyeps.engine import philox
-from polyeps.errors import InputError, PolyepsError
+from polyeps.errors import InputError
 
 # Words turned into normals at a time, so that intermediate values fit into the cache. Results for a seed depend on it,
 # since the words of a tile are split into radii and angles.
@@ -125,7 +126,7 @@ class SystemStreams:
     exact = True
 
     def __init__(self, clients: int) -> None:
-        self._keystreams = [_Keystream() for _ in range(clients)]
+        self._keystreams = [Keystream() for _ in range(clients)]
 
     @property
     def clients(self) -> int:
@@ -158,9 +159,8 @@ def normals_for(streams: Streams, values: Tensor, release: str) -> Tensor:
     if isinstance(streams, SeededStreams):
         streams = streams.for_release(release)
         if values.is_cuda:
-            philox.fill_normals(
-                drawn, streams.keys_on(values.device), torch.zeros(1, dtype=torch.int64).to(values.device)
-            )
+            first = torch.zeros(1, dtype=torch.int64, device=values.device)
+            philox.fill_normals(drawn, streams.keys_on(values.device), first)
             return drawn
     held = drawn.cpu()[:, None]
     streams.normals(held, range(len(held)))
@@ -179,20 +179,15 @@ def box_muller(words: NDArray[np.uint64], cosines: Tensor, sines: Tensor) -> Non
     torch.mul(angle.sin_()[..., :kept], radius[..., :kept], out=sines)
 
 
-class _Keystream:
+class Keystream:
     """The ChaCha20 keystream under a fresh key."""
 
     def __init__(self) -> None:
-        try:
-            from cryptography.hazmat.primitives import ciphers  # type: ignore[import-not-found,unused-ignore]
-        except ImportError as missing:
-            raise PolyepsError(
-                "noise for deployment needs the package cryptography; run: pip install cryptography"
-            ) from missing
         # Any nonce will do: the key is used once.
-        self._encryptor = ciphers.Cipher(ciphers.algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
+        self._encryptor = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
 
     def words(self, count: int) -> NDArray[np.uint64]:
+        """Return the next 64-bit words."""
         return np.frombuffer(self._encryptor.update(bytes(8 * count)), np.uint64)
 
 

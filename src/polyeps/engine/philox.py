@@ -12,18 +12,15 @@ import math
 import torch
 from torch import Tensor
 
-from polyeps.engine.triton_kernels import has_kernel, tl, triton
+from polyeps.engine.triton_kernels import has_kernel, philox_normals
 
 _WORD = 0xFFFFFFFF
-_BLOCK = 256
 
 
 def fill_normals(out: Tensor, keys: Tensor, step: Tensor) -> None:
     """Fill out (n, d) with a step's normals of the streams with the given keys (n,); step is an int64 (1,)."""
     if has_kernel(out):
-        quads = -(-out.shape[1] // 4)
-        grid = (out.shape[0], -(-quads // _BLOCK))
-        _fill[grid](out, keys, step, out.shape[1], quads, BLOCK=_BLOCK)
+        philox_normals(out, keys, step)
     else:
         out.copy_(normals(keys, step, out.shape[1]))
 
@@ -59,12 +56,7 @@ def philox(counter: tuple[Tensor, ...], key: Tensor) -> tuple[Tensor, Tensor, Te
     for _ in range(10):
         # int64 products wrap modulo 2^64, which keeps both halves right
         a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = (
-            ((b >> 32) & _WORD) ^ c1 ^ k0,
-            b & _WORD,
-            ((a >> 32) & _WORD) ^ c3 ^ k1,
-            a & _WORD,
-        )
+        c0, c1, c2, c3 = (((b >> 32) & _WORD) ^ c1 ^ k0, b & _WORD, ((a >> 32) & _WORD) ^ c3 ^ k1, a & _WORD)
         k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
     return c0, c1, c2, c3
 
@@ -74,30 +66,3 @@ def _box_muller(radial: Tensor, angular: Tensor) -> tuple[Tensor, Tensor]:
     radius = signed.abs_().add_(0.5).mul_(2.0**-31).clamp_(max=1.0).log_().mul_(-2).sqrt_()
     angle = (angular - ((angular >> 31) << 32)).to(torch.float32).mul_(math.pi * 2.0**-31)
     return torch.cos(angle) * radius, torch.sin(angle) * radius
-
-
-if triton is not None:
-    # Triton reads annotations as code, so its functions have none.
-    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-    def _gaussian_pair(radial, angular):  # type: ignore[no-untyped-def,unused-ignore]
-        radius = tl.abs(radial.to(tl.int32, bitcast=True).to(tl.float32)) + 0.5
-        radius = tl.minimum(radius * 4.656612873077393e-10, 1.0)  # 2^-31
-        radius = tl.sqrt(-2.0 * tl.log(radius))
-        angle = angular.to(tl.int32, bitcast=True).to(tl.float32) * 1.4629180792671596e-09  # π 2^-31
-        return radius * tl.cos(angle), radius * tl.sin(angle)
-
-    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-    def _fill(out, keys, step, size, quads, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def,unused-ignore]  # noqa: N803
-        row = tl.program_id(0)
-        element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        zero = element * 0
-        now = zero + tl.load(step).to(tl.int32)
-        r0, r1, r2, r3 = tl.philox(tl.load(keys + row), element, now, zero, zero)
-        n0, n1 = _gaussian_pair(r0, r1)
-        n2, n3 = _gaussian_pair(r2, r3)
-        here = out + row.to(tl.int64) * size
-        inside = element < quads
-        tl.store(here + element, n0, mask=inside & (element < size))
-        tl.store(here + quads + element, n1, mask=inside & (quads + element < size))
-        tl.store(here + 2 * quads + element, n2, mask=inside & (2 * quads + element < size))
-        tl.store(here + 3 * quads + element, n3, mask=inside & (3 * quads + element < size))

@@ -59,11 +59,9 @@ class GridSum:
     def bits(self) -> int:
         """Return the number of bits of the clip norm in steps of the grid."""
         by_size = math.ceil(math.log2(self.size) / 2) + _FINE
-        return (
-            max(by_size, math.ceil(math.log2(_LEAST_NOISE / self.noise_multiplier)))
-            if self.noise_multiplier
-            else by_size
-        )
+        if not self.noise_multiplier:
+            return by_size
+        return max(by_size, math.ceil(math.log2(_LEAST_NOISE / self.noise_multiplier)))
 
     @property
     def step(self) -> float:
@@ -78,11 +76,8 @@ class GridSum:
     @property
     def deviation(self) -> float:
         """Return the parameter of the discrete Gaussian noise, in steps."""
-        return (
-            math.hypot(self.noise_multiplier * self.longest / MARGIN, ROUNDING_DEVIATION)
-            if self.noise_multiplier
-            else 0.0
-        )
+        noisy = math.hypot(self.noise_multiplier * self.longest / MARGIN, ROUNDING_DEVIATION)
+        return noisy if self.noise_multiplier else 0.0
 
     @cached_property
     def noise(self) -> WideGaussian:

@@ -8,7 +8,7 @@ around is wrong but no less private. `integer_encoding` encodes and decodes, `in
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent
@@ -48,34 +48,30 @@ def padded(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def skellam_event(clip: float, granularity: float, dimension: int, deviation: float) -> SkellamDpEvent:
-    """Return the price of a sum of vectors of norm `clip`, rounded to the grid, with total Skellam noise."""
-    l2 = rounded_sensitivity(clip, granularity, dimension) / granularity
-    return SkellamDpEvent(min(math.sqrt(dimension) * l2, l2**2), l2, (deviation / granularity) ** 2)
+def integer_event(
+    noise: NoiseName, clip: float, granularity: float, dimension: int, deviation: float, clients: int
+) -> SkellamDpEvent | DiscreteGaussianSumDpEvent:
+    """Return the price of a sum of vectors of norm `clip`, rounded to the grid, with noise of total `deviation`.
 
-
-def discrete_gaussian_event(
-    clip: float, granularity: float, dimension: int, client_deviation: float, clients: int
-) -> DiscreteGaussianSumDpEvent:
-    """Return the price of the same sum when each client adds discrete Gaussian noise of `client_deviation`."""
+    Of discrete Gaussians, each of `clients` clients adds an equal part.
+    """
     l2 = rounded_sensitivity(clip, granularity, dimension) / granularity
-    return DiscreteGaussianSumDpEvent(l2, client_deviation / granularity, clients, dimension)
+    if noise == "skellam":
+        return SkellamDpEvent(min(math.sqrt(dimension) * l2, l2**2), l2, (deviation / granularity) ** 2)
+    return DiscreteGaussianSumDpEvent(l2, deviation / math.sqrt(clients) / granularity, clients, dimension)
 
 
 def event_of_parts(
     noise: NoiseName, clip: float, granularity: float, dimension: int, deviation: float, clients: int
 ) -> DpEvent:
-    """Return the price of the same sum when at most `clients` clients add equal parts of noise of total `deviation`.
+    """Return the price of the same sum when at most `clients` clients add equal parts of noise.
 
     For discrete Gaussians the price is highest for the most clients: fewer add more noise each, and their sum is closer
     to a Gaussian. Parts below a few steps of the grid have no guarantee.
     """
-    if noise == "skellam":
-        return skellam_event(clip, granularity, dimension, deviation)
-    part = deviation / math.sqrt(clients)
-    if part < _SMOOTH * granularity:
+    if noise == "discrete-gaussian" and deviation / math.sqrt(clients) < _SMOOTH * granularity:
         return NonPrivateDpEvent()
-    return discrete_gaussian_event(clip, granularity, dimension, part, clients)
+    return integer_event(noise, clip, granularity, dimension, deviation, clients)
 
 
 def fitting_bits(clip: float, granularity: float, dimension: int, clients: int, client_deviation: float) -> int:
@@ -109,7 +105,7 @@ class Grid:
     clients: int  # largest number of vectors in a sum
     honest: int
     deviation: float  # of the noise of `honest` clients together, in every coordinate
-    bits: int  # of a coordinate that is sent
+    bits: int = _MOST_BITS  # of a coordinate that is sent
     rotation: int = 0  # public seed
     noise: NoiseName = "skellam"
 
@@ -135,23 +131,10 @@ class Grid:
                 f"{self.granularity:g}, where nothing is proved; choose a finer granularity or skellam"
             )
 
-    @classmethod
-    def fitting(
-        cls,
-        clip: float,
-        granularity: float,
-        size: int,
-        clients: int,
-        honest: int,
-        deviation: float,
-        *,
-        rotation: int = 0,
-        noise: NoiseName = "skellam",
-    ) -> Grid:
-        """Return the grid with as few bits as hold the largest sum."""
-        widest = cls(clip, granularity, size, clients, honest, deviation, _MOST_BITS, rotation, noise)
-        bits = fitting_bits(clip, granularity, widest.dimension, clients, widest.client_deviation)
-        return cls(clip, granularity, size, clients, honest, deviation, bits, rotation, noise)
+    def fitted(self) -> Grid:
+        """Return the same grid with as few bits as hold the largest sum."""
+        bits = fitting_bits(self.clip, self.granularity, self.dimension, self.clients, self.client_deviation)
+        return replace(self, bits=bits)
 
     @property
     def dimension(self) -> int:
@@ -166,9 +149,7 @@ class Grid:
     @property
     def event(self) -> SkellamDpEvent | DiscreteGaussianSumDpEvent:
         """Return the price of opening one sum; callers wrap it in Poisson where cohorts are sampled."""
-        if self.noise == "skellam":
-            return skellam_event(self.clip, self.granularity, self.dimension, self.deviation)
-        return discrete_gaussian_event(self.clip, self.granularity, self.dimension, self.client_deviation, self.honest)
+        return integer_event(self.noise, self.clip, self.granularity, self.dimension, self.deviation, self.honest)
 
     @property
     def client_variance(self) -> float:

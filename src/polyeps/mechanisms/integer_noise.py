@@ -115,23 +115,16 @@ class WideGaussian:
 
 def wide_gaussian(variance: float) -> WideGaussian:
     """Return the discrete Gaussian of a variance of any size, never of a smaller one."""
-    parts: list[tuple[int, NoiseTable]] = []
-    _split(variance, 1, parts)
-    return WideGaussian(tuple(parts))
-
-
-def _split(variance: float, factor: int, parts: list[tuple[int, NoiseTable]]) -> None:
-    """Append the parts of `factor` times a discrete Gaussian: one table, or a coarse part and a finer one."""
-    if variance <= _WIDEST**2:
-        parts.append((factor, table_for("discrete-gaussian", variance)))
-        return
-    k = math.ceil(math.sqrt(variance) / _WIDEST) * 2
-    if k * _SMOOTHING > _WIDEST:
-        k = int(_WIDEST // _SMOOTHING)
-    fine = (_SMOOTHING * k) ** 2
-    coarse = (variance - fine) / k**2 * (1 + 2.0**-50)  # rounded upwards
-    _split(coarse, factor * k, parts)
-    parts.append((factor, table_for("discrete-gaussian", float(fine))))
+    parts, factor = list[tuple[int, NoiseTable]](), 1
+    while variance > _WIDEST**2:  # a fine part, and `k` times a coarser one
+        k = math.ceil(math.sqrt(variance) / _WIDEST) * 2
+        if k * _SMOOTHING > _WIDEST:
+            k = int(_WIDEST // _SMOOTHING)
+        fine = (_SMOOTHING * k) ** 2
+        parts.append((factor, table_for("discrete-gaussian", float(fine))))
+        variance, factor = (variance - fine) / k**2 * (1 + 2.0**-50), factor * k  # rounded upwards
+    parts.append((factor, table_for("discrete-gaussian", variance)))
+    return WideGaussian(tuple(reversed(parts)))
 
 
 def _lookup(table: NoiseTable, uniforms: WordArray) -> tuple[Integers, Integers]:

@@ -7,16 +7,14 @@ Seeded in simulation, keyed by the operating system's entropy when deployed.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from polyeps.core import Streams
-from polyeps.engine.noise import SeededStreams
+from polyeps.engine.noise import Keystream, SeededStreams
 
 WordArray = NDArray[np.uint64]
 
@@ -47,18 +45,15 @@ class SeededWords:
 
 
 class SystemWords:
-    """Words for deployment: AES-256 in counter mode under keys from the operating system that are not stored."""
+    """Words for deployment: keystreams under keys from the operating system that are not stored."""
 
     def __init__(self, clients: int) -> None:
-        # The counter may start anywhere: each key is used once.
-        self._encryptors = [
-            Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor() for _ in range(clients)
-        ]
+        self._keystreams = [Keystream() for _ in range(clients)]
         self.clients = clients
 
     def fill(self, out: WordArray, rows: Sequence[int]) -> None:
         for mine, row in zip(out, rows, strict=True):
-            mine[:] = np.frombuffer(self._encryptors[row].update(bytes(mine.nbytes)), np.uint64)
+            mine[:] = self._keystreams[row].words(len(mine))
 
 
 def words_of(streams: Streams, release: str) -> WordStreams:
