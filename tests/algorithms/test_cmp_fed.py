@@ -222,10 +222,10 @@ def test_the_promise_names_what_it_hangs_on() -> None:
     for build in (cmp_fed, dp_randagg):
         sums, cohort = build(drawn_in_part, dropouts=0.07, colluders=0.05).conditions
         assert "sums from which no client drawn is missing" in sums  # of so few none can be
-        assert "at most 1 of them tell others their noise" in sums
+        assert "at most 1 of them reveal their noise" in sums
         assert cohort == SECRET_COHORT
     (alone,) = built(1.0, clients=20).conditions  # all take part, which is no secret
-    assert alone.endswith("at most 2 of the clients drawn are missing, and none tells its noise.")
+    assert alone.endswith("at most 2 of the clients drawn are missing, and none reveals its noise.")
 
 
 @pytest.mark.parametrize(("dropouts", "colluders"), [(0.0, 0.0), (0.3, 0.0), (0.35, 0.2)])

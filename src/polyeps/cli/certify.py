@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _FILE_TOO = "polyeps {0} FILE.toml asks the experiment itself; polyeps {0} file --help lists its options."
 certify_app = typer.Typer(
     cls=files.FileOrMethod,
-    help=f"Certify an experiment's file, or a method: the paper's ε and ours.\n\n{_FILE_TOO.format('certify')}",
+    help=f"Certify an experiment, or one method: the certified ε beside the paper's.\n\n{_FILE_TOO.format('certify')}",
     no_args_is_help=True,
 )
 calibrate_app = typer.Typer(
@@ -176,7 +176,7 @@ def certify_fedsel(
 
 def _calibrate(
     method: "Quick",
-    epsilon: Annotated[str, typer.Option(help="One budget, or several with commas between.")],
+    epsilon: Annotated[str, typer.Option(help="One budget, or several separated by commas.")],
     delta: Delta,
     accountant: flags.AccountantFlag = "pld",
     as_json: Json = False,

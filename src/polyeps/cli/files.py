@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ExperimentFile = Annotated[Path, typer.Argument(help="A TOML file, as for polyeps run.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.clip=0.5")]
 TrustCode = Annotated[bool, typer.Option("--trust-code", help='Run code that the experiment names as "module:name".')]
-Seed = Annotated[int | None, typer.Option(help="Of the file's seeds, the one to ask about; the first by default.")]
+Seed = Annotated[int | None, typer.Option(help="Seed to use; by default the first one of the file.")]
 
 
 class FileOrMethod(TyperGroup):

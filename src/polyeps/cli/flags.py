@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 import typer
 
 SamplerFlag = Annotated[Literal["poisson", "fixed"], typer.Option(help="How batches or cohorts are drawn.")]
-AccountantFlag = Annotated[Literal["pld", "rdp"], typer.Option(help="Exact privacy losses, or Rényi.")]
+AccountantFlag = Annotated[Literal["pld", "rdp"], typer.Option(help="Privacy loss distributions (exact), or Rényi.")]
 RoundsFlag = Annotated[int, typer.Option(help="Rounds of the run.")]
 SelectFlag = Annotated[Literal["exp", "pe", "ps", "uniform"], typer.Option(help="How the index is chosen.")]
 DimensionFlag = Annotated[int, typer.Option(help="Coordinates to choose from.")]
-TopFlag = Annotated[int, typer.Option(help="How many coordinates count as the largest.")]
+TopFlag = Annotated[int, typer.Option(help="Number of coordinates that count as largest.")]
 ValueFlag = Annotated[
     Literal["pm", "hm", "duchi", "grid-pm", "none", "exact"],
-    typer.Option(help="How the value is perturbed; none sends the index alone, exact sends it as it is."),
+    typer.Option(help="How the value is perturbed; none sends the index alone, exact adds no noise."),
 ]
 ReportsFlag = Annotated[int, typer.Option(help="Reports one client sends.")]
 FormFlag = Annotated[Literal["sound", "published"], typer.Option(help="Ours, or the paper's as printed.")]
@@ -53,7 +53,7 @@ def _fedsel(
     dimension: DimensionFlag,
     top: TopFlag,
     value: ValueFlag = "grid-pm",
-    share: Annotated[float, typer.Option(help="Part of a report's ε that goes to the choice of index.")] = 0.1,
+    share: Annotated[float, typer.Option(help="Share of a report's ε for choosing the index.")] = 0.1,
     reports: ReportsFlag = 1,
     form: FormFlag = "sound",
 ) -> None:

@@ -27,17 +27,17 @@ def plan_command(
     batch: Annotated[int | None, typer.Option(help="Expected batch size of a local step.")] = None,
     local_steps: Annotated[int | None, typer.Option(help="Local steps per round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of the run.")] = None,
-    budgets: Annotated[Path | None, typer.Option(help="CSV: client, epsilon and, if wanted, delta, records.")] = None,
+    budgets: Annotated[Path | None, typer.Option(help="CSV: client, epsilon; optional: delta, records.")] = None,
     distribution: Annotated[str | None, typer.Option(help="uniform, gauss, pareto, mixgauss1 to 4, or others.")] = None,
-    clients: Annotated[int | None, typer.Option(help="How many clients to draw from the distribution.")] = None,
-    records: Annotated[int | None, typer.Option(help="Records per client, where the file does not say.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients to draw from the distribution.")] = None,
+    records: Annotated[int | None, typer.Option(help="Records per client, unless the file has them.")] = None,
     participation: Annotated[float, typer.Option(help="Share of clients in each round.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="δ, where the file does not say.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="δ, unless the file has it.")] = 1e-5,
     sigma: Annotated[float | None, typer.Option(help="One noise multiplier for all clients.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed budgets are drawn by; printed when left out.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for drawing budgets; chosen and printed if omitted.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Plan an experiment's file, or DP-SGD by flags: noise, affordable rounds and spending of every client."""
+    """Plan an experiment, or DP-SGD by options: every client's noise, affordable rounds and final ε."""
     described: dict[str, Any] = {"batch": batch, "local_steps": local_steps, "rounds": rounds}
     others = (budgets, distribution, clients, records, sigma)
     if experiment is not None:
