@@ -23,20 +23,20 @@ from polyeps.mechanisms.integer_encoding import decode_sum, encode_rows
 from polyeps.mechanisms.integer_noise import NoiseName
 from polyeps.mechanisms.random_words import SeededWords, SystemWords, WordStreams
 
-AGENTS, HONEST = 100, 80
+CLIENTS, HONEST = 100, 80
 ALLOWED = {78_942: 5.0, 1_663_370: 60.0}  # coordinates, seconds on two cores
 CASES: list[tuple[NoiseName, str]] = [("skellam", "seeded"), ("skellam", "system"), ("discrete-gaussian", "seeded")]
 
 
 def measure(size: int, noise: NoiseName, source: str, repeats: int) -> dict[str, str | float]:
     """Return the best time for one size of vectors."""
-    grid = Grid(1.0, 1e-3, size, AGENTS, HONEST, 1.5, rotation=1, noise=noise).fitted()
-    vectors = torch.randn(AGENTS, size, generator=torch.Generator().manual_seed(1))
+    grid = Grid(1.0, 1e-3, size, CLIENTS, HONEST, 1.5, rotation=1, noise=noise).fitted()
+    vectors = torch.randn(CLIENTS, size, generator=torch.Generator().manual_seed(1))
     times = []
     for _ in range(repeats):
-        words: WordStreams = SystemWords(AGENTS)
+        words: WordStreams = SystemWords(CLIENTS)
         if source == "seeded":
-            words = SeededWords(SeededStreams(1, range(AGENTS), 0), "benchmark")
+            words = SeededWords(SeededStreams(1, range(CLIENTS), 0), "benchmark")
         begin = time.perf_counter()
         decode_sum(grid, encode_rows(grid, vectors, words).sum(0))
         times.append(time.perf_counter() - begin)
@@ -46,7 +46,7 @@ def measure(size: int, noise: NoiseName, source: str, repeats: int) -> dict[str,
         "coordinates": size,
         "bits": grid.bits,
         "seconds": round(min(times), 2),
-        "nanoseconds_each": round(min(times) / (AGENTS * grid.dimension) * 1e9, 1),
+        "nanoseconds_each": round(min(times) / (CLIENTS * grid.dimension) * 1e9, 1),
         "allowed_seconds": ALLOWED[size],
     }
 
@@ -59,7 +59,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [measure(size, noise, source, asked.repeats) for size in ALLOWED for noise, source in CASES]
     if asked.json:
-        told = {"agents": AGENTS, "threads": 1, "torch": torch.__version__, "machine": platform.machine()}
+        told = {"clients": CLIENTS, "threads": 1, "torch": torch.__version__, "machine": platform.machine()}
         print(json.dumps({**told, "sums": rows}, indent=1))
         return
     print(f"{'noise':18}{'words':8}{'coordinates':>11}{'bits':>6}{'seconds':>9}{'ns each':>9}{'allowed':>9}")

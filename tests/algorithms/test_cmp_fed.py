@@ -217,7 +217,7 @@ def test_with_directions_from_the_model_a_client_answers_once_in_a_round_it_paid
 # Noise
 
 
-def test_the_promise_names_what_it_hangs_on() -> None:
+def test_the_guarantee_names_what_it_assumes() -> None:
     drawn_in_part = replace(federation(CLIENTS, drawn(CLIENTS), scale=1.0), rate=0.5)
     for build in (cmp_fed, dp_randagg):
         sums, cohort = build(drawn_in_part, dropouts=0.07, colluders=0.05).conditions

@@ -297,10 +297,10 @@ def test_no_metric_is_called_like_a_column_of_metrics_csv(name: str, tmp_path: P
         runs.run(experiment(), tmp_path / "run", metrics={name: lambda *_: 0.0})
 
 
-@pytest.mark.parametrize("module", ["click", "torch", "numpy", "tomllib"])
-def test_modules_of_the_folder_are_not_imported(module: str, file: Path) -> None:
+def test_modules_of_the_folder_are_not_imported(file: Path) -> None:
     """`python -m` looks for modules in the present folder first, which may be that of an experiment from elsewhere."""
-    (file.parent / f"{module}.py").write_text("raise SystemExit('surprise')")
+    for module in ("click", "torch", "numpy", "tomllib", "polyeps_reproductions"):
+        (file.parent / f"{module}.py").write_text("raise SystemExit('surprise')")
     command = [sys.executable, "-m", "polyeps", "run", str(file), "--set", "rounds=1"]
     ran = subprocess.run(command, cwd=file.parent, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

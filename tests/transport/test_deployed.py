@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from support.grouped import federation
 from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.client import answer
 from polyeps.clients import Clients
-from polyeps.core import ENTER, Replies, SumTerms, Task, Work
+from polyeps.core import ENTER, Replies, State, SumTerms, Task, Work
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.experiment.job import Job
@@ -305,6 +306,23 @@ def test_what_waits_for_the_second_release_is_on_the_disk(tmp_path: Path) -> Non
 # Nodes that come and go
 
 
+def served(
+    job: Job, grid: DeployedGrid, rounds: int, observe: Callable[[Round, State], None] = lambda *_: None
+) -> State:
+    """Run rounds of a job over a grid, with cohorts from the system's entropy."""
+    start, everybody = job.state, Participation()
+    return serve(
+        job.algorithm,
+        OnFlower(grid),
+        start,
+        rounds=rounds,
+        participation=everybody,
+        seed=None,
+        run="test",
+        observe=observe,
+    )
+
+
 def test_nodes_that_join_late_or_start_anew_come_in(job: Job, tmp_path: Path) -> None:
     grid = DeployedGrid(job, tmp_path)
     grid.failing = {105}
@@ -316,16 +334,7 @@ def test_nodes_that_join_late_or_start_anew_come_in(job: Job, tmp_path: Path) ->
             grid.failing = set()  # the last one joins
             grid.restart(101, 999)  # and another has a new number
 
-    serve(
-        job.algorithm,
-        OnFlower(grid),
-        job.state,
-        rounds=3,
-        participation=Participation(),
-        seed=None,
-        run="test",
-        observe=observe,
-    )
+    served(job, grid, 3, observe)
     assert [set(round.traffic) for round in seen] == [set("01234"), set("012345"), set("012345")]
     assert grid.ledger is not None
     assert grid.ledger.account("1").charges == 3
@@ -339,16 +348,7 @@ def test_a_stranger_who_takes_a_name_changes_nothing(job: Job, tmp_path: Path) -
         seen.append(round)
         grid.nodes[777], grid.names[777] = grid.nodes[102], "2"
 
-    serve(
-        job.algorithm,
-        OnFlower(grid),
-        job.state,
-        rounds=2,
-        participation=Participation(),
-        seed=None,
-        run="test",
-        observe=observe,
-    )
+    served(job, grid, 2, observe)
     assert [set(round.traffic) for round in seen] == [set("012345")] * 2
 
 
@@ -362,19 +362,10 @@ def test_a_lost_round_is_not_paid_twice(job: Job, tmp_path: Path) -> None:
         raise ServerDiedError
 
     with pytest.raises(ServerDiedError):
-        serve(
-            job.algorithm,
-            OnFlower(grid),
-            job.state,
-            rounds=1,
-            participation=Participation(),
-            seed=None,
-            run="test",
-            observe=die,
-        )
+        served(job, grid, 1, die)
     assert grid.ledger is not None
     spent = {client: grid.ledger.spent(client) for client in grid.ledger.clients}
-    serve(job.algorithm, OnFlower(grid), job.state, rounds=1, participation=Participation(), seed=None, run="test")
+    served(job, grid, 1)
     assert {client: grid.ledger.spent(client) for client in grid.ledger.clients} == spent
 
 
@@ -455,16 +446,7 @@ def test_one_malformed_reply_ends_nothing(case: str, job: Job, tmp_path: Path) -
         states.append(state)
 
     grid.app = app
-    state = serve(
-        job.algorithm,
-        OnFlower(grid),
-        job.state,
-        rounds=2,
-        participation=Participation(),
-        seed=None,
-        run="test",
-        observe=observe,
-    )
+    state = served(job, grid, 2, observe)
     assert [set(round.traffic) for round in seen] == [set("01245"), set("012345")]  # asked again in the next round
     assert [round.discarded for round in seen] == [("3",), ()]
     assert [round.declined for round in seen] == [("3",), ()]

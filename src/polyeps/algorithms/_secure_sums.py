@@ -230,7 +230,7 @@ def summing(
 def conditions(all_counts: list[Counts]) -> tuple[str, ...]:
     """Return the conditions of a guarantee by secure sums, of one or several groups."""
     missing, colluding = ([getattr(counts, name) for counts in all_counts] for name in ("dropouts", "colluders"))
-    telling = f"at most {_range(colluding)} of them tell others their" if any(colluding) else "none tells its"
+    telling = f"at most {_range(colluding)} of them reveal their" if any(colluding) else "none reveals its"
     absent = f"at most {_range(missing)} of the clients drawn are" if any(missing) else "no client drawn is"
     sums = f"It holds as long as the server sees only sums from which {absent} missing, and {telling} noise."
     return sums, *((SECRET_COHORT,) if any(counts.rate < 1 for counts in all_counts) else ())
