@@ -62,3 +62,20 @@ def test_help_says_what_arguments_are(command: str, what: str) -> None:
 def test_python_dash_m() -> None:
     ran = subprocess.run([sys.executable, "-m", "polyeps", "--version"], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == polyeps.__version__
+
+
+def test_a_command_of_another_package_that_is_missing_or_broken_is_named() -> None:
+    script = (
+        "import importlib.metadata as metadata\n"
+        "broken = metadata.EntryPoint('gone', 'no_such_module:command', 'polyeps.commands')\n"
+        "ours = metadata.EntryPoint('run', 'os:system', 'polyeps.commands')\n"
+        "metadata.entry_points = lambda **_: [broken, ours]\n"
+        "from polyeps import cli\n"
+        "assert cli.execute(['reproduce', 'pfa']) == 2\n"
+        "assert cli.execute(['run', '--help']) == 0\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "'gone' of no_such_module:command cannot be loaded" in ran.stderr
+    assert "pip install ./reproductions" in ran.stderr
+    assert "Train every method" in ran.stdout

@@ -27,10 +27,10 @@ app.command("report")(report.report)
 app.add_typer(ledger.ledger_app, name="ledger")
 app.add_typer(data.data_app, name="data")
 _OWN = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
-for found in entry_points(group="polyeps.commands"):  # of packages that build on this one, such as reproductions
+_OTHERS = {found.name: found for found in entry_points(group="polyeps.commands") if found.name not in _OWN}
+for found in _OTHERS.values():  # of packages that build on this one, such as reproductions
     try:
-        if found.name not in _OWN:
-            app.command(found.name)(found.load())
+        app.command(found.name)(found.load())
     except Exception as problem:  # of another package: the other commands work without it
         print(f"polyeps: the command {found.name!r} of {found.value} cannot be loaded: {problem}", file=sys.stderr)
 
@@ -58,6 +58,8 @@ def execute(arguments: list[str]) -> int:
     except click.ClickException as problem:
         # For an unknown command typer suggests one in the message, and click repeats it.
         hinted = "Did you mean" in problem.message
+        if arguments[:1] == ["reproduce"] and "reproduce" not in _OTHERS:
+            return _say("the papers' studies are the package polyeps-reproductions; pip install ./reproductions", 2)
         return _say(problem.message if hinted else problem.format_message(), 2)
     except click.Abort:
         return _say("stopped", 130)

@@ -101,7 +101,7 @@ class MethodRuns:
         """Return the kind of effective budgets: the clients' own only if they are under every seed."""
         if not any(job.clients for job in self.jobs):
             return NOT_BEGUN
-        kinds = [_budgets(job.facts) for job in self.jobs if job.facts]
+        kinds = [str(job.facts.get("budgets", "own")) for job in self.jobs if job.facts]
         return next((kind for kind in kinds if kind != "own"), "own")
 
     @property
@@ -216,11 +216,6 @@ def summarise_clients(journal: Journal, job: str, budgets: str = "own") -> list[
     return [_client(row, budgets) for row in journal.query(statement, (job, job))]
 
 
-def _budgets(facts: Mapping[str, Any]) -> str:
-    kind = str(facts.get("budgets", "own"))
-    return {"strictest": "minimum", "most-liberal": "maximum"}.get(kind, kind)  # as older journals name them
-
-
 def _by_label(journal: Journal) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for job in journal.jobs():
@@ -242,7 +237,7 @@ def _job(journal: Journal, job: Mapping[str, Any]) -> JobSummary:
         status=job["status"],
         planned=job["rounds"],
         facts=job["facts"],
-        clients=tuple(summarise_clients(journal, job["job"], _budgets(job["facts"]))),
+        clients=tuple(summarise_clients(journal, job["job"], str(job["facts"].get("budgets", "own")))),
         rounds=tuple((row["round"] + 1, row["active"], row["seconds"]) for row in rounds),
         accuracy=measured.pop("accuracy"),
         own={row["name"]: row["value"] for row in journal.query(own, key)},
