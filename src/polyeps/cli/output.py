@@ -40,7 +40,7 @@ def figure(value: Any) -> str:
     """
     if isinstance(value, float):
         return "∞" if math.isinf(value) else f"{value:.5g}"
-    return str(value)
+    return "–" if value is None else str(value)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:

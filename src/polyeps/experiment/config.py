@@ -289,7 +289,7 @@ def _sentence(kind: type[BaseModel], problem: ValidationError, inside: str = "")
     # For a setting of several types, pydantic adds the type it tried.
     named = [str(part) for part in error["loc"] if isinstance(part, int) or part.isidentifier()]
     place = ".".join(([inside] if inside else []) + named)
-    reason = error["msg"].removeprefix("Value error, ")
+    reason = error["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
     given = f", not {error['input']!r}" if not isinstance(error["input"], Mapping | list | tuple) else ""
     return f"{place}: {reason[0].lower()}{reason[1:]}{given}"
 
