@@ -99,6 +99,10 @@ def checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tup
 
 def _labels(loss: Loss, outputs: Tensor, generator: torch.Generator) -> Tensor:
     """Labels (T,) that a loss takes: classes, or where it refuses them numbers."""
+    example = getattr(loss, "example_labels", None)
+    if example is not None:
+        found: Tensor = example(outputs, generator)
+        return found
     classes = outputs.shape[1] if outputs.dim() > 1 and outputs.shape[1] > 1 else 2
     as_classes = torch.randint(0, classes, (len(outputs),), generator=generator).to(outputs.device)
     as_numbers = torch.randn(len(outputs), generator=generator).to(outputs.device)

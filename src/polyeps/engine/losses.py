@@ -60,6 +60,10 @@ def hinge(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def treats_rows_apart(loss: Loss) -> bool:
     """Whether a loss is one of this module's, which treat rows apart: then it runs on all rows at once."""
+    from polyeps.engine.units import UnitLoss
+
+    if isinstance(loss, UnitLoss):
+        loss = loss.loss
     return type(loss) in (CrossEntropy, BinaryLogistic, BinaryHinge, Apart) or loss is hinge
 
 
