@@ -1,22 +1,32 @@
-# Two commands, each does all its own set-up: `make test` and `make demo`.
+# Every command sets itself up.
+#   make test    everything: format, lint, types, tests and doctests
+#   make check   the same for what changed since main, within a minute (BASE=... compares with another commit)
+#   make demo    a first federation and its report; installs no development tools
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
 INSTALLED := $(VENV)/.installed
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: test lint demo format benchmark clean
+# Keep compiled tests between runs, so that pytest and the processes that tests start begin sooner.
+export PYTHONDONTWRITEBYTECODE :=
 
-# What fails soonest comes first.
+.PHONY: test check demo lint format benchmark clean
+
 test: lint
 	$(BIN)/python -m pytest
 	$(BIN)/mypy
 
+check: $(INSTALLED)
+	$(BIN)/python tools/check.py $(BASE)
+
+demo: $(RUNTIME)
+	$(BIN)/polyeps demo
+
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-
-demo: $(INSTALLED)
-	$(BIN)/polyeps demo
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
@@ -25,11 +35,16 @@ format: $(INSTALLED)
 benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/accounting.py
 
-# Installed anew only when what is installed has changed.
+# Reinstall only when requirements change. The development environment contains the runtime environment.
+$(RUNTIME): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --editable .
+	touch $@
+
 $(INSTALLED): pyproject.toml reproductions/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable reproductions
-	touch $@
+	$(INSTALL) --editable '.[dev]' --editable reproductions
+	touch $(RUNTIME) $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -1,7 +1,10 @@
-"""How fast budgets become noise scales, ours and peers' in one run: `python benchmarks/accounting.py [--json]`.
+"""Time the calibration of noise multipliers by polyeps, Opacus and dp-accounting, in one run.
 
-Setting: 8 of 1200 records, 8000 steps, δ = 1e-5, budgets between 0.05 and 10. Peers calibrate one budget at a time,
-so they are timed on a few of the same budgets and reported per budget.
+    python benchmarks/accounting.py
+    python benchmarks/accounting.py --json > benchmarks/results/accounting.json
+
+Setting: 8 of 1200 records, 8000 steps, δ = 1e-5, budgets between 0.05 and 10. The other libraries calibrate one budget
+at a time, so they are timed on a few of the same budgets and reported per budget.
 """
 
 import argparse
@@ -18,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyeps.accounting import afford, epsilon
+from polyeps.accounting import affordability, epsilon
 from polyeps.accounting.calibration import calibrate, calibrate_each
 from polyeps.accounting.events import Gaussian, Poisson
 from polyeps.core import Budget
@@ -40,11 +43,11 @@ def ours(budgets: list[Budget]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         cold, answer = timed(lambda: calibrate(budgets, price, STEPS, directory=directory))
-        afford._known.clear()
+        affordability._known.clear()
         cached, _ = timed(lambda: calibrate(budgets, price, STEPS, directory=directory))
-        afford._known.clear()
+        affordability._known.clear()
         one, _ = timed(lambda: calibrate(budgets[:1], price, STEPS, directory=directory))
-    afford._known.clear()
+    affordability._known.clear()
     sizes = np.random.default_rng(1).integers(200, 2000, 100)
     prices, _ = timed(
         lambda: calibrate_each(budgets[:100], lambda sigma, row: Poisson(8 / int(sizes[row]), Gaussian(sigma)), STEPS)
@@ -61,7 +64,7 @@ def ours(budgets: list[Budget]) -> dict[str, float]:
         "one_epsilon_seconds": look_up,
         "least_used": float(used.min()),
         "most_used": float(used.max()),
-        "distinct_scales": len(set(answer.scale.tolist())),  # type: ignore[attr-defined]
+        "distinct_scales": len(set(answer.noise_multiplier.tolist())),  # type: ignore[attr-defined]
     }
 
 
@@ -94,7 +97,7 @@ def peers(epsilons: list[float]) -> dict[str, dict[str, object]]:
             try:
                 seconds, sigma = timed(lambda work=work, value=value: work(value))  # type: ignore[misc]
                 rows[str(value)] = {"seconds": seconds, "sigma": sigma}
-            except Exception as refusal:  # a peer that refuses a budget is a result, too
+            except Exception as refusal:  # a library that refuses a budget is a result, too
                 rows[str(value)] = {"refused": str(refusal)[:80]}
         results[name] = rows
     return results
@@ -109,14 +112,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--budgets", type=int, default=10_000)
-    parser.add_argument("--peer-budgets", default="0.1,1,10", help="the budgets peers are timed on")
+    parser.add_argument("--peer-budgets", default="0.1,1,10", help="the budgets that other libraries are timed on")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     drawn = np.exp(np.random.default_rng(0).uniform(math.log(0.05), math.log(10), options.budgets))
     asked = [float(value) for value in options.peer_budgets.split(",") if value.strip()]
     mine = ours([Budget(float(value), DELTA) for value in drawn])
-    scales = calibrate([Budget(value, DELTA) for value in asked], price, STEPS, tolerance=1e-3).scale.tolist()
+    scales = calibrate(
+        [Budget(value, DELTA) for value in asked], price, STEPS, tolerance=1e-3
+    ).noise_multiplier.tolist()
     same = dict(zip(map(str, asked), scales, strict=True))
     theirs = peers(asked)
     help_seconds = start_up()

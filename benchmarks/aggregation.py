@@ -1,11 +1,14 @@
-"""Milliseconds of a PFA server for subspace and projection, beside paper 000's table 5.
+"""Time subspace and projection at a PFA server, in milliseconds, beside table 5 of the paper.
+
+Liu et al., "Projected Federated Averaging with Heterogeneous Differential Privacy", VLDB 2022,
+https://doi.org/10.14778/3503585.3503592
 
     python benchmarks/aggregation.py
-    python benchmarks/aggregation.py --json
+    python benchmarks/aggregation.py --json > benchmarks/results/aggregation.json
 
-Five public clients, rank one per tensor, the mean of the private updates projected, one thread. Updates are random:
-the time does not depend on what they hold. The best of the repeats counts, since whatever else the machine does only
-ever makes a run slower.
+Five public clients, rank one per tensor, the mean of the private updates projected, one thread. Updates are random,
+since the time does not depend on their values. The best of the repeats counts: other work on the machine can only make
+a run slower.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from polyeps.aggregation.subspace import subspace
 from polyeps.models import MODELS
 
 PUBLIC = 5
-# Table 5, server: seconds of 256 Lanczos steps on the authors' machine; and what issue 5 allows, in milliseconds.
+# Table 5, server: seconds of 256 Lanczos steps on the authors' machine; and our own limits, in milliseconds.
 PAPER_SECONDS = {"logistic": 1.76, "cnn": 25.5, "cifar_cnn": 214.0}
 ALLOWED = {"logistic": 10, "cnn": 50, "cifar_cnn": 1000}
 
 
 def measure(name: str, repeats: int) -> dict[str, str | float]:
-    """The best time of one model."""
+    """Return the best time for one model."""
     model = MODELS[name]()
     generator = torch.Generator().manual_seed(1)
     public = torch.randn(PUBLIC, model.size, generator=generator)
@@ -57,8 +60,8 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [measure(name, asked.repeats) for name in PAPER_SECONDS]
     if asked.json:
-        told = {"public_clients": PUBLIC, "threads": 1, "torch": torch.__version__, "machine": platform.machine()}
-        print(json.dumps({**told, "models": rows}, indent=1))
+        setting = {"public_clients": PUBLIC, "threads": 1, "torch": torch.__version__, "machine": platform.machine()}
+        print(json.dumps({**setting, "models": rows}, indent=1))
         return
     print(f"{'model':10} {'parameters':>10} {'paper, ms':>10} {'ours, ms':>9} {'ratio':>7} {'allowed, ms':>11}")
     for name, size, paper, ours, ratio, allowed in (row.values() for row in rows):

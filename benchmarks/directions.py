@@ -1,17 +1,18 @@
-"""What left factors hold of an update, by where they come from, and how accurate the model becomes with them.
+"""Measure how much of the mean update CMP-Fed's left factors span, by their source, and the model's accuracy.
 
-    python benchmarks/directions.py --ranks 1,4,16 --seeds 3
-    python benchmarks/directions.py --model mcmahan_cnn --device cuda --rounds 180 --ranks 16 --json
+    python benchmarks/directions.py --ranks 1,4,16 --seeds 1,2 --json > benchmarks/results/directions.json
+    python benchmarks/directions.py --model mcmahan_cnn --device cuda --rounds 180 --ranks 16
 
-CMP-Fed's setting on Fashion-MNIST, 5000 agents, judged on a validation split; ε = 1 for all the rounds. A loop apart
-from the product, for it must know what nobody may: how much of the mean update is in the directions.
+Guo et al., "Agent-Level Differentially Private Federated Learning via Compressed Model Perturbation", IEEE CNS 2022,
+https://openreview.net/forum?id=IRG_AP-IHR: its setting on Fashion-MNIST, 5000 clients, evaluated on a validation split;
+ε = 1 for all rounds. The loop is separate from the library, because it looks at un-noised updates.
 
     paid       half of the privacy for a release of left factors, from the last right ones (the paper)
     random     drawn anew every round, not paid for
     strongest  of those in which the next layer reads, not paid for
     model      mixtures of these, drawn anew every round, not paid for: `directions = "model"`
-    own        the mean update's own, which nobody may know
-    all        everything is sent: DP-FedAvg
+    own        of the mean update itself, without noise: an upper bound, not a method
+    all        every coordinate is sent: DP-FedAvg
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from polyeps.training import sgd
 
 KINDS = ("paid", "random", "strongest", "model", "own", "all")
 AGENTS, COHORT, LAST = 5000, 100, 10
-EVERY = 20  # rounds between looks at what directions hold
+EVERY = 20  # rounds between measurements of the directions
 
 
 @dataclass
@@ -52,14 +53,16 @@ class Outcome:
     rank: int
     seed: int
     accuracy: float = 0.0
-    kept: list[list[float]] = field(default_factory=list)  # of the mean update's norm, by look and compressed layer
+    kept: list[list[float]] = field(
+        default_factory=list
+    )  # shares of the mean update's norm, by measurement and compressed layer
     sent: int = 0  # floats a client sends in a round
     seconds: float = 0.0
 
 
 @dataclass
 class Loop:
-    """One training, of which the directions are looked at."""
+    """One training whose directions are measured."""
 
     people: Population
     factors: Compression
@@ -75,12 +78,12 @@ class Loop:
         return torch.randn(size, generator=self.dice).to(self.people.device)
 
     def summed(self, rows: Tensor, clip: float, share: float = 1.0) -> Tensor:
-        """A release: clipped, summed, with its noise, divided by how many are expected."""
+        """Return a release: clipped, summed, with noise, divided by the expected size of the cohort."""
         noise = self.scale / math.sqrt(share) * clip * self.normals(rows.shape[1])
         return (clip_to_norm(rows, clip).sum(0) + noise) / COHORT
 
     def step(self, model: Tensor, updates: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The step of a round, and its left factors."""
+        """Return the step of a round and its left factors."""
         if self.kind == "all":
             return self.summed(updates, self.clip), None
         share = 0.5 if self.kind == "paid" else 1.0
@@ -112,14 +115,14 @@ class Loop:
         return torch.cat([piece.flatten() for piece in found]).to(model)
 
     def held(self, left: Tensor, mean: Tensor) -> list[float]:
-        """Of the norm of each compressed layer's mean update."""
+        """Return the share of the norm of each compressed layer's mean update that the left factors span."""
         lefts, stacks = self.factors._lefts(left), self.factors._stacks(mean[None])
         return [round(float((u.T @ s[0]).norm() / s[0].norm()), 3) for u, s in zip(lefts, stacks, strict=True)]
 
 
 def measure(asked: argparse.Namespace, kind: str, rank: int, seed: int) -> Outcome:
     began = time.perf_counter()
-    values = settings(MODEL, "iid", rank, agents=AGENTS)
+    values = settings(MODEL, "iid", rank, clients=AGENTS)
     values["data"]["validation"] = 1 / 6
     values["model"] = {"name": "mlp", "hidden": [256]} if asked.model == "mlp" else {"name": asked.model}
     people = populate(config.experiment(values), seed, asked.device)
@@ -127,7 +130,7 @@ def measure(asked: argparse.Namespace, kind: str, rank: int, seed: int) -> Outco
     # Of the same layers, whether or not the model tells their directions; "paid" could compress the last one too.
     factors = low_rank(people.model.slices, max(rank, 1), directions="model")
     price = lambda scale: Poisson(COHORT / AGENTS, Gaussian(scale))  # noqa: E731
-    scale = float(calibrate([Budget(1.0, 1e-4)], price, asked.rounds).scale[0])
+    scale = float(calibrate([Budget(1.0, 1e-4)], price, asked.rounds).noise_multiplier[0])
     loop = Loop(people, factors, kind, scale, asked.clip, torch.Generator().manual_seed(1000 + seed))
     found, judged, model, records = Outcome(kind, rank, seed), [], people.start.to(people.device), people.records
     paid = factors.subspace_size if kind == "paid" else 0

@@ -1,12 +1,12 @@
-"""Client-steps per second of our engine and of its peers, in one run on one machine.
+"""Measure client-steps per second of our engine and of other libraries, in one run on one machine.
 
-    python benchmarks/engine.py --json
+    python benchmarks/engine.py --json --keep benchmarks/results/benchmarks.json
     python benchmarks/engine.py --json --device cuda --cohorts 40,400,2000 --steps 100 --no-peers
     python benchmarks/engine.py --json --models logistic --flower
 
-Every client holds 1200 examples of MNIST's shape (random: speed does not depend on them) and takes DP-SGD
-steps on Poisson batches of 8 on average. Peers and ours take turns, and the best of the repeats counts, since
-whatever else the machine does only ever makes a run slower.
+Every client holds 1200 examples of MNIST's shape (random, since speed does not depend on their values) and takes DP-SGD
+steps on Poisson batches of 8 on average. The libraries take turns, and the best of the repeats counts: other work on
+the machine can only make a run slower.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOOP_STEPS = {"logistic": 100, "cnn": 50, "mcmahan_cnn": 10}
 
 
 def make_cohort(model: Model, clients: int, device: torch.device) -> Records:
-    """Random examples for every client."""
+    """Return random examples for every client."""
     generator = torch.Generator().manual_seed(1)
     rows = clients * EXAMPLES
     features = torch.rand(rows, *model.input_shape, generator=generator)
@@ -53,7 +53,7 @@ def make_cohort(model: Model, clients: int, device: torch.device) -> Records:
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """How long a run takes, everything it started included."""
+    """Return how long a run takes, including everything it started."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -86,7 +86,7 @@ class Ours:
         return self.plain.run(self.start, self.records, SeededStreams(3, range(self.clients), self.round))
 
     def draw_noise(self) -> None:
-        """As many normals as a private run draws, in blocks of the same size."""
+        """Draw as many normals as a private run, in blocks of the same size."""
         size = self.model.size
         if self.device.type == "cuda":
             out = torch.empty(self.clients, size, device=self.device)
@@ -103,7 +103,7 @@ class Ours:
 
 
 def opacus_loop(name: str, steps: int, device: torch.device) -> Callable[[], None]:
-    """The plain loop: a PrivacyEngine for the client, then its steps; Poisson batches."""
+    """Return a plain loop over one client's steps with an Opacus PrivacyEngine and Poisson batches."""
     from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -142,13 +142,13 @@ def _prepared_loop(name: str, device: str) -> Callable[[], None]:
 
 
 def opacus_seconds(name: str, device: str) -> float:
-    """Time the loop in this process, which is made for it: our engine changes how its own keeps memory."""
+    """Time the loop in a process of its own, because our engine changes how its process allocates memory."""
     warnings.simplefilter("ignore")
     return seconds(_prepared_loop(name, device), torch.device(device))
 
 
 def measure(name: str, clients: int, steps: int, device: torch.device, repeats: int, peers: bool) -> dict[str, float]:
-    """One model, one cohort size: client-steps per second of each, ours and Opacus' taking turns."""
+    """Return client-steps per second of ours and of Opacus, taking turns, for one model and one cohort size."""
     ours = Ours(name, clients, steps, device)
     runs: dict[str, tuple[Callable[[], object], int]] = {
         "polyeps": (ours.run_private, clients * ours.steps),
@@ -156,7 +156,7 @@ def measure(name: str, clients: int, steps: int, device: torch.device, repeats: 
         "noise": (ours.draw_noise, clients * ours.steps),
     }
     if peers:
-        # In our process the loop profits from the memory we keep (engine/memory.py): reported apart.
+        # In our process the loop profits from the memory we keep (engine/allocator.py): reported apart.
         runs["opacus_loop_kept"] = (opacus_loop(name, LOOP_STEPS[name], device), LOOP_STEPS[name])
     best = dict.fromkeys(runs, math.inf)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
@@ -177,7 +177,7 @@ def measure(name: str, clients: int, steps: int, device: torch.device, repeats: 
 
 
 def flower(name: str) -> dict[str, object]:
-    """Flower's simulation with Ray and Opacus: 16 clients a round, 100 steps each, first round left out."""
+    """Time Flower's simulation with Ray and Opacus: 16 clients a round, 100 steps each, without the first round."""
     try:
         import flwr  # noqa: F401
         import ray  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
@@ -224,7 +224,7 @@ def flower(name: str) -> dict[str, object]:
 
 
 def machine(device: torch.device) -> dict[str, object]:
-    """What the figures were measured on."""
+    """Describe the machine."""
     chip = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "device": chip,
@@ -241,12 +241,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--models", default="logistic,cnn,mcmahan_cnn")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--cohorts", default="40", help="clients per cohort; the best is reported, all are kept")
+    parser.add_argument("--cohorts", default="40", help="clients per cohort; the best is reported, all are written")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, help="steps per client and run of ours; by default by model")
-    parser.add_argument("--no-peers", action="store_true", help="measure only ours")
-    parser.add_argument("--keep", type=Path, help="also write the figures into this JSON file, by machine and model")
-    parser.add_argument("--flower", action="store_true", help="also Flower with Ray and Opacus")
+    parser.add_argument("--steps", type=int, help="steps per client in a run of ours; the default depends on the model")
+    parser.add_argument("--no-peers", action="store_true", help="measure only polyeps")
+    parser.add_argument("--keep", type=Path, help="also write the results to this JSON file, by machine and model")
+    parser.add_argument("--flower", action="store_true", help="also measure Flower with Ray and Opacus")
     options = parser.parse_args()
     device = torch.device(options.device)
     warnings.simplefilter("ignore")  # Opacus warns about its generator and its hooks
@@ -276,7 +276,7 @@ def main() -> None:
 
 
 def keep(file: Path, table: dict[str, object]) -> None:
-    """Write the figures beside those of other machines and models, with the command that made them."""
+    """Add the results to those of other machines and models, with the command that made them."""
     kept = json.loads(file.read_text()) if file.exists() else {}
     described = table["machine"]
     assert isinstance(described, dict)

@@ -1,12 +1,17 @@
-"""A round of FedHDP, batched and as loops over clients: `python benchmarks/fedhdp.py [--json] [--steps 1,5]`.
+"""Time a round of FedHDP, batched and as loops over clients.
 
-2000 clients with 25 records of MNIST's shape (random: speed does not depend on them), each drawn by its own coin, 100
-expected in a round; everybody drawn trains its update and its personal model, batches of 20. A plain loop is what one
-would write with torch: a copy of the module, an optimiser and a DataLoader for each client. The lean loop is as fast as
-we could make one: it shares a module and gets its batches as tensors. Both take the same steps on the same batches,
-which they are given, so that drawing them counts for ours alone, as do clipping by a noisy quantile and the entering of
-all 2000. All take turns, and the best of the repeats counts. With a ledger all private clients also pay in every round,
-which loops have nothing like. Resident memory is read after rounds of the same federation.
+    python benchmarks/fedhdp.py --steps 1,5,20 --repeats 8 --rounds 60
+    python benchmarks/fedhdp.py --json > benchmarks/results/fedhdp-benchmark.json
+
+Aldaghri et al., "Federated Learning with Heterogeneous Differential Privacy", 2021, https://arxiv.org/abs/2110.15252
+
+2000 clients with 25 records of MNIST's shape (random, since speed does not depend on their values), Poisson-sampled,
+100 expected in a round; every sampled client trains its update and its personal model on batches of 20. The plain loop
+is the usual torch code: a copy of the module, an optimiser and a DataLoader for each client. The lean loop is as fast
+as we could make it: clients share a module and receive batches as tensors. Both loops take the same steps on the same
+batches and receive them for free; only ours draws them, clips by a noisy quantile and enters all 2000 clients. All
+take turns, and the best of the repeats counts. With a ledger all private clients are also charged in every round,
+which the loops do not do. Resident memory is read after rounds of the same federation.
 """
 
 from __future__ import annotations
@@ -33,10 +38,11 @@ from polyeps.core import Budget, Records, State
 from polyeps.engine.noise import SeededStreams
 from polyeps.engine.sampling import fixed_batches
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 from polyeps.models import MODELS, Model
-from polyeps.server import Participation, Round, serve
-from polyeps.training import proximal
+from polyeps.participation import Participation
+from polyeps.server import Round, serve
+from polyeps.training import sgd
 from polyeps.transport.memory import InMemory
 
 CLIENTS, DRAWN, RECORDS, BATCH, OPEN = 2000, 100, 25, 20, 100
@@ -46,37 +52,34 @@ IDS = tuple(map(str, range(CLIENTS)))
 
 
 class Batched:
-    """The federation as it is run, round after round."""
+    """The federation as polyeps runs it."""
 
     def __init__(self, model: Model, steps: int, records: Records, ledger: Ledger | None = None) -> None:
         federation = Federation(
             rate=DRAWN / CLIENTS,
             rounds=500,
-            groups=GROUPS,
-            scales={"open": 0.0, "private": SCALE},
+            sizes={"open": OPEN, "private": CLIENTS - OPEN},
+            noise_for=lambda _: {"open": 0.0, "private": SCALE},
             clip=CLIP,
-            learning_rate=LEARNING_RATE,
             noise=partial(SeededStreams, 11, ["open", "private"]),
-            training=lambda rate, pull: proximal(
-                model, sampler="fixed", batch=BATCH, steps=steps, learning_rate=rate, pull=pull
-            ),
+            training=sgd(model, sampler="fixed", batch=BATCH, steps=steps, learning_rate=LEARNING_RATE),
+            learning_rate=LEARNING_RATE,
         )
         self.algorithm = fedhdp(federation, pull=PULL)
         self.cohort = Clients(
             ids=IDS,
             data=records,
-            scale=np.array([federation.scales[name] for name in GROUPS]),
+            noise_multiplier=np.where(np.array(GROUPS) == "private", SCALE, 0.0),
             streams=partial(SeededStreams, 7),
             repeatable=True,
             ledger=ledger,
-            groups=dict(zip(IDS, GROUPS, strict=True)),
-            open=frozenset(IDS[-OPEN:] if ledger is not None else IDS),
-            memory={name: torch.zeros(CLIENTS, *shape) for name, shape in self.algorithm.keeps.items()},
+            groups=GROUPS,
+            guaranteed=(np.array(GROUPS) == "private") & (ledger is not None),
         )
         self.state = State(model.start(torch.Generator().manual_seed(2)))
 
     def run(self, rounds: int, observe: Callable[[Round, State], None]) -> None:
-        """Rounds by the server's own loop, everybody's entering included."""
+        """Run rounds by the server's own loop, including the entry of all clients."""
         transport = InMemory(self.cohort, self.algorithm, ("group",))
         drawing = Participation("poisson", DRAWN / CLIENTS)
         serve(self.algorithm, transport, self.state, rounds=rounds, participation=drawing, seed=1, observe=observe)
@@ -93,7 +96,7 @@ class Looped:
         self.personal: dict[int, Tensor] = {}
 
     def batches(self, drawn: Sequence[int], number: int) -> Tensor:
-        """Rows of records by (step, client, place)."""
+        """Return the indices of records by (step, client, place)."""
         spans = self.records.spans[list(drawn)].numpy()
         streams = SeededStreams(7, [IDS[row] for row in drawn], number)
         many = np.full(len(drawn), BATCH), np.full(len(drawn), self.steps)
@@ -116,7 +119,7 @@ class Looped:
         return torch.nn.utils.parameters_to_vector(module.parameters()).detach()
 
     def round(self, received: Tensor, drawn: Sequence[int], batches: Tensor) -> Tensor:
-        """The clipped sum of the updates; everybody's personal model moves along."""
+        """Return the clipped, noisy sum of updates, and train the personal models."""
         total = torch.zeros_like(received)
         for place, client in enumerate(drawn):
             update = self._trained(received, received, batches[:, place], 0.0) - received
@@ -127,13 +130,13 @@ class Looped:
 
 
 def resident() -> float:
-    """GiB this process holds now."""
+    """Return the resident memory of this process in GiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096 / 2**30
 
 
 def compared(name: str, steps: int, repeats: int, rounds: int) -> dict[str, Any]:
-    """Seconds of a round of each, taking turns; then memory over more rounds, with a ledger."""
+    """Return the seconds of a round of each, taking turns; then memory over more rounds, with a ledger."""
     model = MODELS[name]()
     generator = torch.Generator().manual_seed(1)
     rows = CLIENTS * RECORDS
@@ -176,7 +179,7 @@ def compared(name: str, steps: int, repeats: int, rounds: int) -> dict[str, Any]
 
 
 def _with_ledger(model: Model, steps: int, records: Records, rounds: int) -> tuple[list[float], list[float]]:
-    """GiB held after each round in which all private clients pay, and its seconds."""
+    """Return GiB held after each round in which all private clients are charged, and its seconds."""
     held, seconds = [], []
 
     def observe(round: Round, _: State) -> None:
@@ -184,9 +187,9 @@ def _with_ledger(model: Model, steps: int, records: Records, rounds: int) -> tup
         seconds.append(round.seconds / len(round.invited) * DRAWN)
 
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        dues = Batched(model, steps, records).algorithm.dues
-        assert dues is not None
-        agreed = Terms(Budget(3.6, 1e-4), "client", "zero-out", "fixed", plan=dues(SCALE))
+        price = Batched(model, steps, records).algorithm.round_price
+        assert price is not None
+        agreed = BudgetTerms(Budget(3.6, 1e-4), "client", "zero-out", "fixed", plan=price(SCALE))
         terms = dict.fromkeys(IDS[:-OPEN], agreed)
         ledger = Ledger.create(Path(folder) / "ledger.db", terms)
         Batched(model, steps, records, ledger).run(rounds, observe)

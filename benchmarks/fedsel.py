@@ -1,8 +1,11 @@
-"""What reports cost: `python benchmarks/fedsel.py [--json] [--clients 1000000]`.
+"""Time FedSel's reports: `python benchmarks/fedsel.py [--json] [--clients 1000000]`.
 
-First the choice of a coordinate for a whole cohort (figure 2(e) of paper 001: time of one client, d = 10 to 10 000),
-then whole reports (choose, perturb); the time is the least of several repetitions, since others may use the machine.
-Then an epoch of a federation with one record per client at d = 123: ledger, gradients, reports and charges.
+Liu et al., "FedSel: Federated SGD under Local Differential Privacy with Top-k Dimension Selection", DASFAA 2020,
+https://arxiv.org/abs/2003.10637
+
+First the selection of a coordinate for a whole cohort (figure 2(e): time of one client, d = 10 to 10 000), then whole
+reports (select, perturb); the least of several repetitions counts, because the machine may be shared. Then an epoch of
+a federation with one record per client at d = 123: ledger, gradients, reports and charges.
 """
 
 import argparse
@@ -22,15 +25,16 @@ from polyeps.clients import Clients
 from polyeps.core import Budget, Records, State
 from polyeps.engine.noise import SeededStreams
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 from polyeps.models import binary_logistic
-from polyeps.server import Participation, serve
+from polyeps.participation import Participation
+from polyeps.server import serve
 from polyeps.training import sgd
 from polyeps.transport.memory import InMemory
 
 
 def epoch(clients: int, dimension: int = 123) -> dict[str, float]:
-    """Every client reports once, in a hundred rounds, each charged to its ledger before."""
+    """Let every client report once, in a hundred rounds, each report charged to its ledger first."""
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(clients, dimension, generator=generator).clamp_(-1, 1)
     labels = (features @ torch.randn(dimension, generator=generator) > 0).long()
@@ -41,7 +45,7 @@ def epoch(clients: int, dimension: int = 123) -> dict[str, float]:
     algorithm = fedsel(local, Course(2.0, 1.0, clients // batches, batches, 1))
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        terms = Terms(Budget(2.0, 0.0), "client", "replace-one")
+        terms = BudgetTerms(Budget(2.0, 0.0), "client", "replace-one")
         ledger = Ledger.create(Path(folder) / "ledger.db", dict.fromkeys(ids, terms))
         opened = time.perf_counter()
         cohort = Clients(
@@ -51,7 +55,6 @@ def epoch(clients: int, dimension: int = 123) -> dict[str, float]:
             lambda ids, round: SeededStreams(7, ids, round),
             True,
             ledger,
-            memory={name: torch.zeros(clients, *shape) for name, shape in algorithm.memory.items()},
         )
         state = State(torch.zeros(dimension))
         state = serve(
@@ -73,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--clients", type=int, default=10_000, help="of the epoch at d = 123")
+    parser.add_argument("--clients", type=int, default=10_000, help="clients in the epoch at d = 123")
     wanted = parser.parse_args()
     found = measure(wanted.repetitions)
     simulated = epoch(wanted.clients)

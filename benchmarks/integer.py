@@ -1,11 +1,11 @@
-"""Seconds to encode, add and decode integer releases of 100 agents, beside what issue 8 allows.
+"""Time encoding, adding and decoding integer releases of 100 clients, in seconds, beside our own limits.
 
     python benchmarks/integer.py
     python benchmarks/integer.py --json
 
-One thread. Skellam noise of deviation 1.5 for a clip of 1 in steps of 0.001, full for any 80 of the agents; vectors are
-random. "seeded" words are those of a simulation, "system" words those of a deployment, where each agent would do its
-hundredth of the work. The best of the repeats counts.
+One thread. Skellam noise of deviation 1.5 for a clip of 1 in steps of 0.001, complete with any 80 of the clients;
+vectors are random. "seeded" words are those of a simulation, "system" words those of a deployment, where each client
+does its hundredth of the work. The best of the repeats counts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 
 from polyeps.engine.noise import SeededStreams
 from polyeps.mechanisms.integer import Grid
-from polyeps.mechanisms.lattice_noise import NoiseName
-from polyeps.mechanisms.random_words import SeededWords, SystemWords, Words
-from polyeps.mechanisms.rounding import decode, encoded_sum
+from polyeps.mechanisms.integer_encoding import decode_sum, encode_rows
+from polyeps.mechanisms.integer_noise import NoiseName
+from polyeps.mechanisms.random_words import SeededWords, SystemWords, WordStreams
 
 AGENTS, HONEST = 100, 80
 ALLOWED = {78_942: 5.0, 1_663_370: 60.0}  # coordinates, seconds on two cores
@@ -29,16 +29,16 @@ CASES: list[tuple[NoiseName, str]] = [("skellam", "seeded"), ("skellam", "system
 
 
 def measure(size: int, noise: NoiseName, source: str, repeats: int) -> dict[str, str | float]:
-    """The best time of one size of vectors."""
+    """Return the best time for one size of vectors."""
     grid = Grid.fitting(1.0, 1e-3, size, AGENTS, HONEST, 1.5, rotation=1, noise=noise)
     vectors = torch.randn(AGENTS, size, generator=torch.Generator().manual_seed(1))
     times = []
     for _ in range(repeats):
-        words: Words = SystemWords(AGENTS)
+        words: WordStreams = SystemWords(AGENTS)
         if source == "seeded":
             words = SeededWords(SeededStreams(1, range(AGENTS), 0), "benchmark")
         begin = time.perf_counter()
-        decode(grid, encoded_sum(grid, vectors, words))
+        decode_sum(grid, encode_rows(grid, vectors, words).sum(0))
         times.append(time.perf_counter() - begin)
     return {
         "noise": noise,

@@ -1,9 +1,10 @@
-"""Attack ledgers on a large scale: racing creations, kills, deaths at every system call, flipped bytes.
+"""Attack ledgers at scale: racing creations, kills, deaths at every system call, flipped bytes.
 
     python benchmarks/ledger_attacks.py [--creations 60] [--kills 500] [--flips 2000] [--appends 2000]
 
-No ledger may be bricked, no acknowledged charge or reservation lost, and every damage must end in a sentence. The test
-suite does the same in small; triggers and forged rows are in `tests/test_ledger_attacks.py`.
+No ledger may become unusable, no acknowledged charge or reservation may be lost, and all damage must be reported in one
+sentence. The test suite does the same with fewer repeats; triggers and forged rows are in
+`tests/ledger/test_ledger_attacks.py`.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from support.crash import TERMS, die_charging, die_creating, flip, kill, race
 from polyeps.accounting.events import Gaussian
 from polyeps.core import Budget
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
+from polyeps.ledger.account import BudgetTerms
 
 
 def main() -> None:
@@ -56,9 +57,11 @@ def main() -> None:
 
 
 def timed(folder: Path, appends: int) -> dict[str, float]:
-    """Seconds for many charges one after the other, and for a ledger of 10 000 clients."""
+    """Return the seconds for many charges, one after the other, and for a ledger of 10 000 clients."""
     began = time.perf_counter()
-    Ledger.create(folder / "many.db", {str(k): Terms(Budget(1 + k / 10_000, 1e-5)) for k in range(10_000)}).close()
+    Ledger.create(
+        folder / "many.db", {str(k): BudgetTerms(Budget(1 + k / 10_000, 1e-5)) for k in range(10_000)}
+    ).close()
     created = time.perf_counter()
     ledger = Ledger.create(folder / "timed.db", TERMS)
     for _ in range(appends):

@@ -99,11 +99,11 @@ def test_an_experiment_says_whom_it_compares_and_discloses_no_more() -> None:
     jobs = [prepare(one, one.algorithm[0], populate(one, 1)) for one in (public, hidden)]
     assert [job.algorithm.adjacency for job in jobs] == ["zero-out", "add-remove"]
     assert [next(iter(job.terms.values())).adjacency for job in jobs] == ["zero-out", "add-remove"]
-    shown = [profiles(job.cohort(None), job.algorithm, ("examples",)) for job in jobs]
+    shown = [profiles(job.clients(None), job.algorithm, ("examples",)) for job in jobs]
     assert all(profile.examples for profile in shown[0])
     assert not any(profile.examples for profile in shown[1])  # whoever asks for it
-    assert len(set(jobs[0].scale.tolist())) > 1
-    assert len(set(jobs[1].scale.tolist())) == 1
+    assert len(set(jobs[0].noise_multiplier.tolist())) > 1
+    assert len(set(jobs[1].noise_multiplier.tolist())) == 1
 
 
 @pytest.mark.parametrize("streams", [SeededStreams(1, ["a"], 0), SystemStreams(1)])

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.federations import experiment, job_of, promised
+from support.federations import experiment, honest_tasks, job_of, promised
+from support.transports import alone
 
 from polyeps.client import answer, profiles
 from polyeps.clients import Clients
-from polyeps.core import Action, Algorithm, Payload, Task, Work
+from polyeps.core import Action, Algorithm, Payload, Records, Task, Work
 from polyeps.errors import BudgetExceeded, InputError
 from polyeps.experiment.job import Job
 from polyeps.ledger import Ledger
@@ -36,7 +37,7 @@ def charges(ledger: Ledger) -> int:
 
 
 def test_strangers_and_unknown_actions_are_refused_in_one_sentence(job: Job, ledger: Ledger) -> None:
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     with pytest.raises(InputError, match=r"client 'zoe' does not belong to this federation; enrol it first$"):
         answer(cohort, job.algorithm, training(job, "0", "zoe"))
     with pytest.raises(InputError, match=r"asks for 'steal', which this algorithm does not know; it knows train$"):
@@ -45,13 +46,13 @@ def test_strangers_and_unknown_actions_are_refused_in_one_sentence(job: Job, led
 
 
 def test_two_clients_cannot_share_a_name(job: Job) -> None:
-    cohort = job.cohort(None)
+    cohort = job.clients(None)
     with pytest.raises(InputError, match="have the same id"):
         replace(cohort, ids=("0", "1", "2", "0", "4", "5"))
 
 
 def test_one_who_cannot_pay_does_not_keep_others_from_answering(job: Job, ledger: Ledger) -> None:
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     for round in range(3):
         answer(cohort, job.algorithm, training(job, "1", round=round))
     spent = ledger.spent("1")
@@ -65,10 +66,10 @@ def test_another_process_spends_between_the_check_and_the_charge(
     job: Job, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Ledger(tmp_path / "a.db")
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     price = job.algorithm.actions["train"].price
     assert price is not None
-    event = price(float(cohort.scale[1]), 1)
+    event = price(float(cohort.noise_multiplier[1]), {"records": 60.0})
     real, tries = ledger.charge_all, 0
 
     def charge_all(asked: Any, **how: Any) -> None:
@@ -91,7 +92,7 @@ def test_another_process_spends_between_the_check_and_the_charge(
 
 @pytest.mark.parametrize("repeatable", [True, False])
 def test_the_same_work_is_free_only_where_its_noise_repeats(repeatable: bool, job: Job, ledger: Ledger) -> None:
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     cohort.repeatable = repeatable
     first = answer(cohort, job.algorithm, training(job, "0", "2"))
     paid, spent = charges(ledger), ledger.spent("0")
@@ -106,7 +107,7 @@ def test_the_same_work_is_free_only_where_its_noise_repeats(repeatable: bool, jo
 
 def test_other_work_is_never_free(job: Job, ledger: Ledger) -> None:
     # The same noise on another model would let the server take the difference and the noise away.
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     first = training(job, "2")
     others = (
         replace(first, payload={"model": first.payload["model"] + 1e-6}),
@@ -122,7 +123,7 @@ def test_other_work_is_never_free(job: Job, ledger: Ledger) -> None:
 
 
 def test_repeated_work_is_done_even_when_the_purse_is_empty(job: Job, ledger: Ledger) -> None:
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     for round in range(3):
         last = answer(cohort, job.algorithm, training(job, "0", round=round))
     assert last.ready == (False,)
@@ -141,18 +142,18 @@ def counting() -> Algorithm:
 
 
 def test_memory_is_kept_for_each_client_apart(job: Job) -> None:
-    cohort = replace(job.cohort(None), memory={"count": torch.zeros(6)})
+    cohort = replace(job.clients(None), memory={"count": torch.zeros(6)})
     algorithm = counting()
     for to in (("0", "3"), ("3", "5"), ("5", "3")):
         last = answer(cohort, algorithm, Task("count", to, {}))
     assert (last.ids, last.payload["count"].tolist()) == (("5", "3"), [2.0, 3.0])
     assert cohort.memory["count"].tolist() == [1, 0, 0, 3, 0, 2]
-    answer(cohort.alone("3"), algorithm, Task("count", ("3",), {}))
+    answer(alone(cohort, "3"), algorithm, Task("count", ("3",), {}))
     assert cohort.memory["count"].tolist() == [1, 0, 0, 4, 0, 2]  # alone or together, it is the same client
 
 
 def test_clients_show_what_they_choose_to(job: Job, ledger: Ledger) -> None:
-    cohort: Clients = job.cohort(ledger)
+    cohort: Clients = job.clients(ledger)
     assert {(face.examples, face.epsilon) for face in profiles(cohort, job.algorithm, ())} == {(None, None)}
     open_ones = profiles(cohort, job.algorithm, ("examples", "epsilon"))
     assert [(face.examples, face.epsilon) for face in open_ones][2] == (60, 8.0)
@@ -160,3 +161,33 @@ def test_clients_show_what_they_choose_to(job: Job, ledger: Ledger) -> None:
     for round in range(3):
         answer(cohort, job.algorithm, training(job, "4", round=round))
     assert [face.ready for face in profiles(cohort, job.algorithm, ())] == [True] * 4 + [False, True]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedsel", {"name": "fedhdp", "trust": "server"}], ids=str)
+def test_a_client_made_of_its_own_numbers_alone_is_a_row_of_the_population(name: Any, tmp_path: Path) -> None:
+    """As it is deployed: no other client, no row of a table, and the same reply at the same price."""
+    job = job_of(experiment(name, data={"partition": "dirichlet", "alpha": 5.0, "size": None}))
+    population, sizes = job.population, job.population.partition.sizes
+    assert len(set(sizes.tolist())) > 1
+    everyone = population.records
+    mine = slice(int(everyone.offsets[2]), int(everyone.offsets[3]))
+    one = Records(everyone.features[mine], everyone.labels[mine], torch.tensor([0, int(sizes[2])]))
+    own = Clients(
+        ids=("2",),
+        data=one,
+        noise_multiplier=job.noise_multiplier[2:3].copy(),
+        streams=job.clients(None).streams,
+        repeatable=True,
+        ledger=Ledger.create(tmp_path / "own.db", {"2": job.terms["2"]}),
+        groups=None if job.groups is None else (job.groups[2],),
+    )
+    together = job.clients(Ledger.create(tmp_path / "all.db", job.terms))
+    for task in honest_tasks(job, tmp_path / "asked.db"):
+        if "2" in task.to:
+            found, expected = (answer(c, job.algorithm, replace(task, to=("2",))) for c in (own, together))
+            assert found.ids == expected.ids
+            for tensor, kept in expected.payload.items():
+                torch.testing.assert_close(found.payload[tensor], kept, rtol=1e-5, atol=1e-6)
+    assert own.ledger is not None
+    assert together.ledger is not None
+    assert own.ledger.spent("2") == together.ledger.spent("2") > 0

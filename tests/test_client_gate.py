@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.federations import asked_for_sums, experiment, honest_tasks, job_of, ledger_of
+from support.transports import alone
 
 from polyeps.client import answer
 from polyeps.clients import Clients
@@ -25,7 +26,7 @@ SIZE = 650  # of the small federations' model
 
 
 def clients(job: Job, tmp_path: Path) -> Clients:
-    return job.cohort(ledger_of(job, tmp_path / "a.db"))
+    return job.clients(ledger_of(job, tmp_path / "a.db"))
 
 
 def spent(cohort: Clients) -> set[float]:
@@ -60,7 +61,7 @@ MODELS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", MODELS)
-@pytest.mark.parametrize("name", ["fedavg", "weiavg", "pfa-plus", "pdp-fl", "maximum"])
+@pytest.mark.parametrize("name", ["fedavg", "weiavg", "pfa-plus", "pdp-fl", "fedavg (maximum)"])
 def test_a_model_that_is_none_costs_nobody_anything(name: str, case: str, tmp_path: Path) -> None:
     job = job_of(experiment(name))
     cohort = clients(job, tmp_path)
@@ -99,7 +100,7 @@ def test_what_an_action_does_not_take_is_refused(tmp_path: Path) -> None:
         ({"to": ("0", 1)}, "a task must name clients, each of them once"),
         ({"to": "01"}, "a task must name clients, each of them once"),
         ({"to": ("0", "zoe")}, "client 'zoe' does not belong to this federation"),
-        ({"summed": True}, "'train' is not made for sums that nobody sees"),
+        ({"summed": True}, "'train' is not made for secure sums"),
         ({"payload": [MODEL]}, "must be named tensors, not list"),
     ],
 )
@@ -119,7 +120,7 @@ def test_clients_of_one_run_take_part_in_no_other(tmp_path: Path) -> None:
     with pytest.raises(TaskRefused, match="take part in the run 'ours', not in 'theirs'"):
         answer(cohort, job.algorithm, task)
     assert spent(cohort) == {0.0}
-    assert answer(cohort.alone("2"), job.algorithm, replace(task, to=("2",), run="ours")).ids == ("2",)
+    assert answer(alone(cohort, "2"), job.algorithm, replace(task, to=("2",), run="ours")).ids == ("2",)
 
 
 # Subspaces
@@ -269,7 +270,7 @@ def test_a_payload_is_checked_once_and_not_for_every_client() -> None:
     size = 1 << 20
 
     def run(work: Work) -> tuple[Payload, Payload]:
-        return {"one": torch.ones(len(work.rows))}, {}
+        return {"one": torch.ones(work.clients)}, {}
 
     algorithm = Algorithm(
         {"go": Action(run, None, takes={"model": vector(size)}, gives=lambda _: {"one": Spec(())})},

@@ -3,7 +3,7 @@
 import pytest
 
 from polyeps.errors import InputError
-from polyeps.server import Participation
+from polyeps.participation import Participation
 
 EVERYONE = tuple(map(str, range(103)))
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from polyeps.core import Action, Algorithm, Ask, Payload, Profile, Replies, Spec, State, Task
 from polyeps.errors import InputError, TaskRefused
-from polyeps.server import Participation, Round, Transport, check_disclosure, cohort_size, serve
+from polyeps.participation import Participation, cohort_size
+from polyeps.server import Round, Transport, check_disclosure, serve
 
 EVERYONE = tuple(f"c{number}" for number in range(20))
 
@@ -272,7 +273,7 @@ def test_a_task_that_all_refuse_ends_the_run_with_the_reason() -> None:
         ({}, Participation(), "no client is enrolled; connect clients first"),
         ({"a": 0, "b": 0}, Participation(), "0 of 2 clients can afford a first round"),
         ({"a": 1, "b": 0}, Participation(), "0 of 2 clients can afford a further round"),
-        ({"a": 9, "b": 1}, Participation(quorum=2), "1 of 2 clients can afford a further round, and 2 are wanted"),
+        ({"a": 9, "b": 1}, Participation(quorum=2), "1 of 2 clients can afford a further round, and 2 are needed"),
         (
             {"a": 9, "b": 1},
             Participation(including=frozenset("b")),
@@ -291,7 +292,9 @@ def test_where_nobody_has_entered_nothing_is_learnt() -> None:
             self.tasks.append(task)
             return Replies((), {}, (), exhausted=task.to if task.round == 1 else ())
 
-    paying = replace(GREETING, dues=lambda scale: scale, round=lambda state, _: replace(state, model=state.model + 1))
+    paying = replace(
+        GREETING, round_price=lambda scale: scale, round=lambda state, _: replace(state, model=state.model + 1)
+    )
     town = Broke(dict.fromkeys("ab", 9))
     state = serve(paying, town, State(torch.zeros(1)), rounds=9, participation=Participation(), seed=1)
     assert float(state.model) == 0.0

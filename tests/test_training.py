@@ -11,25 +11,28 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from dp_accounting import SelfComposedDpEvent
 from reference.local_training import dp_sgd_client, example_gradient
 from scipy import stats
+from support.differing import Differing, of_each
 from torch import Tensor, nn
 
 from polyeps import training
+from polyeps.accounting.events import Gaussian, Poisson
 from polyeps.core import Records
-from polyeps.engine import captured, loop, placing
-from polyeps.engine.captured import Graphs, train_on_device
+from polyeps.engine import cuda_graphs, device_batches, loop
+from polyeps.engine.allocator import keep_freed_memory
+from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deferred import Deferral
+from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
 from polyeps.engine.layout import Plan, lay_out, plan_exact, plan_padded, plan_sorted
 from polyeps.engine.loop import Settings, choose_plan, pace, train_on_cpu
-from polyeps.engine.memory import keep_freed_memory
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.engine.philox import normals
-from polyeps.engine.placing import Placed, Shape, place
 from polyeps.engine.sampling import Batches, poisson_batches
 from polyeps.errors import InputError
 from polyeps.models import MODELS, Model, cnn, cross_entropy, linear_svm, logistic, mlp
-from polyeps.training import Training, dp_sgd, proximal, sgd
+from polyeps.training import Training, dp_sgd, sgd
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -81,8 +84,8 @@ CLIP = [0.5, 1.0, 0.7, 2.0, 0.1]
 SCALE = [1.0, 0.5, 2.0, 0.0, 3.0]
 
 
-def varied(model: Model = SMALL, memory: int | None = None) -> Training:
-    return dp_sgd(model, rate=RATE, steps=STEPS, clip=CLIP, learning_rate=LEARNING_RATE, memory=memory)
+def varied(model: Model = SMALL, memory: int | None = None) -> Differing:
+    return of_each(dp_sgd, model, rate=RATE, steps=STEPS, clip=CLIP, learning_rate=LEARNING_RATE, memory=memory)
 
 
 def one_of(client: int) -> Training:
@@ -132,8 +135,8 @@ def test_renumbering_the_clients_changes_nothing() -> None:
     def moved(values: Sequence[float]) -> list[float]:
         return [values[i] for i in order]
 
-    again = dp_sgd(
-        SMALL, rate=moved(RATE), steps=moved(STEPS), clip=moved(CLIP), learning_rate=moved(LEARNING_RATE)
+    again = of_each(
+        dp_sgd, SMALL, rate=moved(RATE), steps=moved(STEPS), clip=moved(CLIP), learning_rate=moved(LEARNING_RATE)
     ).run(start(), rows_of(records, order), streams(order), moved(SCALE))
     torch.testing.assert_close(again, together[order], rtol=1e-5, atol=1e-6)
 
@@ -141,9 +144,9 @@ def test_renumbering_the_clients_changes_nothing() -> None:
 @pytest.mark.parametrize("rows", [[2, 0], [4], [3, 1, 0, 4, 2]])
 def test_some_rows_train_as_they_do_among_all(rows: list[int]) -> None:
     records = cohort()
-    way = dp_sgd(
-        SMALL, rate=RATE, steps=STEPS, clip=CLIP, learning_rate=LEARNING_RATE, batch=2.0, momentum=[0, 0.1, 0.2, 0.3, 0]
-    )
+    momentum = [0, 0.1, 0.2, 0.3, 0]
+    numbers = {"rate": RATE, "steps": STEPS, "clip": CLIP, "learning_rate": LEARNING_RATE, "momentum": momentum}
+    way = of_each(dp_sgd, SMALL, batch=2.0, **numbers)
     together = way.run(start(), records, streams(), SCALE)
     scale = [SCALE[i] for i in rows]
     some = way.run(start(), rows_of(records, rows), streams(rows), scale, rows=rows)
@@ -152,17 +155,38 @@ def test_some_rows_train_as_they_do_among_all(rows: list[int]) -> None:
 
 def test_rows_of_plain_training() -> None:
     records, rows = cohort(), [3, 1]
-    way = proximal(SMALL, rate=RATE, steps=STEPS, learning_rate=LEARNING_RATE, pull=[0.3, 0, 0, 0.1, 0])
+    way = of_each(sgd, SMALL, rate=RATE, steps=STEPS, learning_rate=LEARNING_RATE, pull=[0.3, 0, 0, 0.1, 0])
     together = way.run(start(), records, streams(), anchor=start() + 0.1)
     some = way.run(start(), rows_of(records, rows), streams(rows), anchor=start() + 0.1, rows=rows)
     torch.testing.assert_close(some, together[rows], rtol=1e-5, atol=1e-6)
 
 
-def test_one_number_for_all_is_any_rows() -> None:
+def test_a_clients_own_number_stands_in_for_the_common_one_and_others_are_ignored() -> None:
     records = rows_of(cohort(), [4, 0])
     way = sgd(SMALL, rate=0.5, steps=3, learning_rate=0.1)
-    one, other = (way.run(start(), records, streams([4, 0]), rows=rows) for rows in (None, [70, 3]))
-    assert torch.equal(one, other)
+    one = way.run(start(), records, streams([4, 0]))
+    again = way.run(start(), records, streams([4, 0]), settings={"steps": np.full(2, 3), "colour": np.arange(2)})
+    assert torch.equal(one, again)
+    longer = way.run(start(), records, streams([4, 0]), settings={"steps": np.array([3, 5])})
+    assert torch.equal(longer[0], one[0])
+    assert not torch.equal(longer[1], one[1])
+
+
+def test_without_a_rate_it_is_the_batch_over_the_records() -> None:
+    records, counts = cohort(counts=[12, 6, 30, 7, 19]), np.array([12, 6, 30, 7, 19])
+    for build, noise in ((partial(dp_sgd, clip=1.0), SCALE), (sgd, None)):
+        by_batch = build(SMALL, batch=5, steps=3, learning_rate=0.1)
+        by_rate = build(SMALL, rate=0.5, steps=3, learning_rate=0.1)
+        own = {"rate": 5 / counts} | ({} if noise is None else {"batch": np.full(5, 5.0)})
+        found = by_batch.run(start(), records, streams(), noise)
+        assert torch.equal(found, by_rate.run(start(), records, streams(), noise, settings=own))
+    price = dp_sgd(SMALL, batch=5, steps=3, clip=1.0, learning_rate=0.1).price
+    assert price is not None
+    assert price(1.5, {"records": 30.0}) == SelfComposedDpEvent(Poisson(5 / 30, Gaussian(1.5)), 3)
+    assert price(1.5, {"records": 10.0, "steps": 2.0, "batch": 4.0}) == price(1.5, {"rate": 0.4, "steps": 2.0})
+    for settings, said in (({}, "records is not set"), ({"records": 4.0}, "batch is 5 .* which has 4 records")):
+        with pytest.raises(InputError, match=said):
+            price(1.5, settings)
 
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["poisson", "fixed"])
@@ -170,7 +194,9 @@ def test_a_step_kept_from_other_rows_works_with_the_new_rows_numbers(fixed: bool
     """What replaying a graph does: the old step on the old buffers, filled with what the new rows need."""
     records, starts = cohort(counts=[12, 9, 30, 12, 9, 30]), start().expand(3, -1).contiguous()
 
-    def of(rows: slice, shift: float, last: Shape | None) -> tuple[Settings, Records, SeededStreams, Placed]:
+    def of(
+        rows: slice, shift: float, last: BatchShape | None
+    ) -> tuple[Settings, Records, SeededStreams, PlacedBatches]:
         quarter = np.array([0.3, 0.6, 0.2]) - shift
         some = Settings(
             rate=quarter,
@@ -186,22 +212,22 @@ def test_a_step_kept_from_other_rows_works_with_the_new_rows_numbers(fixed: bool
         )
         mine = Records(records.features, records.labels, records.offsets[rows])
         own = streams(list(range(rows.start, rows.stop - 1)))
-        placed = place(own, mine.spans, some, SMALL.size, SMALL.floats_per_row, last, starts.device)
+        placed = place_batches(own, mine.spans, some, SMALL.size, SMALL.floats_per_row, last, starts.device)
         return some, mine, streams(list(range(rows.start, rows.stop - 1))), placed
 
     first, mine, own, placed = of(slice(0, 4), 0.0, None)
-    layout, held = captured._prepare(starts, starts, placed, pace(first, None, starts.device), own)
+    layout, held = cuda_graphs._prepare(starts, starts, placed, pace(first, None, starts.device), own)
     with torch.no_grad():
         for _ in range(4):
-            captured._step(SMALL, Deferral(SMALL.network), mine, layout, held)
+            cuda_graphs._step(SMALL, Deferral(SMALL.network), mine, layout, held)
     second, mine, own, placed = of(slice(3, 7), 0.1, placed.shape)
-    fresh = captured._prepare(starts + 0.1, starts, placed, pace(second, None, starts.device), own)[1]
+    fresh = cuda_graphs._prepare(starts + 0.1, starts, placed, pace(second, None, starts.device), own)[1]
     assert lay_out(3, list(placed.shape.cuts), np.array(placed.shape.widths), starts.device).groups == layout.groups
-    captured._refill(held, fresh)
+    cuda_graphs._refill(held, fresh)
     with torch.no_grad():
         for _ in range(4):
-            captured._step(SMALL, Deferral(SMALL.network), mine, layout, held)
-        wanted = train_on_device(SMALL, starts + 0.1, starts, mine, own, second, Graphs())
+            cuda_graphs._step(SMALL, Deferral(SMALL.network), mine, layout, held)
+        wanted = train_on_device(SMALL, starts + 0.1, starts, mine, own, second, CudaGraphs())
     torch.testing.assert_close(held.models, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -309,7 +335,7 @@ def torch_sgd(
 @pytest.mark.parametrize("decay", [0.0, 0.05])
 def test_sgd_is_torchs(momentum: float, decay: float) -> None:
     records = cohort()
-    way = sgd(SMALL, rate=RATE, steps=STEPS, learning_rate=0.2, momentum=momentum, decay=decay)
+    way = of_each(sgd, SMALL, rate=RATE, steps=STEPS, learning_rate=0.2, momentum=momentum, decay=decay)
     theirs = torch_sgd(SMALL, records, list(range(CLIENTS)), None, 0.0, lr=0.2, momentum=momentum, weight_decay=decay)
     torch.testing.assert_close(way.run(start(), records, streams()), theirs, rtol=1e-5, atol=1e-6)
     assert way.price is None
@@ -330,7 +356,9 @@ def test_steps_in_which_nobody_has_a_record_only_move_on(momentum: float) -> Non
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.5, 0.01)])
 def test_dp_sgd_without_noise_and_clip_is_torchs_sgd(momentum: float, decay: float) -> None:
     records = cohort()
-    way = dp_sgd(SMALL, rate=RATE, steps=STEPS, clip=math.inf, learning_rate=0.2, momentum=momentum, decay=decay)
+    way = of_each(
+        dp_sgd, SMALL, rate=RATE, steps=STEPS, clip=math.inf, learning_rate=0.2, momentum=momentum, decay=decay
+    )
     theirs = torch_sgd(
         SMALL, records, list(range(CLIENTS)), "expected", 0.0, lr=0.2, momentum=momentum, weight_decay=decay
     )
@@ -339,13 +367,13 @@ def test_dp_sgd_without_noise_and_clip_is_torchs_sgd(momentum: float, decay: flo
 
 def test_the_proximal_step_pulls_to_the_anchor() -> None:
     records = cohort()
-    way = proximal(SMALL, rate=RATE, steps=STEPS, learning_rate=0.2, pull=0.3)
+    way = of_each(sgd, SMALL, rate=RATE, steps=STEPS, learning_rate=0.2, pull=0.3)
     ours = way.run(start(), records, streams(), anchor=start() + 0.1)
     theirs = torch_sgd(SMALL, records, list(range(CLIENTS)), None, 0.3, lr=0.2)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-    per_client = proximal(SMALL, rate=RATE, steps=STEPS, learning_rate=0.2, pull=[0.3, 0, 0, 0, 0])
+    per_client = of_each(sgd, SMALL, rate=RATE, steps=STEPS, learning_rate=0.2, pull=[0.3, 0, 0, 0, 0])
     mixed = per_client.run(start(), records, streams(), anchor=start() + 0.1)
-    plain = sgd(SMALL, rate=RATE, steps=STEPS, learning_rate=0.2).run(start(), records, streams())
+    plain = of_each(sgd, SMALL, rate=RATE, steps=STEPS, learning_rate=0.2).run(start(), records, streams())
     torch.testing.assert_close(mixed, torch.cat([ours[:1], plain[1:]]), rtol=1e-5, atol=1e-6)
 
 
@@ -365,7 +393,7 @@ def test_a_users_loss_may_hand_the_outputs_back(shape: tuple[int, ...]) -> None:
     records = cohort()
     given, derived = HalfSquares(), HalfSquares().__call__
     updates = [
-        sgd(Model(module, loss, (6,)), rate=RATE, steps=STEPS, learning_rate=0.2).run(
+        of_each(sgd, Model(module, loss, (6,)), rate=RATE, steps=STEPS, learning_rate=0.2).run(
             torch.linspace(-1, 1, 21), records, streams()
         )
         for loss in (given, derived)
@@ -382,11 +410,11 @@ def test_what_is_no_number_stays_with_its_client(
     """Not even padding takes it elsewhere."""
     records = cohort()
     records.features[: COUNTS[0]] = broken
-    for module in (loop, placing):
+    for module in (loop, device_batches):
         monkeypatch.setattr(module, "padding_is_cheaper", lambda *_: padded)
     if device:
-        monkeypatch.setattr(training, "train_on_cpu", partial(train_on_device, graphs=Graphs()))
-    updates = sgd(SMALL, rate=RATE, steps=STEPS, learning_rate=0.2).run(start(), records, streams())
+        monkeypatch.setattr(training, "train_on_cpu", partial(train_on_device, graphs=CudaGraphs()))
+    updates = of_each(sgd, SMALL, rate=RATE, steps=STEPS, learning_rate=0.2).run(start(), records, streams())
     assert updates.isfinite().all(1).tolist() == [False, True, True, True, True]
 
 
@@ -402,7 +430,7 @@ def test_the_noise_has_the_variance_that_is_paid_for() -> None:
     model = logistic(784, 10)
     records = cohort(model, [20] * 4, classes=10)
     scales, clips, rates = np.array([0.5, 1.0, 2.0, 4.0]), np.array([1.0, 0.5, 2.0, 1.0]), np.full(4, 0.25)
-    way = dp_sgd(model, rate=rates, steps=1, clip=clips, learning_rate=1.0)
+    way = of_each(dp_sgd, model, rate=rates, steps=1, clip=clips, learning_rate=1.0)
     ids = [0, 1, 2, 3]
     silent = way.run(start(model), records, streams(ids), 0.0)
     difference = way.run(start(model), records, streams(ids), scales) - silent
@@ -415,7 +443,7 @@ def test_the_noise_has_the_variance_that_is_paid_for() -> None:
     price = way.price
     assert price is not None
     dp_accounting = pytest.importorskip("dp_accounting")
-    assert price(2.0) == dp_accounting.SelfComposedDpEvent(
+    assert price(2.0, 0) == dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(2.0)), 1
     )
 
@@ -424,12 +452,11 @@ def test_price_is_per_client_where_clients_differ() -> None:
     price = varied().price
     assert price is not None
     dp_accounting = pytest.importorskip("dp_accounting")
-    event = price(1.5, row=1)
+    event = price(1.5, 1)
     assert event == dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.9, dp_accounting.GaussianDpEvent(1.5)), 4
     )
-    with pytest.raises(InputError, match="differs between clients"):
-        price(1.5)
+    assert price(1.5, 0) != event
 
 
 def test_same_seed_same_run_other_seed_other_run() -> None:
@@ -473,7 +500,7 @@ def test_the_captured_step_run_eagerly_is_the_cpu_path() -> None:
     records, starts = cohort(), start().expand(CLIENTS, -1).contiguous()
     anchor = starts + 0.1
     with torch.no_grad():
-        device = train_on_device(SMALL, starts, anchor, records, streams(), settings(STEPS, False), Graphs())
+        device = train_on_device(SMALL, starts, anchor, records, streams(), settings(STEPS, False), CudaGraphs())
         host = train_on_cpu(SMALL, starts, anchor, records, streams(), settings(STEPS, False))
     torch.testing.assert_close(device, host, rtol=1e-5, atol=1e-6)
 
@@ -483,8 +510,8 @@ def test_the_captured_step_adds_each_clients_own_noise() -> None:
     keys = torch.tensor([key & (2**63 - 1) for key in streams().keys])
     quick = settings([1] * CLIENTS, True)
     with torch.no_grad():
-        noisy = train_on_device(SMALL, starts, starts, records, streams(), quick, Graphs())
-        plain = train_on_device(SMALL, starts, starts, records, streams(), settings([1] * CLIENTS, False), Graphs())
+        noisy = train_on_device(SMALL, starts, starts, records, streams(), quick, CudaGraphs())
+        plain = train_on_device(SMALL, starts, starts, records, streams(), settings([1] * CLIENTS, False), CudaGraphs())
     column = (np.array(SCALE) * CLIP * LEARNING_RATE / (np.array(RATE) * COUNTS))[:, None]
     wanted = torch.from_numpy(column).float() * normals(keys, torch.tensor([0]), SMALL.size)
     torch.testing.assert_close(plain - noisy, wanted, rtol=1e-4, atol=1e-5)
@@ -514,7 +541,7 @@ def test_plain_steps_on_a_device_as_on_the_cpu_but_for_coarse_products(name: str
     model = MODELS[name]()
     records = cohort(model, classes=2)
     there = Records(records.features.cuda(), records.labels.cuda(), records.offsets.cuda())
-    way = sgd(model, rate=RATE, steps=[5, 4, 2, 5, 3], learning_rate=LEARNING_RATE, momentum=momentum)
+    way = of_each(sgd, model, rate=RATE, steps=[5, 4, 2, 5, 3], learning_rate=LEARNING_RATE, momentum=momentum)
     for _ in range(2):
         device = way.run(start(model), there, streams()).cpu()
         host = way.run(start(model), records, streams())
@@ -526,7 +553,8 @@ def test_plain_steps_on_a_device_as_on_the_cpu_but_for_coarse_products(name: str
 def test_on_a_device_other_rows_may_replay_the_same_graph() -> None:
     records = cohort(counts=[12, 9, 30, 7, 12, 9, 30, 7])
     there = Records(records.features.cuda(), records.labels.cuda(), records.offsets.cuda())
-    way = dp_sgd(
+    way = of_each(
+        dp_sgd,
         SMALL,
         rate=[0.5, 0.9, 0.3, 1.0, 0.4, 0.8, 0.2, 0.7],
         steps=[5, 4, 2, 5, 3, 5, 5, 1],
@@ -584,12 +612,12 @@ def test_linear_svm_moves_only_on_violated_margins() -> None:
 BAD: dict[str, tuple[Callable[[], Tensor], str]] = {
     "starts": (lambda: varied().run(torch.zeros(3), cohort(), streams(), SCALE), "starts must be"),
     "streams": (lambda: varied().run(start(), cohort(), streams([1]), SCALE), "random stream"),
-    "scale": (lambda: varied().run(start(), cohort(), streams()), "needs a noise scale"),
-    "negative": (lambda: varied().run(start(), cohort(), streams(), -1.0), "scale must be at least 0"),
+    "scale": (lambda: varied().run(start(), cohort(), streams()), "needs a noise multiplier"),
+    "negative": (lambda: varied().run(start(), cohort(), streams(), -1.0), "noise_multiplier must be at least 0"),
     "length": (lambda: varied().run(start(), cohort(), streams(), [1.0, 2.0]), "5 of them"),
     "empty": (
         lambda: varied().run(start(), cohort(counts=[3, 0, 2, 1, 1]), streams(), SCALE),
-        "row 1 has no",
+        "client 1 of the cohort has no records",
     ),
     "steps": (
         lambda: sgd(SMALL, rate=1, steps=1.5, learning_rate=1).run(start(), cohort(), streams()),
@@ -599,24 +627,33 @@ BAD: dict[str, tuple[Callable[[], Tensor], str]] = {
         lambda: dp_sgd(SMALL, rate=1, steps=1, clip=math.inf, learning_rate=1).run(start(), cohort(), streams(), 1.0),
         "finite clip",
     ),
-    "rows": (lambda: varied().run(start(), cohort(), streams(), SCALE, rows=[0, 1]), "rows must be 5 numbers"),
-    "mask": (lambda: varied().run(start(), cohort(), streams(), SCALE, rows=[True] * 5), "rows must be whole"),
-    "negative row": (lambda: varied().run(start(), cohort(), streams(), SCALE, rows=[0, 1, 2, 3, -1]), "rows must be"),
-    "unknown row": (
-        lambda: varied().run(start(), cohort(), streams(), SCALE, rows=[0, 1, 2, 3, 5]),
-        "clip must .* row 5",
-    ),
-    "empty row": (
+    "empty among some": (
         lambda: varied().run(start(), cohort(counts=[3, 0]), streams([0, 4]), 1.0, rows=[0, 4]),
-        "row 4 has no",
+        "client 1 of the cohort has no records",
     ),
-    "rows of scale": (
+    "noise of others": (
         lambda: varied().run(start(), cohort(counts=[3, 2]), streams([0, 4]), SCALE, rows=[0, 4]),
-        "scale must be one number or 2",
+        "noise_multiplier must be one number or 2",
     ),
-    "lengths": (
-        lambda: sgd(SMALL, rate=[0.5, 0.1], steps=[1, 2, 3], learning_rate=1).run(start(), cohort(), streams()),
-        "steps is given for 3 clients, but rate for 2",
+    "settings of others": (
+        lambda: varied().run(start(), cohort(), streams(), SCALE, rows=[0, 1]),
+        "clip must be one number or 5",
+    ),
+    "settings too short": (
+        lambda: of_each(sgd, SMALL, rate=0.5, steps=[1, 2, 3], learning_rate=1).run(start(), cohort(), streams()),
+        "steps must be one number or 5",
+    ),
+    "other records": (
+        lambda: of_each(sgd, SMALL, rate=0.5, steps=1, learning_rate=1, records=[12, 1, 30, 8, 19]).run(
+            start(), cohort(), streams()
+        ),
+        "records is 8 in the settings of client 3, which has 7",
+    ),
+    "own clip": (
+        lambda: of_each(dp_sgd, SMALL, rate=1.0, steps=1, learning_rate=1, clip=[1e-31] * 5).run(
+            start(), cohort(), streams(), 1.0
+        ),
+        "clip must",
     ),
     "endless": (
         lambda: sgd(SMALL, rate=1, steps=math.inf, learning_rate=1).run(start(), cohort(), streams()),
@@ -651,7 +688,7 @@ def test_a_public_batch_size_replaces_the_number_of_records() -> None:
     sizes = np.diff(records.offsets.numpy()) * 0.25
 
     def run(steps: int, batch: float | np.ndarray[tuple[int], np.dtype[np.float64]] | None) -> Tensor:
-        way = dp_sgd(SMALL, rate=0.25, steps=steps, clip=1.0, learning_rate=0.1, batch=batch)
+        way = of_each(dp_sgd, SMALL, rate=0.25, steps=steps, clip=1.0, learning_rate=0.1, batch=batch)
         return way.run(start(), records, streams(), SCALE)
 
     assert torch.equal(run(3, None), run(3, sizes))

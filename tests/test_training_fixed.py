@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import torch
 from reference.local_training import dp_sgd_on, sets_of
+from support.differing import Differing, of_each
 from torch import Tensor
 
 from polyeps.accounting import epsilon
 from polyeps.cli.quick import quick_dp_sgd
 from polyeps.core import Records
-from polyeps.engine.captured import Graphs, train_on_device
+from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.loop import Settings, train_on_cpu
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.models import MODELS, Model, mlp
-from polyeps.training import Training, dp_sgd, proximal, sgd
+from polyeps.training import Training, dp_sgd, sgd
 
 SMALL = mlp(6, (5,), 3)
 # Everything differs between clients; the second takes all its records, the third no steps.
@@ -52,8 +53,9 @@ def streams(ids: list[int] | None = None) -> SeededStreams:
     return SeededStreams(21, list(range(CLIENTS)) if ids is None else ids, 2)
 
 
-def varied(model: Model = SMALL, memory: int | None = None, held: list[int] | None = COUNTS) -> Training:
-    return dp_sgd(
+def varied(model: Model = SMALL, memory: int | None = None, held: list[int] | None = COUNTS) -> Differing:
+    return of_each(
+        dp_sgd,
         model,
         sampler="fixed",
         batch=BATCH,
@@ -61,7 +63,7 @@ def varied(model: Model = SMALL, memory: int | None = None, held: list[int] | No
         clip=CLIP,
         learning_rate=LEARNING_RATE,
         memory=memory,
-        records_held=held,
+        **({} if held is None else {"records": held}),
     )
 
 
@@ -79,9 +81,9 @@ def test_dp_sgd_equals_the_plain_loop_client_by_client() -> None:
 
 
 def test_sgd_and_the_proximal_step_take_the_mean_of_the_batch() -> None:
-    silent = dp_sgd(SMALL, sampler="fixed", batch=BATCH, steps=STEPS, clip=np.inf, learning_rate=0.2)
-    plain = sgd(SMALL, sampler="fixed", batch=BATCH, steps=STEPS, learning_rate=0.2)
-    pulled = proximal(SMALL, sampler="fixed", batch=BATCH, steps=STEPS, learning_rate=0.2, pull=0.3)
+    silent = of_each(dp_sgd, SMALL, sampler="fixed", batch=BATCH, steps=STEPS, clip=np.inf, learning_rate=0.2)
+    plain = of_each(sgd, SMALL, sampler="fixed", batch=BATCH, steps=STEPS, learning_rate=0.2)
+    pulled = of_each(sgd, SMALL, sampler="fixed", batch=BATCH, steps=STEPS, learning_rate=0.2, pull=0.3)
     wanted = silent.run(start(), cohort(), streams(), 0.0)
     torch.testing.assert_close(plain.run(start(), cohort(), streams()), wanted)
     assert not torch.equal(pulled.run(start(), cohort(), streams(), anchor=start() + 1), wanted)
@@ -89,8 +91,8 @@ def test_sgd_and_the_proximal_step_take_the_mean_of_the_batch() -> None:
 
 
 def test_a_batch_of_all_records_is_rate_one() -> None:
-    whole = dp_sgd(SMALL, sampler="fixed", batch=COUNTS, steps=STEPS, clip=CLIP, learning_rate=LEARNING_RATE)
-    poisson = dp_sgd(SMALL, rate=1.0, steps=STEPS, clip=CLIP, learning_rate=LEARNING_RATE)
+    whole = of_each(dp_sgd, SMALL, sampler="fixed", batch=COUNTS, steps=STEPS, clip=CLIP, learning_rate=LEARNING_RATE)
+    poisson = of_each(dp_sgd, SMALL, rate=1.0, steps=STEPS, clip=CLIP, learning_rate=LEARNING_RATE)
     one, other = (way.run(start(), cohort(), streams(), SCALE) for way in (whole, poisson))
     torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
@@ -120,7 +122,7 @@ def test_the_captured_step_run_eagerly_is_the_cpu_path() -> None:
     )
     starts = start().expand(CLIENTS, -1).contiguous()
     with torch.no_grad():
-        device = train_on_device(SMALL, starts, starts, cohort(), streams(), settings, Graphs())
+        device = train_on_device(SMALL, starts, starts, cohort(), streams(), settings, CudaGraphs())
         host = train_on_cpu(SMALL, starts, starts, cohort(), streams(), settings)
     torch.testing.assert_close(device, host, rtol=1e-5, atol=1e-6)
 
@@ -129,7 +131,7 @@ def test_the_captured_step_run_eagerly_is_the_cpu_path() -> None:
 @pytest.mark.parametrize("name", ["logistic", "cnn"])
 def test_on_a_device_as_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Steps without clips round products to ten bits, enough to turn a kink of the CNN the other way.
-    monkeypatch.setattr("polyeps.engine.captured._coarse_products", nullcontext)
+    monkeypatch.setattr("polyeps.engine.cuda_graphs._coarse_products", nullcontext)
     model = MODELS[name]()
     records = cohort(model, classes=2)
     there = Records(records.features.cuda(), records.labels.cuda(), records.offsets.cuda())
@@ -140,7 +142,7 @@ def test_on_a_device_as_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -
         torch.testing.assert_close(device, host, rtol=1e-3, atol=1e-4)
     noisy = way.run(start(model), there, SeededStreams(21, range(CLIENTS), 2), SCALE).cpu()
     assert (noisy - device)[0].any()
-    plain = sgd(model, sampler="fixed", batch=BATCH, steps=STEPS, learning_rate=0.05)
+    plain = of_each(sgd, model, sampler="fixed", batch=BATCH, steps=STEPS, learning_rate=0.05)
     device = plain.run(start(model), there, streams()).cpu()
     host = plain.run(start(model), records, streams())
     torch.testing.assert_close(device, host, rtol=1e-3, atol=1e-4)
@@ -152,63 +154,64 @@ def test_the_price_is_of_fixed_size_batches_under_replace_one() -> None:
     assert way.adjacency == "replace-one"
     gaussian = dp_accounting.GaussianDpEvent(1.5)
     batch = dp_accounting.SampledWithoutReplacementDpEvent(19, 16, gaussian)
-    assert way.price(1.5, row=4) == dp_accounting.SelfComposedDpEvent(batch, 6)
-    with pytest.raises(InputError, match="differs between clients"):
-        way.price(1.5)
-    same = dp_sgd(SMALL, sampler="fixed", batch=8, steps=50, clip=1, learning_rate=1, records_held=1200)
+    assert way.price(1.5, 4) == dp_accounting.SelfComposedDpEvent(batch, 6)
+    assert way.price(1.5, 3) != way.price(1.5, 4)
+    same = dp_sgd(SMALL, sampler="fixed", batch=8, steps=50, clip=1, learning_rate=1)
     assert same.price is not None
     method = quick_dp_sgd(records=1200, batch=8, steps=50, sampler="fixed")
-    assert same.price(4.444) == method.price(4.444)
-    assert epsilon(same.price(4.444), 1e-5, adjacency=same.adjacency) > 0
+    assert same.price(4.444, {"records": 1200}) == method.price(4.444)
+    assert epsilon(same.price(4.444, {"records": 1200}), 1e-5, adjacency=same.adjacency) > 0
     assert dp_sgd(SMALL, rate=0.1, steps=1, clip=1, learning_rate=1).adjacency == "zero-out"
 
 
 def test_the_price_needs_to_know_how_many_records_there_are() -> None:
     price = varied(held=None).price
     assert price is not None
-    with pytest.raises(InputError, match="records_held must be given"):
-        price(1.0, row=0)
+    with pytest.raises(InputError, match="records is not set"):
+        price(1.0, 0)
     price = varied(held=[3, *COUNTS[1:]]).price
     assert price is not None
-    with pytest.raises(InputError, match="from 1 to records_held, which is 3, not 4"):
-        price(1.0, row=0)
+    with pytest.raises(InputError, match="batch is 4 for client 0 of the cohort, which has 3 records"):
+        price(1.0, 0)
 
 
-def run(way: Training) -> Tensor:
+def run(way: Training | Differing) -> Tensor:
     return way.run(start(), cohort(), streams(), SCALE)
 
 
-def fixed(batch: float | list[int]) -> Training:
-    return dp_sgd(SMALL, sampler="fixed", batch=batch, steps=1, clip=1, learning_rate=1)
+def fixed(batch: float | list[int]) -> Differing:
+    return of_each(dp_sgd, SMALL, sampler="fixed", batch=batch, steps=1, clip=1, learning_rate=1)
 
 
 BAD: dict[str, tuple[Callable[[], object], str]] = {
     "too few records": (
         lambda: run(fixed(5)),
-        "batch is 5 for the client in row 1, which has 3 records; make its batch smaller or leave it out",
+        "batch is 5 for client 1 of the cohort, which has 3 records; make its batch smaller, or leave it out",
     ),
     "too few records of some": (
         lambda: fixed([5, 5, 5, 9, 5]).run(start(), cohort(clients=[4, 3]), streams([4, 3]), 1.0, rows=[4, 3]),
-        "batch is 9 for the client in row 3, which has 7 records",
+        "batch is 9 for client 1 of the cohort, which has 7 records",
     ),
     "other records": (
         lambda: run(varied(held=[12, 3, 30, 8, 19])),
-        "records_held is 8 for the client in row 3, which has 7",
+        "records is 8 in the settings of client 3, which has 7",
     ),
     "fraction": (lambda: run(fixed(1.5)), "batch must be whole"),
     "nothing": (lambda: run(fixed(0)), "batch must be above 0"),
-    "no batch": (lambda: dp_sgd(SMALL, sampler="fixed", steps=1, clip=1, learning_rate=1), "batch must be given"),
+    "no batch": (
+        lambda: run(dp_sgd(SMALL, sampler="fixed", steps=1, clip=1, learning_rate=1)),
+        "rate or batch must be given",
+    ),
     "rate": (
         lambda: dp_sgd(SMALL, sampler="fixed", rate=0.1, batch=2, steps=1, clip=1, learning_rate=1),
         "rate must be left out",
     ),
-    "no rate": (lambda: dp_sgd(SMALL, batch=2, steps=1, clip=1, learning_rate=1), "rate must be given"),
-    "no rate, plain": (lambda: sgd(SMALL, steps=1, learning_rate=1), "rate must be given"),
-    "batch, plain": (lambda: sgd(SMALL, rate=0.5, batch=2, steps=1, learning_rate=1), "batch is the exact size"),
-    "held": (
-        lambda: dp_sgd(SMALL, rate=0.1, steps=1, clip=1, learning_rate=1, records_held=5),
-        "records_held prices batches of fixed size",
+    "no rate": (lambda: run(dp_sgd(SMALL, steps=1, clip=1, learning_rate=1)), "rate or batch must be given"),
+    "no rate, plain": (
+        lambda: sgd(SMALL, steps=1, learning_rate=1).run(start(), cohort(), streams()),
+        "rate or batch must be given",
     ),
+    "batch, plain": (lambda: sgd(SMALL, rate=0.5, batch=2, steps=1, learning_rate=1), "batch is the exact size"),
     "sampler": (
         lambda: sgd(SMALL, sampler="none", rate=0.5, steps=1, learning_rate=1),  # type: ignore[arg-type]
         'must be "poisson" or "fixed"',

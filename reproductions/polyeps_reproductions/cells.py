@@ -1,15 +1,21 @@
-"""Cells: a cell is one point of a figure, and becomes an experiment once a method and a learning rate are chosen.
+"""Cells of PFA's and PDP-FL's figures: a setting, a method and a form as an experiment.
 
-What all cells of paper 000 share is the default here: 100 rounds, 0.8 of the clients in each, 100 local steps,
-clip 1, δ = 1e-5, 1200 records a client. Batches are of 4 in the published form, as in every script of the
-submitted code, and of 8, as in the text, in the sound form. At least one liberal client is in every round, for all
-methods alike; the paper's code grants that to PFA alone.
+PFA's settings are the defaults: 100 rounds, 0.8 of the clients in each, 100 local steps, clip 1, δ = 1e-5, 1200 records
+a client. Batches are of 4 in the published form, as in every script of the submitted code, and of 8, as in the text, in
+the sound form. At least one high-ε client is in every round, for all methods alike; the paper's code grants that to PFA
+alone.
+
+Learning rates: one grid for all methods, compared on a sixth of the training records, never on test data. One rate
+serves all numbers of clients of a row (data, model, partition, budgets), as chosen with 30 of them, separately for
+every method and form, with one seed.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,56 +23,37 @@ import numpy as np
 from polyeps.accounting.certificate import Form
 from polyeps.data.budgets import draw_budgets
 from polyeps.errors import InputError
-from polyeps.experiment import config
 from polyeps.experiment.population import generator
+from polyeps_reproductions.algorithms import algorithm
+from polyeps_reproductions.comparison import FORMS
+from polyeps_reproductions.studies import Cell
+from polyeps_reproductions.trials import choice, trial
 
-FORMS: tuple[Form, ...] = ("published", "sound")
 # The paper's names, and the distributions its code really drew from: the figures follow the code.
 DRAWN_FROM = {"mixgauss1": "pfa-code-mixgauss3", "mixgauss2": "pfa-code-mixgauss1", "mixgauss3": "pfa-code-mixgauss2"}
-LIBERAL = {20: 2, 30: 4, 40: 4, 50: 5}  # clients with ε ≈ 10 in the paper's one draw, by the number of clients
-LIBERAL_ABOVE = 5.0  # no part of a mixture reaches from one side of it to the other
-# What the papers' code does where ours, by default, does better.
-PUBLISHED_OPTIONS: dict[str, dict[str, Any]] = {
-    "pfa": {"split": "top", "subspace": "centred"},
-    "pfa-plus": {"split": "top", "subspace": "centred"},
-    "public-only": {"split": "top"},
-    # Paper 002 has no code; its groups are one round's, and ε, which it weighs by and hides, cannot be known.
-    "pdp-fl": {"grouping": "mixture", "subspace": "centred", "weights": "count"},
-}
+HIGH_EPSILON = {20: 2, 30: 4, 40: 4, 50: 5}  # clients with ε ≈ 10 in the paper's one draw, by the number of clients
+HIGH_ABOVE = 5.0  # no part of a mixture reaches from one side of it to the other
+LINEAR = ("logistic", "linear_svm")
+GRID = (0.1, 0.05, 0.025, 0.01, 0.005, 0.001)
+QUICK_GRID = (0.05, 0.01)
+NETWORK_GRID = (0.05, 0.025, 0.01, 0.005)  # networks are expensive to train: all of the grid but its ends
+QUICK_WITHOUT = ("gauss", "pareto", "uniform", "mixgauss2")  # budgets much like others that stay
+LAST = 10  # rounds whose mean accuracy is the final one, as in the paper; a third of a short trial's
+SPARSELY = 10  # networks are evaluated every tenth round until near the end
+Numbers = Mapping[tuple["Setting", str], float]  # the paper's, by setting and method
 
 
 @dataclass(frozen=True)
-class Method:
-    """A method of a figure, with options in which it differs from the form's own."""
-
-    name: str
-    options: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def title(self) -> str:
-        return " ".join([self.name, *(f"{name}={value}" for name, value in self.options)])
-
-    def takes(self, form: Form) -> dict[str, Any]:
-        """All options that are not the builder's defaults."""
-        return {**(PUBLISHED_OPTIONS.get(self.name, {}) if form == "published" else {}), **dict(self.options)}
-
-
-METHODS = tuple(
-    Method(name) for name in ("pfa", "pfa-plus", "weiavg", "fedavg", "minimum", "maximum", "non-private", "public-only")
-)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One point of a figure; its defaults are what paper 000 keeps fixed."""
+class Setting:
+    """All of a cell but its method and form."""
 
     data: str = "mnist"
     model: str = "logistic"
     partition: str = "iid"
     budgets: str = "mixgauss1"
     clients: int = 30
-    choice_clients: int = 30  # of the cell in which the learning rates of its row are chosen
-    choice_rounds: int | None = None  # after which choosing stops: a rate that leads early may yet diverge
+    choice_clients: int = 30  # of the setting in which the learning rates of its row are chosen
+    choice_rounds: int | None = None
     epsilons: tuple[float, ...] | None = None  # instead of a draw
     size: int | None = 1200  # records a client; with shards all records are dealt out
     shards_per_client: int = 10
@@ -82,61 +69,104 @@ class Cell:
         budgets = self.budgets if self.epsilons is None else f"ε={self.epsilons[0]:g}"
         return f"{self.data} {self.model} {self.partition} {budgets} M={self.clients}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON gives them back."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-
-def experiment_of(
-    cell: Cell, method: Method, form: Form, learning_rate: float, validation: float = 0.0
-) -> config.Experiment:
-    """The experiment of a cell, a method and a form."""
-    shape = {"size": cell.size} if cell.partition == "iid" else {}
-    return config.experiment(
-        {
-            "name": cell.title,
-            "rounds": cell.rounds,
+    def experiment(self, method: str, form: Form, learning_rate: float = 0.1) -> dict[str, Any]:
+        """Return the experiment; a method may have options, as in "pfa-plus rank=5"."""
+        name, *words = method.split()
+        options = {key: int(value) if value.isdigit() else value for key, value in (one.split("=") for one in words)}
+        linear = self.model in (*LINEAR, "mlp")
+        return {
+            "name": self.title,
+            "rounds": self.rounds,
+            "evaluate_every": 1 if linear else SPARSELY,
             "data": {
-                "name": cell.data,
-                "partition": cell.partition,
-                "clients": cell.clients,
-                "shards_per_client": cell.shards_per_client,
-                "validation": validation,
-                **shape,
+                "name": self.data,
+                "partition": self.partition,
+                "clients": self.clients,
+                "shards_per_client": self.shards_per_client,
+                **({"size": self.size} if self.partition == "iid" else {}),
             },
             "budgets": {
-                "epsilons": cell.epsilons or drawn_epsilons(cell.budgets, cell.clients),
-                "delta": cell.delta,
-                "disclosed": not method.name.startswith("pdp-fl"),
+                "epsilons": self.epsilons or drawn_epsilons(self.budgets, self.clients),
+                "delta": self.delta,
+                "disclosed": not name.startswith("pdp-fl"),
             },
-            "model": {"name": cell.model},
+            "model": {"name": self.model},
             "training": {
-                "batch": cell.batch_published if form == "published" else cell.batch_sound,
-                "local_steps": cell.local_steps,
+                "batch": self.batch_published if form == "published" else self.batch_sound,
+                "local_steps": self.local_steps,
                 "learning_rate": learning_rate,
             },
             "participation": {
-                "kind": "full" if cell.share == 1 else "uniform",
-                "share": cell.share,
+                "kind": "full" if self.share == 1 else "uniform",
+                "share": self.share,
                 "with_public": True,
             },
-            "algorithm": {"name": method.name, "form": form, **method.takes(form)},
+            "algorithm": algorithm(name, form, **options),
         }
-    )
+
+    def cell(self, method: str, form: Form, learning_rate: float | None = None, **others: Any) -> Cell:
+        """Return the cell of a method; without a learning rate, it is chosen."""
+        values = self.experiment(method, form, learning_rate or 0.1)
+        names = ("data", "model", "partition", "budgets", "clients")
+        labels = {"cell": self.title, **{name: getattr(self, name) for name in names}, "method": method, "form": form}
+        chosen = None
+        if learning_rate is None:
+            tuned = self if self.epsilons is not None else replace(self, clients=self.choice_clients)
+            grid = QUICK_GRID if self.choice_rounds else GRID if self.model in LINEAR else NETWORK_GRID
+            rates = [{"training.learning_rate": rate} for rate in grid if self.model in LINEAR or rate in NETWORK_GRID]
+            chosen = choice(rates, tuned.experiment(method, form), rounds=self.choice_rounds)
+        last = max(1, min(LAST, self.rounds // 3))
+        special = {name: others.pop(name) for name in ("paper", "value") if name in others}
+        return Cell(labels, trial(values, choice=chosen, last=last, **others), **special)
+
+    def quick(self) -> Setting:
+        """Return a setting that takes seconds: 20 clients, 30 rounds of 20 steps, a short choice of rates."""
+        clients = min(self.clients, 20)
+        return replace(
+            self,
+            clients=clients,
+            choice_clients=clients,
+            choice_rounds=5,
+            rounds=min(self.rounds, 30),
+            local_steps=min(self.local_steps, 20),
+        )
+
+
+def compared(
+    settings: Sequence[Setting], methods: Iterable[str], paper: Numbers | None = None, value: str = "final"
+) -> list[Cell]:
+    """Return all settings with all methods in both forms."""
+    numbers = paper or {}
+    return [
+        setting.cell(method, form, paper=numbers.get((setting, method)), value=value)
+        for setting, form, method in product(settings, FORMS, list(methods))
+    ]
+
+
+def quick(settings: Iterable[Setting], paper: Numbers | None = None) -> tuple[tuple[Setting, ...], Numbers]:
+    """Return quick settings on MNIST with logistic regression, and the paper's numbers where it has the same cell."""
+    found: dict[Setting, None] = {}
+    numbers: dict[tuple[Setting, str], float] = {}
+    for setting in settings:
+        if setting.data in ("mnist", "digits") and setting.budgets not in QUICK_WITHOUT:
+            small = replace(setting, model="logistic").quick()
+            found[small] = None
+            if (setting.model, setting.clients) == (small.model, small.clients):
+                numbers |= {(small, name): value for (of, name), value in (paper or {}).items() if of == setting}
+    return tuple(found), numbers
 
 
 @lru_cache(maxsize=64)
 def drawn_epsilons(budgets: str, clients: int) -> tuple[float, ...]:
-    """One draw of budgets for all seeds, forms and methods, as the paper's repeats share one.
+    """Return one draw of budgets for all seeds, forms and methods, as the paper's repeats share one.
 
-    Of a mixture it is drawn again until as many clients are liberal as in the paper's own draw (2, 4, 4 and 5 of 20,
-    30, 40 and 50; a tenth otherwise): with 2 instead of 5 results differ by points, and would be compared in vain.
+    A mixture is drawn again until as many clients have a high ε as in the paper's own draw (2, 4, 4 and 5 of 20, 30,
+    40 and 50; a tenth otherwise): with 2 instead of 5 results differ by points, and could not be compared.
     """
     rng = generator(clients, f"budgets of the study: {budgets}")
-    mixed = "mixgauss" in budgets
-    wanted = LIBERAL.get(clients, max(1, clients // 10))
+    wanted = HIGH_EPSILON.get(clients, max(1, clients // 10))
     for _ in range(100_000):
         drawn = draw_budgets(DRAWN_FROM.get(budgets, budgets), clients, rng).epsilons
-        if not mixed or int(np.sum(drawn > LIBERAL_ABOVE)) == wanted:
+        if "mixgauss" not in budgets or int(np.sum(drawn > HIGH_ABOVE)) == wanted:
             return tuple(float(value) for value in drawn.round(6))
-    raise InputError(f"{budgets} hardly ever gives {wanted} liberal clients of {clients}; choose other budgets")
+    raise InputError(f"{budgets} hardly ever gives {wanted} high-ε clients of {clients}; choose other budgets")

@@ -1,30 +1,32 @@
-"""Paper 004 (CMP-Fed): figures 1 and 2, tables I and II, as trials.
+"""CMP-Fed: figures 1 and 2, tables I and II, and the comparison of its accounts.
 
-6000 agents with ten images of Fashion-MNIST each, a hundred drawn in a round by their own coins, 180 rounds. As in the
-paper clip norms are 1, and learning rates are from its grid but for the two small ones: 0.05 already does worse than
-0.125. Then every private method once more *tuned*: with the clip norm and rate that suit it. Choices are made on a
-validation split, at the largest rank with images dealt at random, and taken for all ranks and both ways to deal. In
-small: 300 clients, a small network, 20 rounds, ε = 4, nothing chosen.
+Guo et al., "Agent-Level Differentially Private Federated Learning via Compressed Model Perturbation", IEEE CNS 2022,
+https://openreview.net/forum?id=IRG_AP-IHR.
+
+6000 clients with ten images of Fashion-MNIST each, a hundred in a round, Poisson-sampled, 180 rounds. As in the paper
+clip norms are 1, and learning rates are from its grid but for the two small ones: 0.05 already does worse than 0.125.
+Then every private method once more *tuned*: with the clip norm and rate that suit it. Choices are made on a validation
+split, at the largest rank with images dealt at random, and taken for all ranks and both partitions. Quick: 300 clients,
+a small network, 20 rounds, ε = 4, nothing chosen.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
-from polyeps_reproductions import experiments
-from polyeps_reproductions.cmp_fed_tables import accuracies, by_epsilon, by_uplink
-from polyeps_reproductions.experiments import Trial, trial
-from polyeps_reproductions.running import Means, Told
-from polyeps_reproductions.tabulated import Tabulated, summary_of
-from polyeps_reproductions.trials import Store
+from polyeps_reproductions import cmp_fed_noise
+from polyeps_reproductions.algorithms import algorithm
+from polyeps_reproductions.cmp_fed_tables import accuracies, by_epsilon, by_uplink, paper
+from polyeps_reproductions.studies import Cell, Part, Study
+from polyeps_reproductions.trials import Settings, choice, trial
 
 Split = Literal["iid", "labels"]
 RANKS, QUICK_RANKS = (1, 2, 4, 8, 16), (1, 4)
-PAPERS_CHOICES = tuple({"training.learning_rate": rate} for rate in (0.125, 0.05))
-TUNED_CHOICES = tuple(
+PAPERS_CHOICES: tuple[Settings, ...] = tuple({"training.learning_rate": rate} for rate in (0.125, 0.05))
+TUNED_CHOICES: tuple[Settings, ...] = tuple(
     {"training.learning_rate": rate, "training.clip": clip}
     for rate, clip in ((0.125, 1.0), (0.125, 0.5), (0.25, 0.5), (0.5, 0.5), (1.0, 0.5))
 )
@@ -36,53 +38,51 @@ AS_PUBLISHED = {"warm_start": "raw", "clip_subspace": 0.01, "clip_embedding": 1.
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """A row of the tables: an algorithm with its options, and how what it is trained with is chosen."""
+    """A row of the tables: an algorithm with its options, and the candidates for its settings."""
 
     label: str
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     budgets: Mapping[str, Any] = field(default_factory=dict)
     ranks: tuple[int, ...] = RANKS  # (0,): nothing is compressed
-    choices: tuple[Mapping[str, float], ...] = PAPERS_CHOICES
-    like: Method | None = None  # whose choice it takes
-
-    @property
-    def compressed(self) -> bool:
-        return self.ranks != NONE
+    choices: tuple[Settings, ...] = PAPERS_CHOICES
+    like: Method | None = None  # the method whose choice it takes
 
 
 NONE, LARGEST = (0,), RANKS[-1:]
-CMP_FED = Method("CMP-Fed", "cmp-fed")
-PUBLISHED = Method("CMP-Fed, published", "cmp-fed", AS_PUBLISHED, {"scale": COMPOSED}, like=CMP_FED)
+CMP_FED = Method("CMP-Fed", "CMP-Fed")
+PUBLISHED = Method("CMP-Fed, published", "CMP-Fed", AS_PUBLISHED, {"noise_multiplier": COMPOSED}, like=CMP_FED)
 UNDERSTATED = Method(
     "CMP-Fed, one release charged",
-    "cmp-fed",
+    "CMP-Fed",
     AS_PUBLISHED,
-    {"scale": ONE_RELEASE, "epsilon": 1.9},
+    {"noise_multiplier": ONE_RELEASE, "epsilon": 1.9},
     LARGEST,
     like=CMP_FED,
 )
-RANDAGG = Method("DP-RandAgg", "dp-randagg", {"mask_first": False, "whole": "biases"})
-UV_FED = Method("UV-Fed", "uv-fed", {"whole": "biases"})
-DP_FEDAVG = Method("DP-FedAvg", "dp-randagg", {"rank": 0}, ranks=NONE)
-FEDAVG = Method("FedAvg", "randagg", {"rank": 0}, ranks=NONE)
-# Tuned; of the papers' the better variant, and our own.
-MODEL = Method("CMP-Fed, directions from the model", "cmp-fed", {"directions": "model"}, choices=TUNED_CHOICES)
-CMP_FED_TUNED = Method("CMP-Fed, tuned", "cmp-fed", ranks=LARGEST, choices=TUNED_CHOICES)
-RANDAGG_TUNED = Method("DP-RandAgg, tuned", "dp-randagg", ranks=LARGEST, choices=TUNED_CHOICES)
-DP_FEDAVG_TUNED = Method("DP-FedAvg, tuned", "dp-randagg", {"rank": 0}, ranks=NONE, choices=TUNED_CHOICES)
+RANDAGG = Method("DP-RandAgg", "DP-RandAgg", {"mask_first": False, "whole": "biases"})
+UV_FED = Method("UV-Fed", "UV-Fed", {"whole": "biases"})
+DP_FEDAVG = Method("DP-FedAvg", "DP-FedAvg", ranks=NONE)
+FEDAVG = Method("FedAvg", "FedAvg", ranks=NONE)
+# Tuned: the better variants of the paper's methods, and our own.
+MODEL = Method("CMP-Fed, directions from the model", "CMP-Fed", {"directions": "model"}, choices=TUNED_CHOICES)
+CMP_FED_TUNED = Method("CMP-Fed, tuned", "CMP-Fed", ranks=LARGEST, choices=TUNED_CHOICES)
+RANDAGG_TUNED = Method("DP-RandAgg, tuned", "DP-RandAgg", ranks=LARGEST, choices=TUNED_CHOICES)
+DP_FEDAVG_TUNED = Method("DP-FedAvg, tuned", "DP-FedAvg", ranks=NONE, choices=TUNED_CHOICES)
 METHODS = (
     CMP_FED, PUBLISHED, UNDERSTATED, RANDAGG, UV_FED, DP_FEDAVG, FEDAVG,
     MODEL, CMP_FED_TUNED, RANDAGG_TUNED, DP_FEDAVG_TUNED,
 )  # fmt: skip
-# In small nothing is chosen, and noise made for the paper's setting says nothing.
+# Quick runs choose nothing, and noise calibrated for the paper's setting says nothing about theirs.
 QUICK_METHODS = (CMP_FED, RANDAGG, UV_FED, DP_FEDAVG, FEDAVG, MODEL)
+COMPARED = (CMP_FED, RANDAGG, DP_FEDAVG, FEDAVG, MODEL, CMP_FED_TUNED, DP_FEDAVG_TUNED)
 
 
-def settings(method: Method, partition: Split, rank: int, quick: bool = False, agents: int = 6000) -> dict[str, Any]:
-    """One method as an experiment."""
-    clients, rounds, cohort = (300, 20, 100) if quick else (agents, 180, 100)
-    options = {"rate_decay": 0.99, "dropouts": 0.0, **({"rank": rank} if method.compressed else {}), **method.options}
+def settings(method: Method, partition: Split, rank: int, quick: bool = False, clients: int = 6000) -> dict[str, Any]:
+    """Return one method as an experiment."""
+    clients, rounds, cohort = (300, 20, 100) if quick else (clients, 180, 100)
+    ranked = {} if method.ranks == NONE else {"rank": rank}
+    options = {"rate_decay": 0.99, "dropouts": 0.0, **ranked, **method.options}
     budgets = {"epsilon": 4.0} if quick else {"epsilon": 1.0, **method.budgets}
     spread = {"partition": "labels", "labels_per_client": 5} if partition == "labels" else {"size": 10}
     return {
@@ -94,84 +94,36 @@ def settings(method: Method, partition: Split, rank: int, quick: bool = False, a
         "model": {"name": "mlp", "hidden": [32]} if quick else {"name": "mcmahan_cnn"},
         "training": {"batch": 10, "local_steps": 10, "learning_rate": 0.1, "momentum": 0.5, "clip": 1.0},
         "participation": {"kind": "poisson", "share": cohort / clients},
-        "algorithm": {"name": method.name, "label": method.label, **options},
+        "algorithm": algorithm(method.name, label=method.label, **options),
     }
 
 
-def choice(method: Method) -> Trial:
-    """The trial by whose candidates a method's settings are chosen; a sixth of the agents' images judge it."""
-    judged = method.like or method
-    return trial("cmp-fed", settings(judged, "iid", RANKS[-1], agents=5000), experiments.CHOICE_SEED, judged.choices)
+def cell(method: Method, partition: Split, rank: int, quick: bool) -> Cell:
+    """Return one training; a sixth of the clients' images decides about its settings."""
+    tuned = method.like or method
+    chosen = None if quick else choice(tuned.choices, settings(tuned, "iid", RANKS[-1], clients=5000))
+    labels = {"partition": partition, "method": method.label, "rank": rank}
+    labels |= {"share": 100 / (300 if quick else 6000), "delta": 1e-4}
+    printed = None if quick else paper(partition, method.label, rank)
+    return Cell(labels, trial(settings(method, partition, rank, quick), choice=chosen), printed)
 
 
-def settled(method: Method, partition: Split, rank: int, seed: int, store: Store, quick: bool) -> Trial | None:
-    """One training, with the settings chosen; nothing while they are not. In small there is no choice."""
-    values = settings(method, partition, rank, quick)
-    if not quick:
-        chosen = experiments.settled(choice(method), store)
-        if chosen is None:
-            return None
-        training = json.loads(chosen.settings)["training"]
-        values["training"] |= {name: training[name] for name in ("learning_rate", "clip")}
-    return trial("cmp-fed", values, seed)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A cell of a table."""
-
-    method: Method
-    partition: Split
-    rank: int
-
-
-def cells(partition: Split, quick: bool, methods: Iterable[Method] = METHODS) -> tuple[Wanted, ...]:
+def cells(partitions: Iterable[Split], methods: Iterable[Method], quick: bool) -> list[Cell]:
     some = [method for method in methods if method in QUICK_METHODS or not quick]
-    wanted = ((method, QUICK_RANKS if quick and method.compressed else method.ranks) for method in some)
-    return tuple(Wanted(method, partition, rank) for method, ranks in wanted for rank in ranks)
+    ranks = {one: QUICK_RANKS if quick and one.ranks != NONE else one.ranks for one in some}
+    return [cell(one, part, rank, quick) for part in partitions for one in some for rank in ranks[one]]
 
 
-def _part(kind: Literal["figure", "table"], number: str, title: str, make: Any, wanted: Any) -> Tabulated:
-    return Tabulated("cmp-fed", kind, number, title, make, wanted)
+def _trained(kind: Literal["figure", "table"], number: str, title: str, show: Any, *wanted: Any) -> Part:
+    return Part(kind, number, title, show, partial(cells, *wanted), partial=True)
 
 
-_COMPARED = (CMP_FED, RANDAGG, DP_FEDAVG, FEDAVG, MODEL, CMP_FED_TUNED, DP_FEDAVG_TUNED)
-PARTS: tuple[Tabulated, ...] = (
-    _part(
-        "figure", "1", "Accuracy by ε, by rank", by_epsilon,
-        lambda q: (*cells("iid", q, [CMP_FED]), *cells("labels", q, [CMP_FED])),
-    ),
-    _part(
-        "figure", "2", "Accuracy by uplink", by_uplink,
-        lambda q: (*cells("iid", q, _COMPARED), *cells("labels", q, _COMPARED)),
-    ),
-    _part("table", "1", "Accuracy, images dealt at random", accuracies, lambda q: cells("iid", q)),
-    _part("table", "2", "Accuracy, five labels each", accuracies, lambda q: cells("labels", q)),
-)  # fmt: skip
-
-
-def run(parts: Iterable[Tabulated], store: Store, means: Means, seeds: int, quick: bool, told: Told) -> None:
-    """Choose settings, then run what is missing."""
-    wanted = list(dict.fromkeys(cell for part in parts for cell in part.trials(quick)))
-    if not quick:
-        choices = [
-            candidate
-            for method in METHODS
-            for candidate in experiments.choice_of(choice(method))
-            if any(cell.method == method for cell in wanted)
-        ]
-        experiments.run_all(choices, store, means, lambda _, *count: told("choosing settings", *count))
-    ready = [settled(c.method, c.partition, c.rank, seed, store, quick) for seed in _seeds(seeds) for c in wanted]
-    experiments.run_all([one for one in ready if one is not None], store, means, told)
-
-
-def outcome(part: Tabulated, store: Store, seeds: int, quick: bool, command: str) -> dict[str, Any]:
-    """A figure or table from its finished trials; whatever is missing is left out of it."""
-    wanted = [(cell, seed) for cell in part.trials(quick) for seed in _seeds(seeds)]
-    ready = [settled(cell.method, cell.partition, cell.rank, seed, store, quick) for cell, seed in wanted]
-    found = experiments.found([one for one in ready if one is not None], store)
-    return {**summary_of(part, found, 0 if found else len(wanted), quick, command), "missing": len(wanted) - len(found)}
-
-
-def _seeds(count: int) -> range:
-    return range(1, count + 1)
+BOTH: tuple[Split, ...] = ("iid", "labels")
+PARTS: tuple[Part, ...] = (
+    _trained("figure", "1", "Accuracy by ε, by rank", by_epsilon, BOTH, (CMP_FED,)),
+    _trained("figure", "2", "Accuracy by uplink", by_uplink, BOTH, COMPARED),
+    _trained("table", "1", "Accuracy, images dealt at random", accuracies, ("iid",), METHODS),
+    _trained("table", "2", "Accuracy, five labels each", accuracies, ("labels",), METHODS),
+    *cmp_fed_noise.PARTS,
+)
+STUDY = Study("cmp-fed", lambda _: PARTS)

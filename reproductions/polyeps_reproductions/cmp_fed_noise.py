@@ -1,190 +1,139 @@
-"""How much noise CMP-Fed (paper 004) needs for one ε, by every account there is of it, and what that noise truly costs.
+"""The noise CMP-Fed needs for one ε by every account of it, and the certified price of that noise.
 
-σ is the noise multiplier of each of a round's two releases. "True" is what we certify, by privacy loss distributions,
-for what is really run: both releases from one cohort. Noise is enough for some kind of cohorts if with them it costs
-no more than ε, whatever may be said for the account that asked for it.
+σ is the noise multiplier of each of a round's two releases. "True" is the certified ε, by privacy loss distributions,
+of both releases from one cohort. Noise is enough for some kind of cohorts if with them it costs no more than ε, however
+well the account that asked for it is founded.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from itertools import product
 from typing import Any, get_args
 
 import dp_accounting as dp
 from dp_accounting.dp_event import DpEvent
 
-from polyeps.accounting import Accountant, epsilon
-from polyeps.accounting.afford import best_accountant
+from polyeps.accounting import Accountant, best_accountant, cache, epsilon, epsilon_if_draws_known
 from polyeps.accounting.calibration import calibrate
-from polyeps.accounting.events import Gaussian, Poisson, history_of
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson
+from polyeps.accounting.histories import history_of
 from polyeps.core import Adjacency, Budget
-from polyeps.errors import InputError
 from polyeps.mechanisms.integer import event_of_parts, padded
-from polyeps.mechanisms.lattice_noise import NoiseName
-from polyeps.methods import Method, certify, cmp_fed
+from polyeps.mechanisms.integer_noise import NoiseName
+from polyeps_reproductions.studies import Content, Part, Record
 
+CLIENTS, COHORT, ROUNDS, BUDGET = 6000, 100, 180, Budget(1.0, 1e-4)
+RATE = COHORT / CLIENTS
+COORDINATES = 60_000  # of each release, for integer noise
 DROPPED = (0.05, 0.1, 0.2, 0.3)  # shares of a cohort
 STEPS = (256, 1024, 4096)  # of the integers' grid in a clip norm
-_TOLERANCE = 1e-4
+TOLERANCE = 1e-4
+THEOREM = "theorem 1 of the paper"
 Price = Callable[[float], DpEvent]
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One federation and the budget that every account is asked about."""
-
-    clients: int
-    cohort: int
-    rounds: int
-    budget: Budget
-    coordinates: int = 60_000  # of each release, for integer noise
-    tables: Path | None = None  # where calibrations are kept
-
-    def __post_init__(self) -> None:
-        if self.budget.delta == 0:
-            raise InputError("Gaussian noise needs a delta above 0")
-        if self.coordinates < 1:
-            raise InputError(f"coordinates must be at least 1, not {self.coordinates}")
-
-    @property
-    def rate(self) -> float:
-        return self.cohort / self.clients
-
-    @property
-    def poisson(self) -> Method:
-        return cmp_fed(clients=self.clients, cohort=self.cohort, rounds=self.rounds)
-
-    @property
-    def fixed(self) -> Method:
-        return cmp_fed(clients=self.clients, cohort=self.cohort, rounds=self.rounds, sampler="fixed")
-
-    def calibrated(
-        self,
-        price: Price,
-        accountant: Accountant | None,
-        adjacency: Adjacency = "zero-out",
-        uses: int | None = None,
-    ) -> float:
-        """The σ that spends the budget, by an account of a round."""
-        answer = calibrate(
-            [self.budget], price, uses or self.rounds,
-            adjacency=adjacency, accountant=accountant, tolerance=_TOLERANCE, directory=self.tables,
-        )  # fmt: skip
-        return float(answer.scale[0])
+def poisson(sigma: float) -> DpEvent:
+    """Return the price of a round's two releases from one Poisson-sampled cohort."""
+    return Poisson(RATE, dp.ComposedDpEvent([Gaussian(sigma)] * 2))
 
 
-def table(setting: Setting) -> dict[str, Any]:
-    """Everything, ready for JSON."""
-    listed = accounts(setting)
-    return {
-        "clients": setting.clients,
-        "cohort": setting.cohort,
-        "rounds": setting.rounds,
-        "epsilon": setting.budget.epsilon,
-        "delta": setting.budget.delta,
-        "accounts": listed,
-        "dropouts": dropouts(setting, _sigma_of(listed, POISSON)),
-        "integers": integers(setting, _sigma_of(listed, RENYI)),
-    }
+def fixed(sigma: float) -> DpEvent:
+    """Return the price of a round's two releases from one cohort of a fixed size."""
+    return FixedSize(CLIENTS, COHORT, dp.ComposedDpEvent([Gaussian(sigma)] * 2))
 
 
-THEOREM, POISSON, RENYI = "theorem 1 of the paper", "Poisson cohorts", "Poisson cohorts, Rényi"
+def one_release(sigma: float) -> DpEvent:
+    """Return the price of one release, which some accounts take for that of a round."""
+    return Poisson(RATE, Gaussian(sigma))
 
 
-def accounts(setting: Setting) -> list[dict[str, Any]]:
-    """One row for every account: the σ it asks for, and what that costs with either kind of cohort."""
-    poisson, fixed, rate, rounds = setting.poisson, setting.fixed, setting.rate, setting.rounds
-
-    def one_release(sigma: float) -> DpEvent:
-        return Poisson(rate, Gaussian(sigma))
-
-    asked = {
-        THEOREM: theorem_1(setting),
-        POISSON: setting.calibrated(poisson.price, "pld"),
-        RENYI: setting.calibrated(poisson.price, "rdp"),
-        "Poisson cohorts, a client replaced": setting.calibrated(poisson.price, "pld", "replace-one"),
-        "cohorts of a fixed size": setting.calibrated(fixed.price, "pld", "replace-one"),
-        "cohorts of a fixed size, Rényi": setting.calibrated(fixed.price, "rdp", "replace-one"),
-        "one release charged, Rényi": setting.calibrated(one_release, "rdp"),
-        "two releases, each from a cohort of its own, Rényi": setting.calibrated(one_release, "rdp", uses=2 * rounds),
-    }
-    return [_account(setting, name, sigma) for name, sigma in asked.items()]
+def true_epsilon(price: Price, sigma: float, adjacency: Adjacency = "zero-out") -> float:
+    """Return the certified ε of all rounds."""
+    return epsilon(dp.SelfComposedDpEvent(price(sigma), ROUNDS), BUDGET.delta, adjacency=adjacency)
 
 
-def _account(setting: Setting, name: str, sigma: float) -> dict[str, Any]:
-    delta, most = setting.budget.delta, setting.budget.epsilon * (1 + 2 * _TOLERANCE)
-    drawn, fixed = certify(setting.poisson, sigma, delta), certify(setting.fixed, sigma, delta)
-    enough = {"Poisson": drawn.certified <= most, "fixed size": fixed.certified <= most}
-    return {
-        "account": name,
-        "sigma": sigma,
-        "true_poisson": drawn.certified,
-        "true_fixed": fixed.certified,
-        "true_if_draws_are_known": drawn.certified_if_draws_known,
-        "enough_for": [kind for kind, yes in enough.items() if yes],
-        "conditions_hold": name != THEOREM or theorem_1_applies(setting, sigma),  # the others have none
-    }
+def calibrated(
+    price: Price, accountant: Accountant | None, adjacency: Adjacency = "zero-out", uses: int = ROUNDS
+) -> float:
+    """Return the σ that spends the budget, by an account of a round."""
+    options: dict[str, Any] = {"adjacency": adjacency, "accountant": accountant, "tolerance": TOLERANCE}
+    return float(calibrate([BUDGET], price, uses, directory=cache.default_directory(), **options).noise_multiplier[0])
 
 
-def _sigma_of(listed: Sequence[dict[str, Any]], name: str) -> float:
-    return next(float(row["sigma"]) for row in listed if row["account"] == name)
+def theorem_1() -> float:
+    """Return the σ of σ² = 14 q² T (ε + 2 ln(1/δ))/ε²: enough, though its conditions fail in the paper's setting."""
+    return RATE * math.sqrt(14 * ROUNDS * (BUDGET.epsilon + 2 * math.log(1 / BUDGET.delta))) / BUDGET.epsilon
 
 
-def theorem_1(setting: Setting) -> float:
-    """σ² = 14 q² T (ε + 2 ln(1/δ))/ε². Its conditions fail in the paper's own setting; what it asks for is enough."""
-    wanted = setting.budget.epsilon + 2 * math.log(1 / setting.budget.delta)
-    return setting.rate * math.sqrt(14 * setting.rounds * wanted) / setting.budget.epsilon
+def theorem_1_applies(sigma: float, rate: float = RATE, budget: Budget = BUDGET) -> bool:
+    """Return whether σ² ≥ 0.7 and α ≤ 1 + ⅔ σ² ln(1/(qα(1 + σ²))) for the theorem's Rényi order α = 1 + 2 ln(1/δ)/ε.
 
-
-def theorem_1_applies(setting: Setting, sigma: float) -> bool:
-    """Whether σ² ≥ 0.7 and α ≤ 1 + ⅔ σ² ln(1/(qα(1 + σ²))) for the Rényi order α = 1 + 2 ln(1/δ)/ε that it takes.
-
-    This is the kind reading: the paper multiplies by the smaller squared clip norm, which is far below 1.
+    This is the generous reading: the paper multiplies by the smaller squared clip norm, which is far below 1.
     """
-    order = 1 + 2 * math.log(1 / setting.budget.delta) / setting.budget.epsilon
-    allowed = 1 - 2 / 3 * sigma**2 * math.log(setting.rate * order * (1 + sigma**2))
-    return sigma**2 >= 0.7 and order <= allowed
+    order = 1 + 2 * math.log(1 / budget.delta) / budget.epsilon
+    return sigma**2 >= 0.7 and order <= 1 - 2 / 3 * sigma**2 * math.log(rate * order * (1 + sigma**2))
 
 
-def dropouts(setting: Setting, sigma: float) -> list[dict[str, Any]]:
-    """What clients cost that drop out, or give their noise away, after σ was divided among all of a Poisson cohort."""
+def accounts(_: Sequence[Record], __: bool) -> Content:
+    """Return a row for every account: the σ it asks for, and the price of that with either kind of cohort."""
+    asked = {
+        THEOREM: theorem_1(),
+        "Poisson cohorts": calibrated(poisson, "pld"),
+        "Poisson cohorts, Rényi": calibrated(poisson, "rdp"),
+        "Poisson cohorts, a client replaced": calibrated(poisson, "pld", "replace-one"),
+        "cohorts of a fixed size": calibrated(fixed, "pld", "replace-one"),
+        "cohorts of a fixed size, Rényi": calibrated(fixed, "rdp", "replace-one"),
+        "one release charged, Rényi": calibrated(one_release, "rdp"),
+        "two releases, each from a cohort of its own, Rényi": calibrated(one_release, "rdp", uses=2 * ROUNDS),
+    }
     rows = []
+    for name, sigma in asked.items():
+        true = {"Poisson": true_epsilon(poisson, sigma), "fixed size": true_epsilon(fixed, sigma, "replace-one")}
+        whole = history_of(dp.SelfComposedDpEvent(poisson(sigma), ROUNDS))
+        known = epsilon_if_draws_known(whole, BUDGET.delta, "zero-out")
+        enough = [kind for kind, found in true.items() if found <= BUDGET.epsilon * (1 + 2 * TOLERANCE)]
+        fails = ", but its conditions fail" if name == THEOREM and not theorem_1_applies(sigma) else ""
+        numbers = (f"{value:.4f}" for value in (sigma, *true.values(), known))
+        rows.append([name, *numbers, (" and ".join(enough) or "neither") + fails])
+    columns = ["account", "σ", "true ε, Poisson", "true ε, fixed size", "true ε, draws known", "enough for"]
+    return Content(columns, rows)
+
+
+def dropouts(_: Sequence[Record], __: bool) -> Content:
+    """Return the price of clients that drop out, or disclose their noise, after a Poisson cohort divided σ."""
+    sigma, rows = calibrated(poisson, "pld"), []
     for share in DROPPED:
-        left = Poisson(setting.rate, dp.ComposedDpEvent([Gaussian(sigma * math.sqrt(1 - share))] * 2))
-        rows.append(
-            {
-                "dropped": share,
-                "true": epsilon(dp.SelfComposedDpEvent(left, setting.rounds), setting.budget.delta),
-                "sigma_to_allow_for_them": sigma / math.sqrt(1 - share),
-            }
-        )
-    return rows
+        kept = math.sqrt(1 - share)
+        rows.append([f"{100 * share:g} %", f"{true_epsilon(poisson, sigma * kept):.4f}", f"{sigma / kept:.4f}"])
+    return Content(["dropped", "true ε", "σ that allows for them"], rows)
 
 
-def integers(setting: Setting, sigma: float) -> list[dict[str, Any]]:
-    """Noise on integers, by the grid's steps in a clip norm: what σ costs, and the σ that spends ε.
+def integers(_: Sequence[Record], __: bool) -> Content:
+    """Return the price of noise on integers, by the grid's steps in a clip norm, and the σ that spends ε.
 
     Skellam noise by Rényi's bounds, as there are no others; discrete Gaussians as exactly as Gaussians, if they can be.
     """
 
     def price(noise: NoiseName, steps: int, at: float) -> DpEvent:
-        release = event_of_parts(noise, 1.0, 1 / steps, padded(setting.coordinates), at, setting.cohort)
-        return Poisson(setting.rate, dp.ComposedDpEvent([release] * 2))
+        release = event_of_parts(noise, 1.0, 1 / steps, padded(COORDINATES), at, COHORT)
+        return Poisson(RATE, dp.ComposedDpEvent([release] * 2))
 
-    rows = []
-    for noise in get_args(NoiseName):
-        for steps in STEPS:
-            spent = dp.SelfComposedDpEvent(price(noise, steps, sigma), setting.rounds)
-            rows.append(
-                {
-                    "noise": noise,
-                    "steps": steps,
-                    "true": epsilon(spent, setting.budget.delta, accountant=best_accountant(history_of(spent))),
-                    "sigma": setting.calibrated(partial(price, noise, steps), None),
-                }
-            )
-    return rows
+    sigma, rows = calibrated(poisson, "rdp"), []
+    for noise, steps in product(get_args(NoiseName), STEPS):
+        spent = dp.SelfComposedDpEvent(price(noise, steps, sigma), ROUNDS)
+        true = epsilon(spent, BUDGET.delta, accountant=best_accountant(history_of(spent)))
+        needed = calibrated(partial(price, noise, steps), None)
+        rows.append([noise, steps, f"{true:.4f}", f"{needed:.4f}"])
+    return Content(["noise", "steps in a clip norm", "true ε at the σ of Rényi", "σ that spends ε"], rows)
+
+
+_FOR = "6000 clients, cohorts of 100, 180 rounds, ε = 1, δ = 10⁻⁴"
+_RELEASES = f"{_FOR}, 60 000 coordinates a release; Skellam by Rényi, discrete Gaussians exactly"
+PARTS = (
+    Part("table", "accounts", "Noise multiplier of each release, and its true price", accounts, note=_FOR),
+    Part("table", "dropouts", "Poisson cohorts of which some drop out or disclose noise", dropouts, note=_FOR),
+    Part("table", "integers", "Noise on integers, Poisson cohorts", integers, note=_RELEASES),
+)

@@ -1,28 +1,24 @@
-"""Paper 003's figures 1 and 2: the server's variance by r, and a client's error by λ, in formulas and simulated.
+"""FedHDP's figures 1 and 2: the server's variance by r, and a client's error by λ, in formulas and simulated.
 
-The text gives neither the figures' numbers nor their settings, so the settings here are ours. What figure 2's client
-gains by opting out depends on what stays as it is for the others: γ², as the paper's symbols suggest, which lowers
-their noise z·S = N_p·γ and with it their privacy; or z, which is what their privacy fixes. Both are shown.
+The paper gives neither the figures' numbers nor their settings, so the settings here are ours. The gain of
+figure 2's client by opting out depends on the quantity that stays constant for the others: γ², as the paper's symbols
+suggest, which lowers their noise z·S = N_p·γ and with it their privacy; or z, which their privacy fixes. Both follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps_reproductions.presenting import COLOURS, PANEL, heading, save
-from polyeps_reproductions.tabulated import Content, Tabulated
+from polyeps_reproductions.studies import Content, Panel, Part, Record, line, panel
 from polyeps_reproductions.theory import points, simulation
 from polyeps_reproductions.theory.points import NON_PRIVATE, PRIVATE
 from polyeps_reproductions.theory.printed import OptOut
-from polyeps_reproductions.trials import Result
 
-STUDY = "fedhdp"
 SEED = 3
 TRIALS, QUICK_TRIALS = 200_000, 20_000
 RATIOS = tuple(float(ratio) for ratio in np.geomspace(0.03, 1.5, 24))
@@ -31,8 +27,6 @@ CLIENTS, PRIVATE_CLIENTS = 100, 95  # 5 % opt out, as in the paper's experiments
 GAMMAS, SPREADS = (0.02, 0.05, 0.1), (0.5, 1.5, 5.0)
 ALPHA2, TAU2, GAMMA2 = 1.0, 0.5, 0.05
 FEW = OptOut(clients=20, private=15, alpha2=1.0, tau2=0.1, gamma2=0.5)  # of figure 2: one client must be seen in it
-OPENING = ["panel", "curve"]
-CLOSING = ["closed form", "simulated", "standard error", "optimum"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ def client_curve(
     return Curve(panel, name, places, moments.error(places), measured, moments.best_penalty)
 
 
-def first(_: Sequence[Result], quick: bool) -> Content:
+def first(_: Sequence[Record], quick: bool) -> Content:
     """Figure 1: for three γ², and for three σ_c²."""
     trials, generator = _trials(quick), np.random.default_rng((SEED, 1))
     settings = [
@@ -105,7 +99,7 @@ def first(_: Sequence[Result], quick: bool) -> Content:
     return _content("r", curves, findings, trials)
 
 
-def second(_: Sequence[Result], quick: bool) -> Content:
+def second(_: Sequence[Record], quick: bool) -> Content:
     """Figure 2: a client that stays private, or opts out; Ditto with plain averaging, and FedHDP."""
     trials, generator = _trials(quick), np.random.default_rng((SEED, 2))
     private = FEW.private - 1
@@ -119,11 +113,11 @@ def second(_: Sequence[Result], quick: bool) -> Content:
         ),
     )
     curves, findings = [], []
-    for panel, plain in (("Ditto with FedAvg", True), ("FedHDP", False)):
+    for title, plain in (("Ditto with FedAvg", True), ("FedHDP", False)):
         for name, setting, group in scenarios:
             ratio = 1.0 if plain else setting.best_ratio
-            curve = client_curve(panel, name, setting, group, ratio, trials, generator)
-            findings.append(f"{panel}, {name}: λ* = {curve.optimum:.4f} with error {curve.least:.5f}")
+            curve = client_curve(title, name, setting, group, ratio, trials, generator)
+            findings.append(f"{title}, {name}: λ* = {curve.optimum:.4f} with error {curve.least:.5f}")
             curves.append(curve)
     moments, best = points.personal(FEW.federation, PRIVATE), points.bayes_error(FEW.federation, PRIVATE)
     more = moments.error(FEW.private_penalty_printed) - moments.error(FEW.private_penalty)
@@ -144,44 +138,31 @@ def _content(axis: str, curves: Sequence[Curve], findings: list[str], trials: in
         f"{len(distances)} simulated values ({trials} federations a curve) are {distances.max():.1f} standard errors"
     )
     rows = [row for curve in curves for row in curve.rows]
-    return Content([*OPENING, axis, *CLOSING], rows, findings=[*findings, f"{agreement} from the formulas at most"])
+    columns = ["panel", "curve", axis, "closed form", "simulated", "standard error", "optimum"]
+    said = [*findings, f"{agreement} from the formulas at most"]
+    return Content(columns, rows, said, panels_of(axis, rows), pairs=True)
 
 
+def panels_of(axis: str, rows: Sequence[Sequence[Any]]) -> list[Panel]:
+    """Return formulas as lines, simulations as circles on them, optima as stars."""
+    curves: dict[str, dict[str, list[Sequence[Any]]]] = {}
+    for title, name, *values in rows:
+        curves.setdefault(title, {}).setdefault(name, []).append(values)
+    measure, log = ("variance", "xy") if axis == "r" else ("mean squared error", "x")
+    found = []
+    for title, lines in curves.items():
+        series = []
+        for name, some in lines.items():
+            series.append(line(name, some, dashed=name == list(lines)[-1]))  # curves may lie on each other
+            simulated = [(row[0], row[2]) for row in some[::2]]
+            series.append(line(name, simulated, error=[row[3] for row in some[::2]], look="circles"))
+            series.append(line(name, [row for row in some if row[-1]], look="star"))
+        found.append(panel(title, axis, measure, series, log=log))
+    return found
+
+
+_NOTE = "In the figure, lines are formulas, circles simulations, stars the optima"
 FIGURES = (
-    Tabulated(STUDY, "figure", "1", "Variance of the server's estimate by the ratio r", first),
-    Tabulated(STUDY, "figure", "2", "Error of a client's own estimate by λ", second),
+    Part("figure", "1", "Variance of the server's estimate by the ratio r", first, note=_NOTE),
+    Part("figure", "2", "Error of a client's own estimate by λ", second, note=_NOTE),
 )
-
-
-def draw(summary: dict[str, Any], stem: Path) -> list[Path]:
-    """Formulas as lines, simulations as circles on them, optima as stars; nothing for what is not one of these."""
-    if summary["study"] != STUDY or summary.get("columns", [])[3:] != CLOSING:
-        return []
-    from matplotlib.figure import Figure
-
-    panels: dict[str, dict[str, list[list[Any]]]] = {}
-    for panel, name, *values in summary["table"]:
-        panels.setdefault(panel, {}).setdefault(name, []).append(values)
-    figure = Figure(figsize=(PANEL[0] * len(panels), PANEL[1] + 1), layout="constrained")
-    grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    axis = summary["columns"][2]
-    for axes, (title, lines) in zip(grid, panels.items(), strict=True):
-        for colour, (name, rows) in zip(COLOURS, lines.items(), strict=False):
-            places, expected, simulated, errors, _ = zip(*rows, strict=True)
-            # Lines may lie on each other: the last one lets those below be seen.
-            axes.plot(places, expected, color=colour, linestyle="--" if name == list(lines)[-1] else "-", label=name)
-            axes.errorbar(
-                places[::2], simulated[::2], errors[::2], color=colour, fmt="o", markersize=4, markerfacecolor="none"
-            )
-            (best,) = (row for row in rows if row[-1])
-            axes.plot(best[0], best[1], marker="*", markersize=11, color=colour)
-        axes.set_xscale("log")
-        axes.set_yscale("log" if axis == "r" else "linear")
-        axes.set_title(title, fontsize=9)
-        axes.set_xlabel(axis, fontsize=8)
-        axes.legend(fontsize=8, frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8, which="both")
-    grid[0].set_ylabel("variance" if axis == "r" else "mean squared error", fontsize=8)
-    figure.suptitle(f"{heading(summary)}\nlines: formulas; circles: simulations; stars: the optima", fontsize=10)
-    return save(figure, stem)

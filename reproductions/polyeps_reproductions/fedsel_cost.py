@@ -1,6 +1,6 @@
-"""What a report costs a client (paper 001, figure 2(e)): the choice of a coordinate, and the whole report.
+"""Computing time of FedSel's reports (its paper's figure 2(e)): the selection of a coordinate, and the whole report.
 
-Times are of a cohort at once, the least of several repetitions, since others may use the machine.
+Times are of a cohort at once, the least of several repetitions, since other programs may use the machine.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ import numpy as np
 import torch
 
 from polyeps.engine.noise import SeededStreams
-from polyeps.mechanisms.perturb import perturb
-from polyeps.mechanisms.pick import pick
-from polyeps.mechanisms.selection import SelectName
+from polyeps.mechanisms.selection import SelectName, pick
+from polyeps.mechanisms.values import perturb
 
 SELECTIONS: tuple[SelectName, ...] = ("uniform", "ps", "pe", "exp")
 COHORTS = {10: 10_000, 100: 10_000, 300: 10_000, 1000: 3_000, 10_000: 1_000}
 
 
 def least(work: Callable[[], object], repetitions: int) -> float:
-    """Seconds."""
+    """Return the seconds of the fastest of several repetitions."""
     times = []
     for _ in range(repetitions):
         start = time.perf_counter()
@@ -32,7 +31,7 @@ def least(work: Callable[[], object], repetitions: int) -> float:
 
 
 def report(select: SelectName, values: torch.Tensor, whole: bool) -> None:
-    """One coordinate of each row, and its private value."""
+    """Select one coordinate of each row, and perturb its value."""
     clients, dimension = values.shape
     streams = SeededStreams(1, range(clients), 0)
     index = pick(select, values, max(1, dimension // 10), np.full(clients, 0.2), streams)
@@ -42,7 +41,7 @@ def report(select: SelectName, values: torch.Tensor, whole: bool) -> None:
 
 
 def measure(repetitions: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Seconds of a cohort, by what is done, by dimension and by selection."""
+    """Return the seconds of a cohort by part, by dimension and by selection."""
     found: dict[str, dict[str, dict[str, float]]] = {"select": {}, "report": {}}
     for dimension, clients in COHORTS.items():
         values = torch.randn(clients, dimension, generator=torch.Generator().manual_seed(1))

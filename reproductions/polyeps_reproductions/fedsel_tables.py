@@ -1,21 +1,20 @@
-"""Paper 001's outcomes: accuracy over folds along any axis, which orders hold, and table 3's gains and losses."""
+"""FedSel's outcomes: accuracy over folds along any axis, the orders that hold, and table 3's gains and losses."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
 import torch
 
-from polyeps.algorithms._averaging import Course
-from polyeps_reproductions.cells import FORMS
+from polyeps.experiment.config import experiment
+from polyeps_reproductions.algorithms import fedsel
+from polyeps_reproductions.comparison import FORMS
 from polyeps_reproductions.fedsel_cost import COHORTS, SELECTIONS, measure
-from polyeps_reproductions.fedsel_trials import MODELS, Trial, algorithm_of, gradients
-from polyeps_reproductions.tabulated import Content
-from polyeps_reproductions.trials import Result
+from polyeps_reproductions.fedsel_folds import ITERATIONS, built
+from polyeps_reproductions.studies import Content, Record, curve_of, difference, grouped, line, panel, percent, signed
 
 TIE = 0.005  # an order holds unless the lower method is ahead by more than half a point
 SETS = {"syn-l-0.01-0.9": (100, 60_000), "syn-h-0.01-0.9": (300, 100_000), "bank": (32, 45_211)} | {
@@ -36,123 +35,88 @@ PAPER = {
 CHOICES = ("exp", "pe", "ps")
 MAJORITY = {"syn-l-0.01-0.9": 50.0, "bank": 88.3, "kddcup99": 80.3, "adult": 76.1}  # % of the larger class
 Orders = tuple[tuple[str, str], ...]
-Group = dict[str, list[Result]]
 
 
-def by(results: Iterable[Result], *names: str) -> dict[tuple[Any, ...], list[Result]]:
-    """Results that agree in these fields of their trials."""
-    groups: dict[tuple[Any, ...], list[Result]] = {}
-    for result in results:
-        groups.setdefault(tuple(result["trial"][name] for name in names), []).append(result)
-    return groups
+def by_axis(axis: str, orders: Orders = (), curves: bool = False) -> Callable[[Sequence[Record], bool], Content]:
+    """Return the function that shows the accuracy of methods along one label, or their errors over the rounds."""
 
-
-def mean(results: Sequence[Result]) -> float:
-    return statistics.fmean(result["final"] for result in results)
-
-
-def spread(results: Sequence[Result]) -> float:
-    return statistics.stdev(result["final"] for result in results) if len(results) > 1 else 0.0
-
-
-def comparison(axis: str, orders: Orders = (), curves: bool = False) -> Callable[[Sequence[Result], bool], Content]:
-    """Accuracy of methods along one field of the trials."""
-
-    def make(results: Sequence[Result], _: bool) -> Content:
+    def show(records: Sequence[Record], _: bool) -> Content:
         rows: list[list[Any]] = []
         points: dict[str, dict[str, list[tuple[float, float]]]] = {}
-        lines: dict[str, dict[str, list[float]]] = {}
         held: dict[tuple[str, str], list[bool]] = {}
-        for (data, model, rate, at), cell in by(results, "data", "model", "rate", axis).items():
-            found = by(cell, "method", "form")
-            panel = f"{data}, {model}" + (", one α for all" if rate == "shared" else "")
-            for (method, form), runs in found.items():
-                name = method if form == "sound" else f"{method}, published"
-                shown = f"{100 * mean(runs):.1f} ± {100 * spread(runs):.1f}"
-                spent = "–" if runs[0]["spent"] is None else f"{runs[0]['spent']:.3g}"
-                used = f"{runs[0]['trial']['learning_rate']:g}"
-                rows.append([panel, at, name, shown, len(runs), used, spent])
-                points.setdefault(panel, {}).setdefault(name, []).append((at, 100 * mean(runs)))
-                if curves:
-                    lines.setdefault(f"% wrong, {panel}", {})[name] = wrong(runs)
+        for (data, model, rate, at), cell in grouped(records, "data", "model", "rate", axis).items():
+            title = f"{data}, {model}" + (", one α for all" if rate == "shared" else "")
+            for one in cell:
+                name = one["method"] if one["form"] == "sound" else f"{one['method']}, published"
+                spent = "–" if one["spent"] is None else f"{one['spent']:.3g}"
+                rows.append([title, at, name, percent(one, 1), one["count"], f"{one['learning_rate']:g}", spent])
+                wrong = [(number, round(100 - 100 * value, 2)) for number, value in curve_of(one)] if curves else []
+                points.setdefault(title, {}).setdefault(name, []).extend(wrong or [(at, 100 * one["mean"])])
+            sound = {one["method"]: one["mean"] for one in cell if one["form"] == "sound"}
             for higher, lower in orders:
-                pair = [found.get((name, "sound")) for name in (higher, lower)]
-                if pair[0] and pair[1]:
-                    held.setdefault((higher, lower), []).append(mean(pair[0]) >= mean(pair[1]) - TIE)
+                if higher in sound and lower in sound:
+                    held.setdefault((higher, lower), []).append(sound[higher] >= sound[lower] - TIE)
         said = [f"{a} over {b} holds in {sum(one)} of {len(one)} cells" for (a, b), one in held.items()]
-        columns = ["data, model", axis, "method", "accuracy, %", "runs", "α", "ε paid"]
-        numeric = not curves and all(isinstance(row[1], int | float) for row in rows)
-        return Content(columns, rows, lines, points if numeric and len({row[1] for row in rows}) > 1 else {}, said)
+        columns = ["data, model", axis, "method", "accuracy, %", "runs", "α", "ε spent"]
+        places = {row[1] for row in rows}
+        drawn = curves or (len(places) > 1 and all(isinstance(one, int | float) for one in places))
+        labels = ("round", "% wrong") if curves else (axis, "test accuracy, %")
+        shape = {} if curves or axis == "mu" else {"log": "x"}
+        panels = [panel(title, *labels, _series(lines), **shape) for title, lines in points.items()] if drawn else []
+        return Content(columns, rows, said, panels)
 
-    return make
-
-
-def wrong(runs: Sequence[Result]) -> list[float]:
-    """Percent of the test records judged wrongly after each round, mean over runs."""
-    rounds = sorted(runs[0]["accuracy"], key=int)
-    return [round(100 - 100 * statistics.fmean(run["accuracy"][number] for run in runs), 2) for number in rounds]
+    return show
 
 
-def gains(results: Sequence[Result], _: bool) -> Content:
-    """Table 3: gain = X-PM-C − PM, loss = X-PM-C − X-PM, in points, paired by fold; beside them the control."""
+def _series(lines: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:
+    """Return lines; a baseline, which has one point, is a level."""
+    return [line(name, some, **({"look": "level"} if len(some) == 1 else {})) for name, some in lines.items()]
+
+
+def gains(records: Sequence[Record], _: bool) -> Content:
+    """Return table 3: gain = X-PM-C − PM, loss = X-PM-C − X-PM, in points, paired by fold; and the control."""
     columns = ["α", "data", "model", "selection", "paper gain / loss", "gain", "loss", "X-PM − PM", "random-PM − PM"]
-    columns += ["X-PM − random-PM", "X-PM", "PM", "NP", "larger class", "runs", "ε paid, X-PM / -C"]
+    columns += ["X-PM − random-PM", "X-PM", "PM", "NP", "larger class", "runs", "ε spent, X-PM / -C"]
     rows: list[list[Any]] = []
     ahead: dict[tuple[str, str], list[bool]] = {}
-    for (rate, data, model), cell in by(results, "rate", "data", "model").items():
-        found = by(cell, "method", "form")
-        for place, (select, form) in [(CHOICES.index(s), (s, f)) for s in CHOICES for f in ("sound", "published")]:
+    for (rate, data, model), cell in grouped(records, "rate", "data", "model").items():
+        found = {(one["method"], one["form"]): one for one in cell}
+        for (place, select), form in product(enumerate(CHOICES), ("sound", "published")):
             if (f"{select}-pm", form) not in found:
                 continue
             whole, extra = found[f"{select}-pm", form], found[f"{select}-pm-c", form]
             flat, control = found["pm", form], found["random-pm", "sound"]
-            paper = PAPER[data, model][place]
-            if form == "sound":
-                for lower, name in ((flat, "PM"), (control, "random-PM")):
-                    by_points, error = apart(whole, lower)
-                    for word, clear in (
-                        ("clearly above", by_points > 2 * error),
-                        ("clearly below", by_points < -2 * error),
-                    ):
-                        ahead.setdefault((rate, f"X-PM {word} {name}"), []).append(clear)
+            printed = PAPER[data, model][place]
+            for lower, name in ((flat, "PM"), (control, "random-PM")) if form == "sound" else ():
+                points, error, _count = difference(whole, lower)
+                for word, sign in (("above", 1), ("below", -1)):
+                    clear = sign * points > 2 * (error or 0.0)
+                    ahead.setdefault((rate, f"X-PM clearly {word} {name}"), []).append(clear)
+            pairs = ((extra, flat), (extra, whole), (whole, flat), (control, found["pm", "sound"]), (whole, control))
             rows.append(
                 [
                     "one for all" if rate == "shared" else "own",
                     data,
                     model,
                     select if form == "sound" else f"{select}, published",
-                    f"{paper[0]:.2f} / {paper[1]:.2f}",
-                    *(difference(*two) for two in ((extra, flat), (extra, whole), (whole, flat))),
-                    difference(control, found["pm", "sound"]),
-                    difference(whole, control),
-                    *(f"{100 * mean(one):.1f}" for one in (whole, flat, found["np", "sound"])),
+                    f"{printed[0]:.2f} / {printed[1]:.2f}",
+                    *(signed(*pair) for pair in pairs),
+                    *(f"{100 * one['mean']:.1f}" for one in (whole, flat, found["np", "sound"])),
                     f"{MAJORITY[data]:.1f}",
-                    len(whole),
-                    f"{whole[0]['spent']:.4g} / {extra[0]['spent']:.4g}",
+                    whole["count"],
+                    f"{whole['spent']:.4g} / {extra['spent']:.4g}",
                 ]
             )
     words = {"shared": "one α for all", "own": "own α"}
     said = [f"{words[rate]}: {order} in {sum(one)} of {len(one)} rows" for (rate, order), one in ahead.items()]
     said += [
-        "Clearly is by two standard errors of the folds' differences, which is a little too easy: folds share records"
+        "Clearly: by two standard errors of the folds' differences, a little too easily, since folds share records"
     ]
-    return Content(columns, rows, findings=said)
+    return Content(columns, rows, said)
 
 
-def apart(higher: Sequence[Result], lower: Sequence[Result]) -> tuple[float, float]:
-    """Mean and standard error of the difference, in points, fold by fold."""
-    folds = [{(run["trial"]["repeat"], run["trial"]["fold"]): run["final"] for run in runs} for runs in (higher, lower)]
-    points = [100 * (folds[0][fold] - folds[1][fold]) for fold in folds[0]]
-    error = statistics.stdev(points) / math.sqrt(len(points)) if len(points) > 1 else 0.0
-    return statistics.fmean(points), error
-
-
-def difference(higher: Sequence[Result], lower: Sequence[Result]) -> str:
-    return "{:+.2f} ± {:.2f}".format(*apart(higher, lower))
-
-
-def bounds(_: Sequence[Result], __: bool) -> Content:
-    """Table 1: the formulas in numbers for ε = 2, E = 1, m = N/100; they bound different things."""
+def bounds(_: Sequence[Record], __: bool) -> Content:
+    """Return table 1: the formulas in numbers for ε = 2, E = 1, m = N/100; they bound different quantities."""
     rows = []
     for name, (size, clients) in SETS.items():
         batch, kept = clients / 100, 0.1 * size
@@ -167,35 +131,37 @@ def bounds(_: Sequence[Result], __: bool) -> Content:
         "The third bound is of the noise around the mean of sparse reports, not around the mean gradient, which those "
         "reports miss by a factor of about d: divided alike, flat and two-stage noise are the same",
     ]
-    return Content(["data", "d", "m", "solution", "noise", "least batch"], rows, findings=said)
+    return Content(["data", "d", "m", "solution", "noise", "least batch"], rows, said)
 
 
-def variants(_: Sequence[Result], __: bool) -> Content:
-    """Table 2: what every variant costs a client who agreed to ε = 2, by the price its ledger is charged."""
-    rows: list[list[Any]] = []
+def variants(_: Sequence[Record], __: bool) -> Content:
+    """Return table 2: the price of a report of every variant, for a budget of ε = 2."""
     methods = ["np", "np-rs", "np-k", "pm", "hm", "duchi", "pm-rp"]
     methods += ["-".join(parts) for parts in product(("exp", "pe", "ps", "random"), ("pm", "pm-c"))]
+    rows: list[list[Any]] = []
     for method, form in product(methods, FORMS):
-        trial = Trial("adult", "logistic", method, form=form)
-        training = gradients(MODELS["logistic"](123))
-        action = algorithm_of(trial, training, Course(1.0, 1.0, 488, 100, 1, form)).actions["report"]
-        cost = "∞" if action.price is None else f"{action.price(0.5, 0).epsilon:.6g}"
-        rows.append([method, form, cost])
+        values = {
+            "rounds": ITERATIONS,
+            "model": {"name": "binary_logistic"},
+            "algorithm": fedsel(method, form, 0.1, 2.0),
+        }
+        (action,) = built(experiment(values), size=123, asked=488, batches=100).actions.values()
+        rows.append([method, form, "∞" if action.price is None else f"{action.price(0.5, {}).epsilon:.6g}"])
     return Content(["method", "form", "ε of one report, d = 123, k = 12, ε′ = 2"], rows)
 
 
-def cost(_: Sequence[Result], quick: bool) -> Content:
-    """Figure 2(e): microseconds of one client, in cohorts."""
+def cost(_: Sequence[Record], quick: bool) -> Content:
+    """Return figure 2(e): microseconds of one client, in cohorts."""
     torch.set_num_threads(1)
-    found = measure(3 if quick else 7)
     rows: list[list[Any]] = []
     points: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for kind, table in found.items():
+    for kind, table in measure(3 if quick else 7).items():
         for (size, clients), row in zip(COHORTS.items(), table.values(), strict=True):
             each = {name: 1e6 * row[name] / clients for name in SELECTIONS}
             rows.append([kind, size, clients, *(f"{value:.2f}" for value in each.values())])
             for name, value in each.items():
-                points.setdefault(f"microseconds of a client, {kind}", {}).setdefault(name, []).append((size, value))
+                points.setdefault(f"one client, {kind}", {}).setdefault(name, []).append((size, value))
     ordered = [float(row[4]) <= 1.1 * float(row[5]) <= 1.21 * float(row[6]) for row in rows]
     said = [f"PS ≤ PE ≤ EXP, up to a tenth, in {sum(ordered)} of {len(ordered)} rows"]
-    return Content(["what", "d", "clients", *SELECTIONS], rows, points=points, findings=said)
+    panels = [panel(title, "d", "microseconds", _series(lines), log="xy") for title, lines in points.items()]
+    return Content(["part", "d", "clients", *SELECTIONS], rows, said, panels)

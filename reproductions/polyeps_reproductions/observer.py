@@ -1,45 +1,48 @@
-"""What an observer can still infer where budgets are not transmitted: each client's noise, and from it its ε.
+"""Estimates of undisclosed budgets: an observer of updates infers each client's noise, and from it its ε.
 
-Whoever sees updates and knows how everybody trains knows the noise: DP-SGD leaves σ·clip·rate/batch·√steps in every
-coordinate (rate: learning rate; without momentum). Where no gradient reaches, as at pixels that are always black,
-that is all there is. The accountant, inverted, makes ε of σ. So "hidden" means "not transmitted", and no more.
+An observer that sees updates and knows the training settings can measure the noise: DP-SGD leaves
+σ·clip·rate/batch·√steps in every coordinate (rate: learning rate; without momentum). Where no gradient reaches, as at
+pixels that are always black, there is nothing else. The accountant, inverted, turns σ into ε. So a hidden budget is
+a budget that is not transmitted, and no more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import dp_accounting as dp
 import numpy as np
 import torch
+from dp_accounting.dp_event import DpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
 from polyeps.accounting import epsilon
-from polyeps.aggregation.noise_estimation import noise_apart
-from polyeps.core import check_delta
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson
+from polyeps.aggregation.noise_estimation import estimate_noise_variances
+from polyeps.core import Adjacency, check_delta
 from polyeps.errors import InputError
-from polyeps.methods import Method, dp_sgd
 from polyeps.models import Model
 
 Floats = NDArray[np.float64]
-# Above as many different scales ε is computed on a ladder and interpolated: the curve is smooth, scales are guesses.
+# Above as many different noise multipliers ε is computed on a ladder and interpolated: the curve is smooth.
 EXACT = 16
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is public about local training; `records` is one number for all clients, or one for each."""
+    """The public settings of local training; `records` is one number for all clients, or one for each."""
 
     steps: int
     learning_rate: float
     clip: float
     batch: int
     records: int | Sequence[int]
-    rounds: int  # a client takes part in, all told
+    rounds: int  # a client takes part in, in all
     delta: float
     sampler: Literal["poisson", "fixed"] = "poisson"
 
@@ -51,62 +54,72 @@ class Facts:
 
     @property
     def deviation(self) -> float:
-        """The noise in each coordinate of an update at scale 1."""
+        """The noise in each coordinate of an update at noise multiplier 1."""
         return self.learning_rate * self.clip / self.batch * math.sqrt(self.steps)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        return "zero-out" if self.sampler == "poisson" else "replace-one"
+
+    def step(self, records: int) -> Callable[[float], DpEvent]:
+        """Return the price of one step of a client with so many records, by its noise multiplier."""
+        if self.sampler == "fixed":
+            return lambda sigma: FixedSize(records, self.batch, Gaussian(sigma))
+        return lambda sigma: Poisson(self.batch / records, Gaussian(sigma))
 
 
 @dataclass(frozen=True)
 class Inferred:
-    """An observer's estimates, a row per client; NaN for one that was never heard."""
+    """An observer's estimates, a row per client; NaN for a client that never replied."""
 
-    scale: Floats
+    noise_multiplier: Floats
     epsilon: Floats
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How well estimates meet the truth, over the clients that were heard."""
+class Fit:
+    """How well estimates fit the truth, over the clients that replied."""
 
-    r_squared: float  # of log ε: 1 is exact, 0 no better than everybody's mean; NaN where all are equal
+    r_squared: float  # of log ε: 1 is exact, 0 no better than the mean of all clients; NaN where all are equal
     relative_error: float  # of ε, the median
 
 
 def infer(updates: Sequence[Tensor], facts: Facts, silent: Tensor | None = None) -> Inferred:
-    """Scales and budgets from the updates (n, d) of rounds; a row that is not finite was not heard in that round.
+    """Infer noise multipliers and budgets from the updates (n, d) of rounds; a row that is not finite is no reply.
 
     `silent` names coordinates that no gradient reaches, as a mask (d,) or as indices. Without any, the signal of an
-    update is in the way: coordinates of the middle have less of it, what stays over rounds or is shared with other
-    clients cancels, and whatever is left makes a client look stricter than it is.
+    update is in the way: coordinates of the middle have less of it, the part that stays over rounds or is shared with
+    other clients cancels, and the rest makes a client's ε look smaller than it is.
     """
     if not updates or any(rows.ndim != 2 or rows.shape != updates[0].shape for rows in updates):
         raise InputError("updates must be one matrix per round, a row per client, all of one shape")
     rows = torch.stack(list(updates), 1).double().cpu()  # (n, rounds, d)
     if silent is not None and rows[0][:, silent].shape[1]:
-        heard = torch.isfinite(rows).all(2)
+        replied = torch.isfinite(rows).all(2)
         squares = rows[:, :, silent].square().mean(2)
-        variances = squares.where(heard, 0).sum(1) / heard.sum(1)  # NaN for one never heard
+        variances = squares.where(replied, 0).sum(1) / replied.sum(1)  # NaN for a client that never replied
     else:
-        variances = noise_apart(rows)
-    scale = variances.sqrt().numpy() / facts.deviation
-    return Inferred(scale, _epsilons(scale, facts))
+        variances = estimate_noise_variances(rows)
+    sigma = variances.sqrt().numpy() / facts.deviation
+    return Inferred(sigma, _epsilons(sigma, facts))
 
 
-def judge(inferred: Inferred, epsilons: ArrayLike) -> Verdict:
-    """Estimates against the true budgets."""
+def fit_of(inferred: Inferred, epsilons: ArrayLike) -> Fit:
+    """Compare estimates with the true budgets."""
     truth = np.asarray(epsilons, dtype=np.float64)
     if truth.shape != inferred.epsilon.shape:
         raise InputError(f"epsilons must be one for each of {len(inferred.epsilon)} clients, not {truth.shape}")
-    heard = np.isfinite(inferred.epsilon) & (inferred.epsilon > 0)
-    if not heard.any():
-        return Verdict(math.nan, math.nan)
-    found, true = inferred.epsilon[heard], truth[heard]
+    replied = np.isfinite(inferred.epsilon) & (inferred.epsilon > 0)
+    if not replied.any():
+        return Fit(math.nan, math.nan)
+    found, true = inferred.epsilon[replied], truth[replied]
     spread = float(np.square(np.log(true) - np.log(true).mean()).sum())
     missed = float(np.square(np.log(found) - np.log(true)).sum())
-    return Verdict(1 - missed / spread if spread > 0 else math.nan, float(np.median(abs(found / true - 1))))
+    return Fit(1 - missed / spread if spread > 0 else math.nan, float(np.median(abs(found / true - 1))))
 
 
 def silent_coordinates(model: Model, features: Tensor) -> Tensor:
-    """A mask (d,) of the weights of a first dense layer whose input is zero in all of these public records."""
+    """Return a mask (d,) of the weights of a first dense layer whose input is zero in all of these public records."""
     first = next(iter(model.slices.values()))
     flat = features.reshape(len(features), -1)
     if len(first.shape) != 2 or first.shape[1] != flat.shape[1]:
@@ -119,25 +132,25 @@ def silent_coordinates(model: Model, features: Tensor) -> Tensor:
     return mask
 
 
-def _epsilons(scale: Floats, facts: Facts) -> Floats:
-    """The ε that every scale costs after all rounds."""
-    found = np.full(len(scale), np.nan)
-    held = np.broadcast_to(np.asarray(facts.records), len(scale))
+def _epsilons(sigma: Floats, facts: Facts) -> Floats:
+    """Return the ε that every noise multiplier costs after all rounds."""
+    found = np.full(len(sigma), np.nan)
+    held = np.broadcast_to(np.asarray(facts.records), len(sigma))
     for records in np.unique(held).tolist():
-        rows = np.flatnonzero((held == records) & np.isfinite(scale) & (scale > 0))
+        rows = np.flatnonzero((held == records) & np.isfinite(sigma) & (sigma > 0))
         if not len(rows):
             continue
-        method = dp_sgd(records=records, batch=facts.batch, steps=facts.steps * facts.rounds, sampler=facts.sampler)
-        logs = np.log(scale[rows])
+        logs = np.log(sigma[rows])
         if len(rows) <= EXACT:
-            found[rows] = _cost(method, logs, facts.delta)
+            found[rows] = _cost(facts, records, logs)
             continue
         ladder = np.linspace(logs.min(), logs.max() + 1e-9, EXACT)
-        costs = np.clip(_cost(method, ladder, facts.delta), 1e-12, 1e12)
+        costs = np.clip(_cost(facts, records, ladder), 1e-12, 1e12)
         found[rows] = np.exp(PchipInterpolator(ladder, np.log(costs))(logs))
     return found
 
 
-def _cost(method: Method, log_scales: Floats, delta: float) -> Floats:
-    judged = [epsilon(method.event(at), delta, adjacency=method.adjacency) for at in np.exp(log_scales).tolist()]
-    return np.array(judged)
+def _cost(facts: Facts, records: int, logs: Floats) -> Floats:
+    step, steps = facts.step(records), facts.steps * facts.rounds
+    events = [dp.SelfComposedDpEvent(step(sigma), steps) for sigma in np.exp(logs).tolist()]
+    return np.array([epsilon(event, facts.delta, adjacency=facts.adjacency) for event in events])

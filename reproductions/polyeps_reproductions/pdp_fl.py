@@ -1,14 +1,16 @@
-"""Paper 002 (budgets stay hidden): norms of updates, groups found in them, and what PFA does with such groups.
+"""PDP-FL, whose budgets stay hidden: norms of updates, groups found in them, and PFA with such groups.
+
+Liu et al., "Personalized Differentially Private Federated Learning without Exposing Privacy Budgets", CIKM 2023,
+https://doi.org/10.1145/3583780.3615247.
 
 - Figure 2: mean and deviation of the norms of 10 clients' updates per round, by ε and partition, MNIST, logistic
   regression. Clip 1 and δ = 1e-5 are our assumption; an epoch is 94 steps of 64 records for every client.
 - Figure 3: groups by norm against those by ε, NIID(2), the three mixtures, as adjusted Rand index per round.
 - Figure 4: accuracy of PFA with groups estimated and known. The paper names no number of clients: run with
-  30 clients and 10 shards each, as in paper 000, and with 10 clients and two labels, as in figure 3.
+  30 clients and 10 shards each, as PFA's figures are, and with 10 clients and two labels, as in figure 3.
 
-Table 1, and one of our own, are in pdp_fl_tables.
-
-The paper prints no numbers, so its column stays empty. Figure 2's CIFAR10 panels are left out, as in its text.
+Table 1, and one of our own, are in pdp_fl_tables. The paper prints no numbers, so its column stays empty. Figure 2's
+CIFAR10 panels are left out, as in its text.
 """
 
 from __future__ import annotations
@@ -20,24 +22,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps.accounting.certificate import Form
-from polyeps.aggregation.client_groups import quiet_by_log_norms, quiet_by_mixture
-from polyeps_reproductions.cells import FORMS, Cell, Method
-from polyeps_reproductions.figures import Figure
-from polyeps_reproductions.tabulated import Content, Tabulated
-from polyeps_reproductions.trials import Result, Trial
+from polyeps.aggregation.client_groups import group_by_log_norms, group_by_norms
+from polyeps_reproductions.cells import Setting
+from polyeps_reproductions.comparison import FORMS
+from polyeps_reproductions.pfa import figure
+from polyeps_reproductions.studies import Cell, Content, Part, Record, Study, line, panel
 
 Array = NDArray[np.float64]
 CLIENTS, RECORDS, ROUNDS, STEPS, BATCH, RATE = 10, 6000, 20, 94, 64, 0.01
 PARTITIONS = {"IID": "iid", "NIID(2)": "shards", "NIID-Dir(0.5)": "dirichlet"}
 EPSILONS = (0.4, 3.0, 20.0)
-MIXTURES = {"pdp-fl-mixgauss1": 2, "pdp-fl-mixgauss2": 2, "pdp-fl-mixgauss3": 3}  # and how many groups they have
+MIXTURES = {"pdp-fl-mixgauss1": 2, "pdp-fl-mixgauss2": 2, "pdp-fl-mixgauss3": 3}  # and their numbers of groups
 EDGES = (0.4, 4.0)  # between ε ≈ 0.1, 1 and 10
+METHODS = ("pdp-fl", "pfa", "fedavg", "minimum", "non-private", "public-only")
 
 
-def cell_of(partition: str, budgets: str, epsilon: float | None = None) -> Cell:
-    """Ten clients as paper 002 trains them."""
-    return Cell(
+def ten_clients(partition: str, budgets: str, epsilon: float | None = None) -> Setting:
+    """Return ten clients as the paper trains them."""
+    return Setting(
         partition=partition,
         budgets=budgets,
         clients=CLIENTS,
@@ -53,94 +55,100 @@ def cell_of(partition: str, budgets: str, epsilon: float | None = None) -> Cell:
     )
 
 
-def listening(cell: Cell, method: str, form: Form = "sound") -> Trial:
-    return Trial(cell, Method(method), form, 1, RATE, norms=True)
-
-
-def norm_trials(quick: bool) -> tuple[Trial, ...]:
-    """Figure 2: every partition with every budget, and without one."""
+def norm_cells(quick: bool) -> list[Cell]:
+    """Return figure 2: every partition with every budget, and without one."""
     partitions = list(PARTITIONS.values())[: 2 if quick else None]
-    trials = [listening(cell_of(kind, "same", epsilon), "fedavg") for kind in partitions for epsilon in EPSILONS]
-    return (*trials, *(listening(cell_of(kind, "same", 1.0), "non-private") for kind in partitions))
+    with_noise = [(kind, epsilon, "fedavg") for kind, epsilon in product(partitions, EPSILONS)]
+    settings = [*with_noise, *((kind, 1.0, "non-private") for kind in partitions)]
+    return [
+        ten_clients(kind, "same", epsilon).cell(method, "sound", RATE, norms=True) for kind, epsilon, method in settings
+    ]
 
 
-def norms(results: Sequence[Result], _: bool) -> Content:
-    """Mean and deviation of norms over clients, at the first and last round and over all."""
+def norms(records: Sequence[Record], _: bool) -> Content:
+    """Return mean and deviation of norms over clients, at the first and last round and over all."""
     names = {kind: name for name, kind in PARTITIONS.items()}
-    lines: dict[str, dict[str, list[float]]] = {}
+    series: dict[str, list[dict[str, Any]]] = {}
     rows = []
-    for result in results:
-        told = result["trial"]
-        private = told["method"]["name"] != "non-private"
-        budget = f"ε = {told['cell']['epsilons'][0]:g}" if private else "no noise"
-        table = table_of(result)
+    for one in records:
+        budget = "no noise" if one["method"] == "non-private" else f"ε = {one['epsilons'][0]:g}"
+        table = norms_of(one)
         means, spreads = table.mean(0), table.std(0)
-        kind = names[told["cell"]["partition"]]
-        lines.setdefault(f"mean norm, {budget}", {})[kind] = means.tolist()
+        kind = names[one["partition"]]
+        drawn = series.setdefault(f"mean norm, {budget}", [])
+        drawn.append(line(kind, enumerate(means.tolist(), 1), dashed=bool(len(drawn) % 2)))
         over = [means[0], means[-1], means.mean(), spreads.mean()]
         rows.append([kind, budget, *(f"{value:.4f}" for value in over)])
-    return Content(["partition", "budget", "first round", "last round", "mean", "deviation"], rows, lines)
+    panels = [panel(title, "round", "mean norm", some) for title, some in series.items()]
+    return Content(["partition", "budget", "first round", "last round", "mean", "deviation"], rows, panels=panels)
 
 
-def table_of(result: Result) -> Array:
-    """Norms (clients, rounds); a client that left early drops the rounds after it."""
-    series = list(result["norms"].values())
+def norms_of(one: Record) -> Array:
+    """Return norms (clients, rounds), of the rounds that all clients joined."""
+    series = list(one["norms"].values())
     rounds = min(map(len, series))
     return np.array([values[:rounds] for values in series])
 
 
-def group_trials(_: bool) -> tuple[Trial, ...]:
-    return tuple(listening(cell_of("shards", name), "fedavg", form) for name, form in product(MIXTURES, FORMS))
+def group_cells(_: bool) -> list[Cell]:
+    settings = product(MIXTURES, FORMS)
+    return [ten_clients("shards", name).cell("fedavg", form, RATE, norms=True) for name, form in settings]
 
 
-def groups(results: Sequence[Result], _: bool) -> Content:
-    """Figure 3: how well norms tell the groups, round by round."""
+def groups(records: Sequence[Record], _: bool) -> Content:
+    """Return figure 3: how well norms separate the groups, round by round."""
     rows: list[list[Any]] = []
-    lines: dict[str, dict[str, list[float]]] = {}
-    for result in results:
-        told, truth = result["trial"], truth_of(np.array(result["epsilons"]))
-        name, form = told["cell"]["budgets"], told["form"]
-        table = table_of(result)
+    series: dict[str, list[dict[str, Any]]] = {}
+    for one in records:
+        truth, name, form, table = truth_of(np.array(one["epsilons"])), one["budgets"], one["form"], norms_of(one)
         found = {
-            "one round, as published": [quiet_by_mixture(now, MIXTURES[name]) for now in table.T],
+            "one round, as published": [group_by_norms(now, MIXTURES[name]) for now in table.T],
             "rounds so far, robust": [
-                quiet_by_log_norms(np.log(table[:, : last + 1]).mean(1), result["parameters"]).labels
+                group_by_log_norms(np.log(table[:, : last + 1]).mean(1), int(one["parameters"])).labels
                 for last in range(table.shape[1])
             ],
         }
         for rule, labels in found.items():
             index = [agreement(truth, now) for now in labels]
             exact = f"{sum(value == 1 for value in index)} of {len(index)}"
-            lines.setdefault(f"adjusted Rand index, {form}", {})[f"{name}, {rule}"] = index
+            drawn = series.setdefault(form, [])
+            drawn.append(line(f"{name}, {rule}", enumerate(index, 1), dashed=bool(len(drawn) % 2)))
             rows.append([name, form, rule, *(f"{v:.2f}" for v in (index[0], np.mean(index), index[-1])), exact])
-    return Content(["budgets", "form", "rule", "first round", "mean", "last round", "exact rounds"], rows, lines)
+    panels = [panel(form, "round", "adjusted Rand index", some) for form, some in series.items()]
+    columns = ["budgets", "form", "rule", "first round", "mean", "last round", "exact rounds"]
+    return Content(columns, rows, panels=panels)
 
 
 def truth_of(epsilons: Array) -> NDArray[np.int64]:
-    """The part of the mixture each client comes from, 0 for the most liberal."""
+    """Return the part of the mixture each client comes from, 0 for the largest ε."""
     parts = len(EDGES) - np.searchsorted(np.array(EDGES), epsilons)
     return np.unique(parts, return_inverse=True)[1].astype(np.int64)
 
 
 def agreement(truth: NDArray[np.int64], labels: NDArray[np.int64]) -> float:
-    """The adjusted Rand index of two partitions: 1 when they are the same, about 0 by chance."""
+    """Return the adjusted Rand index of two partitions: 1 when they are the same, about 0 by chance."""
     from sklearn.metrics import adjusted_rand_score
 
     return float(adjusted_rand_score(truth, labels))
 
 
-METHODS = tuple(Method(name) for name in ("pdp-fl", "pfa", "fedavg", "minimum", "non-private", "public-only"))
-FIGURES: dict[str, Figure] = {
-    "4": Figure(
-        "pdp-fl",
-        "4",
-        "PFA with estimated and with known groups, non-IID MNIST, MixGauss1",
-        (Cell(partition="shards"), cell_of("shards", "pdp-fl-mixgauss1")),
-        METHODS,
-        note="10 clients have two labels each and one liberal client among them",
+def parts(quick: bool) -> tuple[Part, ...]:
+    """Return all figures and tables."""
+    from polyeps_reproductions.pdp_fl_tables import TABLES
+
+    return (
+        figure(
+            "4",
+            "PFA with estimated and with known groups, non-IID MNIST, MixGauss1",
+            (Setting(partition="shards"), ten_clients("shards", "pdp-fl-mixgauss1")),
+            quick,
+            methods=METHODS,
+            note="10 clients have two labels each and one high-ε client among them",
+        ),
+        Part("figure", "2", "Norms of updates by budget and partition, 10 clients", norms, norm_cells, once=True),
+        Part("figure", "3", "Groups by norm against groups by ε, NIID(2), 10 clients", groups, group_cells, once=True),
+        *TABLES,
     )
-}
-TABULATED: tuple[Tabulated, ...] = (
-    Tabulated("pdp-fl", "figure", "2", "Norms of updates by budget and partition, 10 clients", norms, norm_trials),
-    Tabulated("pdp-fl", "figure", "3", "Groups by norm against groups by ε, NIID(2), 10 clients", groups, group_trials),
-)
+
+
+STUDY = Study("pdp-fl", parts)

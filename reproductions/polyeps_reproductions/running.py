@@ -1,7 +1,6 @@
-"""Runs the trials of a study, those not yet in the store, in this process or in several, on this machine or in shards.
+"""Runs trials that are not finished, in this process or in several, on this machine or in shards.
 
-A shard takes whole rows, so that it can choose learning rates by itself: a row is a method and a form on one kind of
-data, model and budgets, for all numbers of clients and seeds.
+A shard takes whole rows, so that it can choose settings by itself: a row is all trials that share a choice.
 """
 
 from __future__ import annotations
@@ -15,75 +14,57 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polyeps.errors import InputError
-from polyeps_reproductions import choosing
 from polyeps_reproductions.trials import Store, Trial, perform
 
-AT_ONCE = 8  # trials of the same clients a process takes: their records are loaded once
-Told = Callable[[str, int, int], None]  # (what, done, of how many)
+AT_ONCE = 8  # trials of the same clients that a process takes: their records are loaded once
+Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 
 @dataclass(frozen=True)
-class Means:
-    """How trials are run."""
+class Machines:
+    """Where trials run."""
 
     device: str = "cpu"
     processes: int = 1
-    shard: tuple[int, int] = (1, 1)  # which, of how many
-    grid: tuple[float, ...] = choosing.GRID
+    shard: tuple[int, int] = (1, 1)  # (number, of how many)
 
 
-def run_all(trials: Iterable[Trial], store: Store, means: Means, told: Told = lambda *_: None) -> list[Trial]:
-    """Choose learning rates where they are open (zero) and run what is missing; the trials as they were run."""
-    mine = of_shard(trials, means.shard)
-    open_ones = [trial for trial in mine if not trial.learning_rate]
-    choices = list({choice: None for trial in open_ones for choice in choosing.choice_of(trial, means.grid)})
-    with processes(means) as pool:
-        _perform_missing(choices, store, means, pool, lambda *count: told("choosing learning rates", *count))
-        settled = settle(mine, store, means.grid)
-        _perform_missing(settled, store, means, pool, lambda *count: told("running", *count))
-    return settled
+def run_all(trials: Iterable[Trial], store: Store, machines: Machines, progress: Progress = lambda *_: None) -> None:
+    """Choose settings where they are open, and run all that is missing."""
+    mine = of_shard(trials, machines.shard)
+    cells = dict.fromkeys(replace(one, seed=0) for one in mine)
+    choices = list(dict.fromkeys(choice for one in cells for choice in one.choices()))
+    with processes(machines) as pool:
+        _run_missing(choices, store, machines, pool, lambda *count: progress("choosing settings", *count))
+        _run_missing(settle(mine, store), store, machines, pool, lambda *count: progress("running", *count))
 
 
-def settle(trials: Iterable[Trial], store: Store, grid: Sequence[float]) -> list[Trial]:
-    """Trials with their learning rates; those whose choice is not complete are left out."""
-    rates: dict[Trial, Trial | None] = {}
-    settled = []
-    for trial in trials:
-        if trial.learning_rate:
-            settled.append(trial)
-            continue
-        row = choosing.choice_of(trial, grid)[0]
-        if row not in rates:
-            rates[row] = choosing.chosen(store, trial, grid)
-        known = rates[row]
-        if known is not None:
-            settled.append(replace(trial, learning_rate=known.learning_rate))
-    return settled
+def settle(trials: Iterable[Trial], store: Store) -> list[Trial]:
+    """Return trials with their settings chosen, without those whose choice is not complete."""
+    wanted = list(trials)
+    chosen = {cell: cell.settled(store) for cell in dict.fromkeys(replace(one, seed=0) for one in wanted)}
+    pairs = [(one, chosen[replace(one, seed=0)]) for one in wanted]
+    return [replace(cell, seed=one.seed) for one, cell in pairs if cell is not None]
 
 
 def of_shard(trials: Iterable[Trial], shard: tuple[int, int]) -> list[Trial]:
-    """Every n-th row of the trials, whole, in the order in which they share data and clients."""
+    """Return every n-th row of the trials, whole."""
     number, count = shard
     if not 1 <= number <= count:
         raise InputError(f"--shard takes a number of a count, such as 3/8, not {number}/{count}")
     everything = list(dict.fromkeys(trials))
-    rows = {row: place for place, row in enumerate(sorted({_row(trial) for trial in everything}))}
-    return [trial for trial in everything if rows[_row(trial)] % count == number - 1]
-
-
-def _row(trial: Trial) -> str:
-    cell = choosing.tuned(trial.cell)
-    return repr((cell.data, cell.model, trial.method, trial.form, cell))
+    rows = {row: place for place, row in enumerate(sorted({one.row for one in everything}))}
+    return [one for one in everything if rows[one.row] % count == number - 1]
 
 
 @contextmanager
-def processes(means: Means) -> Iterator[Executor | None]:
-    """The processes that do the work; none: this one does."""
-    if means.processes <= 1:
+def processes(machines: Machines) -> Iterator[Executor | None]:
+    """Yield a pool of processes; None: this process does the work."""
+    if machines.processes <= 1:
         yield None
         return
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    with ProcessPoolExecutor(means.processes, mp_context=context, initializer=_alone) as pool:
+    with ProcessPoolExecutor(machines.processes, mp_context=context, initializer=_one_thread) as pool:
         try:
             yield pool
         except BaseException:
@@ -91,38 +72,44 @@ def processes(means: Means) -> Iterator[Executor | None]:
             raise
 
 
-def _perform_missing(
-    trials: Sequence[Trial], store: Store, means: Means, pool: Executor | None, told: Callable[[int, int], None]
+def _run_missing(
+    trials: Sequence[Trial], store: Store, machines: Machines, pool: Executor | None, count: Callable[[int, int], None]
 ) -> None:
-    missing = [trial for trial in trials if not store.has(trial)]
+    missing = [one for one in trials if not store.has(one)]
     done, total = len(trials) - len(missing), len(trials)
-    told(done, total)
-    bundles = bundle(missing, means.processes)
+    count(done, total)
+    for part in _finished(bundle(missing, machines.processes), store.folder, machines.device, pool):
+        done += len(part)
+        count(done, total)
+
+
+def _finished(
+    bundles: Sequence[list[Trial]], folder: Path, device: str, pool: Executor | None
+) -> Iterator[Sequence[Trial]]:
+    """Run bundles, and yield each part as it is finished."""
     if pool is None:
-        for trial in (trial for part in bundles for trial in part):
-            _work([trial], store.folder, means.device)
-            done += 1
-            told(done, total)
+        for one in (one for part in bundles for one in part):
+            _work([one], folder, device)
+            yield [one]
         return
-    waiting = {pool.submit(_work, part, store.folder, means.device, os.getpid()): part for part in bundles}
+    waiting = {pool.submit(_work, part, folder, device, os.getpid()): part for part in bundles}
     for future in as_completed(waiting):
         future.result()
-        done += len(waiting[future])
-        told(done, total)
+        yield waiting[future]
 
 
 def bundle(trials: Iterable[Trial], processes: int) -> list[list[Trial]]:
-    """Trials of the same clients together, in parts small enough that all processes have work until the end."""
-    together: dict[object, list[Trial]] = {}
-    for trial in sorted(trials, key=lambda one: (one.cell.data, one.cell.model, repr(one.people), one.form)):
-        together.setdefault(trial.people, []).append(trial)
+    """Group trials of the same clients, small enough that all processes have work until the end; first seeds first."""
+    together: dict[str, list[Trial]] = {}
+    for one in sorted(trials, key=lambda one: (one.seed, one.clients)):
+        together.setdefault(one.clients, []).append(one)
     count = sum(map(len, together.values()))
     most = max(1, min(AT_ONCE, count // (4 * max(1, processes))))
     return [part[first : first + most] for part in together.values() for first in range(0, len(part), most)]
 
 
-def _alone() -> None:
-    """Many processes share the cores: each keeps to one."""
+def _one_thread() -> None:
+    """Keep to one core, since many processes share them."""
     import torch
 
     torch.set_num_threads(1)
@@ -130,8 +117,8 @@ def _alone() -> None:
 
 def _work(trials: Sequence[Trial], folder: Path, device: str, parent: int | None = None) -> None:
     store = Store(folder)
-    for trial in trials:
+    for one in trials:
         if parent is not None and os.getppid() != parent:
-            return  # whoever wanted it is gone
-        if not store.has(trial):
-            store.write(store.path(trial).name, perform(trial, device))
+            return  # the command that wanted it is gone
+        if not store.has(one):
+            store.write(one, perform(one, device))

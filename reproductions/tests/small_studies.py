@@ -1,14 +1,15 @@
-"""Tiny cells and trials on digits, for tests of studies."""
+"""Tiny settings and trials on digits, for tests of studies."""
 
 from typing import Any
 
-from polyeps_reproductions.cells import Cell, Method
-from polyeps_reproductions.figures import Figure
+from polyeps_reproductions.cells import Setting, compared
+from polyeps_reproductions.comparison import comparison
+from polyeps_reproductions.studies import Cell, Part, Study
 from polyeps_reproductions.trials import Trial
 
 from polyeps.accounting.certificate import Form
 
-CELL = Cell(
+SETTING = Setting(
     data="digits",
     clients=6,
     epsilons=(0.5, 0.6, 8.0, 0.55, 9.0, 0.65),
@@ -18,22 +19,31 @@ CELL = Cell(
     batch_published=6,
     batch_sound=6,
     delta=1e-3,
+    choice_rounds=2,
 )
-METHODS = tuple(Method(name) for name in ("pfa", "fedavg", "public-only"))
+METHODS = ("pfa", "fedavg", "public-only")
 
 
-def trial(method: str = "fedavg", form: Form = "sound", seed: int = 1, learning_rate: float = 0.2) -> Trial:
-    return Trial(CELL, Method(method), form, seed, learning_rate)
+def cell(method: str = "fedavg", form: Form = "sound", learning_rate: float | None = 0.2, **others: Any) -> Cell:
+    return SETTING.cell(method, form, learning_rate, **others)
 
 
-def figure(**changes: Any) -> Figure:
+def trial(method: str = "fedavg", form: Form = "sound", **others: Any) -> Trial:
+    return cell(method, form, **others).trial
+
+
+def figure(axis: Any = "clients", uplink: bool = False, paper: float = 0.5, **changes: Any) -> Part:
     """Three methods in one cell, with a number from nowhere for one of them."""
-    values: dict[str, Any] = {"cells": (CELL,), "methods": METHODS, "paper": {(CELL, "pfa"): 0.5}, **changes}
-    return Figure("test", "1", "Small", **values)
+    settings, methods = changes.get("settings", (SETTING,)), changes.get("methods", METHODS)
+    cells = compared(settings, methods, {(SETTING, "pfa"): paper})
+    return Part("figure", "1", "Small", comparison(cells, axis, uplink), lambda _: cells, partial=True)
+
+
+STUDY = Study("test", lambda _: (figure(),))
 
 
 def result(of: Trial, final: float) -> dict[str, Any]:
     """What a trial might have left, without training."""
-    bytes_of = dict.fromkeys(("up", "down", "up_private", "down_private", "up_values"), 2**20)
-    told = {"trial": of.as_dict(), "final": final, "accuracy": {"1": final}, "rounds": 1, "spent_share": 0.9}
-    return {**told, **bytes_of, "seconds": 0.1}
+    bytes_of = dict.fromkeys(("up", "down", "up_private", "down_private", "uplink"), 2**20)
+    values = {"seed": of.seed, "final": final, "accuracy": {"1": final}, "rounds": 1, "spent_share": 0.9, "spent": 0.5}
+    return {**values, **bytes_of, "seconds": 0.1, "settings": {"training": {"learning_rate": 0.05}}}

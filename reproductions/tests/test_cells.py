@@ -1,17 +1,27 @@
+import json
+
 import numpy as np
 import pytest
-from polyeps_reproductions.cells import METHODS, Cell, Method, drawn_epsilons, experiment_of
-from small_studies import CELL
+from polyeps_reproductions.algorithms import fedsel
+from polyeps_reproductions.cells import GRID, Setting, drawn_epsilons
+from polyeps_reproductions.trials import VALIDATION
+from small_studies import SETTING, cell
 
+from polyeps.accounting.certificate import Form
 from polyeps.errors import InputError
+from polyeps.experiment.config import Experiment, experiment
 
 
-@pytest.mark.parametrize(("clients", "liberal"), [(20, 2), (30, 4), (40, 4), (50, 5), (10, 1)])
+def made(method: str, form: Form, setting: Setting | None = None) -> Experiment:
+    return experiment((setting or Setting()).experiment(method, form, 0.05))
+
+
+@pytest.mark.parametrize(("clients", "high"), [(20, 2), (30, 4), (40, 4), (50, 5), (10, 1)])
 @pytest.mark.parametrize("budgets", ["mixgauss1", "mixgauss3", "mixgauss4"])
-def test_as_many_clients_are_liberal_as_in_the_papers_draw(budgets: str, clients: int, liberal: int) -> None:
+def test_as_many_clients_have_a_high_epsilon_as_in_the_papers_draw(budgets: str, clients: int, high: int) -> None:
     drawn = np.array(drawn_epsilons(budgets, clients))
     assert len(drawn) == clients
-    assert (drawn > 5).sum() == liberal
+    assert (drawn > 5).sum() == high
     assert drawn.min() > 0
 
 
@@ -28,7 +38,7 @@ def test_impossible_budgets_are_refused_in_a_sentence() -> None:
 
 
 def test_the_forms_differ_in_batch_split_and_subspace() -> None:
-    published, sound = (experiment_of(Cell(), Method("pfa"), form, 0.05) for form in ("published", "sound"))
+    published, sound = made("pfa", "published"), made("pfa", "sound")
     assert (published.training.batch, sound.training.batch) == (4, 8)
     assert published.algorithm[0].options == {"split": "top", "subspace": "centred"}
     assert sound.algorithm[0].options == {}
@@ -38,16 +48,38 @@ def test_the_forms_differ_in_batch_split_and_subspace() -> None:
 
 
 def test_a_cell_keeps_to_what_the_paper_fixes() -> None:
-    made = experiment_of(Cell(clients=50), METHODS[0], "published", 0.05)
-    assert (made.rounds, made.training.local_steps, made.training.clip) == (100, 100, 1.0)
-    assert (made.data.size, made.data.clients, made.budgets.delta) == (1200, 50, 1e-5)
-    assert (made.participation.kind, made.participation.share) == ("uniform", 0.8)
+    found = made("pfa", "published", Setting(clients=50))
+    assert (found.rounds, found.training.local_steps, found.training.clip) == (100, 100, 1.0)
+    assert (found.data.size, found.data.clients, found.budgets.delta) == (1200, 50, 1e-5)
+    assert (found.participation.kind, found.participation.share) == ("uniform", 0.8)
 
 
 def test_hidden_budgets_are_not_disclosed() -> None:
-    assert not experiment_of(CELL, Method("pdp-fl"), "sound", 0.1).budgets.disclosed
-    assert experiment_of(CELL, Method("pfa"), "sound", 0.1).budgets.disclosed
+    assert not made("pdp-fl", "sound", SETTING).budgets.disclosed
+    assert made("pfa", "sound", SETTING).budgets.disclosed
 
 
-def test_a_method_is_called_by_its_options() -> None:
-    assert Method("pfa-plus", (("rank", 5),)).title == "pfa-plus rank=5"
+def test_a_method_may_have_options() -> None:
+    assert made("pfa-plus rank=5", "sound").algorithm[0].options == {"rank": 5}
+    assert made("pfa projection=gaussian rank=1", "sound").algorithm[0].options == {"projection": "gaussian", "rank": 1}
+
+
+def test_one_grid_is_tried_on_training_records_alone() -> None:
+    tried = Setting().cell("pfa", "sound").trial.choices()
+    assert [json.loads(one.settings)["training"]["learning_rate"] for one in tried] == list(GRID)
+    assert {(one.validation, one.seed) for one in tried} == {(True, 1)}
+    assert all(one.experiment().data.validation == VALIDATION for one in tried)
+
+
+def test_a_row_of_numbers_of_clients_shares_its_choice() -> None:
+    row = [Setting(clients=clients).cell("pfa", "sound").trial for clients in (20, 50)]
+    assert len({one.choices() for one in row}) == len({one.row for one in row}) == 1
+    assert row[0].choices()[0].experiment().data.clients == 30
+    assert Setting(budgets="mixgauss3").cell("pfa", "sound").trial.choices() != row[0].choices()
+    assert cell(learning_rate=None).trial.choices()[0].experiment().data.clients == 6  # whose ε are listed
+
+
+def test_an_unknown_method_of_fedsel_is_refused() -> None:
+    for name in ("best-pm", "ps-best", "ps-pm-x"):
+        with pytest.raises(InputError, match=f"no method '{name}'"):
+            fedsel(name, "sound", 0.1, 2.0)

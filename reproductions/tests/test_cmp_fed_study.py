@@ -1,39 +1,45 @@
-"""Paper 004's study: the paper's settings, what methods send, and the arithmetic of its tables."""
+"""CMP-Fed's study: the paper's settings, the uplink of its methods, and the arithmetic of its tables."""
 
 from __future__ import annotations
 
+from statistics import fmean, stdev
 from typing import Any
 
+import dp_accounting as dp
 import pytest
 from polyeps_reproductions import cmp_fed as study
-from polyeps_reproductions.cmp_fed import METHODS, PARTS, PUBLISHED, RANKS, cells, choice, settings
+from polyeps_reproductions.cmp_fed import METHODS, PARTS, PUBLISHED, RANKS, cell, cells, settings
+from polyeps_reproductions.cmp_fed_noise import poisson, true_epsilon
 from polyeps_reproductions.cmp_fed_tables import accuracies, by_epsilon, by_uplink, paper
 
+from polyeps.accounting import epsilon
 from polyeps.aggregation.low_rank import low_rank
 from polyeps.experiment.config import experiment
-from polyeps.methods import certify, cmp_fed
 from polyeps.models import mcmahan_cnn
 
 
-def fake(label: str, rank: int, final: float, *, seed: int = 1, partition: str = "iid", **told: Any) -> dict[str, Any]:
-    """What a training might have left: accuracy rises evenly to its final value in 180 rounds."""
-    curve = {str(number): final * number / 180 for number in range(20, 181, 20)}
+def fake(label: str, rank: int, *finals: float, partition: str = "iid", **others: Any) -> dict[str, Any]:
+    """A record as seeds might have left it: accuracy rises evenly to its final value in 180 rounds."""
+    seeds = {str(seed): final for seed, final in enumerate(finals, 1)}
     return {
-        "settings": {
-            "algorithm": [{"label": label, "rank": rank}],
-            "data": {"partition": partition},
-            "training": {"learning_rate": 0.05, "clip": 1.0},
-            "participation": {"share": 1 / 60},
-            "budgets": {"delta": 1e-4},
-        },
-        "trial": {"seed": seed},
-        "final": final,
-        "accuracy": curve,
+        "partition": partition,
+        "method": label,
+        "rank": rank,
+        "share": 1 / 60,
+        "delta": 1e-4,
+        "paper": paper(partition, label, rank),
+        "mean": fmean(finals),
+        "deviation": stdev(finals) if len(finals) > 1 else 0.0,
+        "count": len(finals),
+        "finals": seeds,
+        "curves": {seed: {str(n): final * n / 180 for n in range(20, 181, 20)} for seed, final in seeds.items()},
+        "learning_rate": 0.05,
+        "clip": 1.0,
         "spent": 0.9999,
-        "scales": [1.0701],
+        "noise_multipliers": [1.0701],
         "rounds": 180,
         "up": 180 * 2_000_000,
-        **told,
+        **others,
     }
 
 
@@ -48,8 +54,8 @@ def test_the_full_setting_is_the_papers() -> None:
     assert values["participation"] == {"kind": "poisson", "share": 100 / 6000}
     assert values["model"] == {"name": "mcmahan_cnn"}
     assert (values["budgets"]["epsilon"], values["budgets"]["delta"]) == (1.0, 1e-4)
-    told = values["algorithm"]
-    assert (told["rate_decay"], told["clip_subspace"], told["clip_embedding"], told["split"]) == (0.99, 0.01, 1.0, 0.5)
+    used = values["algorithm"]
+    assert (used["rate_decay"], used["clip_subspace"], used["clip_embedding"], used["split"]) == (0.99, 0.01, 1.0, 0.5)
     assert settings(PUBLISHED, "labels", 16)["data"]["labels_per_client"] == 5
 
 
@@ -57,8 +63,8 @@ def test_the_full_setting_is_the_papers() -> None:
 @pytest.mark.parametrize("quick", [True, False])
 def test_every_method_is_an_experiment(method: study.Method, quick: bool) -> None:
     (read,) = experiment(settings(method, "labels", 4, quick)).algorithm
-    assert read.name == method.name
-    assert read.options["rank"] == (4 if method.compressed else 0)
+    assert read.label == method.label
+    assert read.options["rank"] == (0 if method.ranks == study.NONE else 4)
 
 
 def test_ranks_send_what_the_paper_counts() -> None:
@@ -70,31 +76,32 @@ def test_published_noise_is_what_its_account_asks_for() -> None:
     folded = {study.COMPOSED: 1.6760, study.ONE_RELEASE: 1.1850}
     for scale, sigma in folded.items():
         assert scale * 2**0.5 == pytest.approx(sigma, rel=3e-4)
-    method = cmp_fed(clients=6000, cohort=100, rounds=180)
-    assert certify(method, study.COMPOSED * 2**0.5, 1e-4, "rdp").certified == pytest.approx(1.0, rel=1e-3)
-    true = certify(method, study.ONE_RELEASE * 2**0.5, 1e-4).certified
+    composed = dp.SelfComposedDpEvent(poisson(study.COMPOSED * 2**0.5), 180)
+    assert epsilon(composed, 1e-4, accountant="rdp") == pytest.approx(1.0, rel=1e-3)
+    true = true_epsilon(poisson, study.ONE_RELEASE * 2**0.5)
     assert 1.8 < true <= study.UNDERSTATED.budgets["epsilon"]  # what its ledgers are opened with
 
 
 def test_the_quick_set_is_small() -> None:
-    wanted = {cell for part in PARTS for cell in part.trials(True)}
-    assert {cell.rank for cell in wanted} == {0, 1, 4}
-    assert len(wanted) == 2 * (sum(2 if method.compressed else 1 for method in study.QUICK_METHODS))
+    wanted = {one.trial: one.labels["rank"] for part in PARTS for one in part.cells(True)}
+    assert set(wanted.values()) == {0, 1, 4}
+    assert len(wanted) == 2 * sum(1 if method.ranks == study.NONE else 2 for method in study.QUICK_METHODS)
     values = settings(METHODS[0], "iid", 1, quick=True)
     assert (values["data"]["clients"], values["rounds"], values["model"]["name"]) == (300, 20, "mlp")
-    assert [part.name for part in PARTS] == [
-        "cmp-fed-figure-1",
-        "cmp-fed-figure-2",
-        "cmp-fed-table-1",
-        "cmp-fed-table-2",
-    ]
-    assert len(cells("iid", False)) == 5 * 5 + 6  # five methods at all ranks, three at the largest, three without
+    names = ["figure-1", "figure-2", "table-1", "table-2", "table-accounts", "table-dropouts", "table-integers"]
+    assert [part.name for part in PARTS] == names
+    assert (
+        len(cells(["iid"], METHODS, False)) == 5 * 5 + 6
+    )  # five methods at all ranks, three at the largest, three without
 
 
 def test_forms_of_one_method_take_its_choice_and_tuned_ones_their_own() -> None:
-    assert choice(PUBLISHED) == choice(study.UNDERSTATED) == choice(study.CMP_FED)
-    assert len(choice(study.DP_FEDAVG).candidates) == 2
-    assert len(choice(study.DP_FEDAVG_TUNED).candidates) == len(choice(study.MODEL).candidates) == 5
+    chosen = {one.label: cell(one, "labels", one.ranks[-1], False).trial.choice for one in METHODS}
+    assert chosen[PUBLISHED.label] == chosen[study.UNDERSTATED.label] == chosen[study.CMP_FED.label]
+    counts = {label: len(choice.candidates) for label, choice in chosen.items() if choice is not None}
+    assert counts[study.DP_FEDAVG.label] == 2
+    assert counts[study.DP_FEDAVG_TUNED.label] == counts[study.MODEL.label] == 5
+    assert cell(study.CMP_FED, "iid", 1, True).trial.choice is None
 
 
 # Tables
@@ -102,8 +109,7 @@ def test_forms_of_one_method_take_its_choice_and_tuned_ones_their_own() -> None:
 
 def test_accuracies_stand_beside_the_papers() -> None:
     runs = [
-        fake("CMP-Fed", 16, 0.78, seed=1),
-        fake("CMP-Fed", 16, 0.80, seed=2),
+        fake("CMP-Fed", 16, 0.78, 0.80),
         fake("CMP-Fed, published", 16, 0.77),
         fake("DP-FedAvg", 0, 0.76),
         fake("DP-RandAgg", 16, 0.74, spent=None),
@@ -121,14 +127,15 @@ def test_accuracies_stand_beside_the_papers() -> None:
         "CMP-Fed, at rank 16, is +2.00 points from DP-FedAvg",
         "CMP-Fed, at rank 16, is +4.00 points from DP-RandAgg",
     ]
-    more = accuracies([*runs, fake("DP-FedAvg", 0, 0.77, seed=2)], False).findings
+    runs[2] = fake("DP-FedAvg", 0, 0.76, 0.77)
+    more = accuracies(runs, False).findings
     assert more[0] == "CMP-Fed, at rank 16, is +2.50 ± 0.50 points from DP-FedAvg"
 
 
 def test_the_papers_figures_are_found_by_name_and_rank() -> None:
     assert paper("labels", "UV-Fed", 8) == "84.68"
     assert paper("labels", "FedAvg", 0) == "86.49"
-    assert paper("iid", "CMP-Fed", 3) == paper("iid", "nobody", 1) == "–"
+    assert paper("iid", "CMP-Fed", 3) is paper("iid", "nobody", 1) is None
 
 
 def test_uplink_until_the_target() -> None:
@@ -146,11 +153,13 @@ def test_uplink_until_the_target() -> None:
     assert rows["DP-FedAvg"][3:] == ["not reached", "–", "–", 90]
     ours = fake("CMP-Fed, directions from the model", 16, 0.80, up=180 * 1_000_000)
     assert by_uplink([*runs, ours], False).rows[1][3:] == ["640.0", "44", "72", 69]
-    assert content.points["at random"]["DP-RandAgg"][0] == pytest.approx((80.0, 10.0))
+    (drawn,) = content.panels
+    (series,) = (one for one in drawn["series"] if one["name"] == "DP-RandAgg")
+    assert (drawn["title"], series["x"][0], series["y"][0]) == ("at random", pytest.approx(80.0), pytest.approx(10.0))
 
 
 def test_accuracy_by_epsilon_ends_at_the_budget() -> None:
-    content = by_epsilon([fake("CMP-Fed", 16, 0.8), fake("CMP-Fed", 16, 0.7, seed=2, partition="labels")], False)
+    content = by_epsilon([fake("CMP-Fed", 16, 0.8), fake("CMP-Fed", 16, 0.7, partition="labels")], False)
     spent = [float(row[3]) for row in content.rows if row[0] == "at random"]
     assert spent == sorted(spent)
     assert spent[-1] == pytest.approx(1.0, abs=1e-3)

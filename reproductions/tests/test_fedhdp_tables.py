@@ -1,4 +1,4 @@
-"""Paper 003's tables, made of results that were never trained."""
+"""FedHDP's tables, made of results that were never trained."""
 
 from __future__ import annotations
 
@@ -6,53 +6,42 @@ import json
 from typing import Any
 
 import pytest
-from polyeps_reproductions import fedhdp
-from polyeps_reproductions.fedhdp_tables import (
-    AUTO,
-    MNIST,
-    OPEN,
-    OURS,
-    PAPER,
-    PLAIN,
-    SKEWED,
-    WRITERS,
-    Row,
-    compared,
-    row_of,
-)
+from polyeps_reproductions.fedhdp import cells, table_one
+from polyeps_reproductions.fedhdp_tables import AUTO, MNIST, OPEN, OURS, PAPER, PLAIN, SKEWED, WRITERS, compared
+from polyeps_reproductions.studies import record
 
 FINALS: dict[tuple[str, float | str | None], float] = {(OPEN, None): 0.95, (PLAIN, None): 0.88, (OURS, AUTO): 0.92}
 
 
-def results(part: str, quick: bool = False, seeds: int = 1) -> list[dict[str, Any]]:
-    """What the trials of a part might have brought: accuracies by method, a little more for every further seed."""
+def records(part: str, quick: bool = False, seeds: int = 1) -> list[dict[str, Any]]:
+    """The records of a part as trials might have left them: a little more accuracy for every further seed."""
     found = []
-    for trial in fedhdp.trials([part], quick, seeds):
-        settings = json.loads(trial.settings)
-        method = settings["algorithm"][0]
-        final = FINALS.get((method["name"], method.get("ratio")), 0.9) + 0.002 * (trial.seed - 1)
-        own = {
-            f"{kind} accuracy{what}{group}": 0.02 if what else final
-            for kind in ("own", "personal")
-            for what in ("", " variance")
-            for group in ("", " (private)", " (open)")
-        }
-        settings["training"] |= {"learning_rate": 0.5, "local_steps": 1}
-        name = {"name": trial.name, "seed": trial.seed}
-        found.append({"trial": name, "settings": settings, "final": final, "own": own, "spent": 3.589})
+    for cell in cells(part, quick):
+        results = []
+        for seed in range(1, seeds + 1):
+            final = FINALS.get((cell.labels["method"], cell.labels["ratio"]), 0.9) + 0.002 * (seed - 1)
+            own = {
+                f"{kind} accuracy{what}{group}": 0.02 if what else final
+                for kind in ("own", "personal")
+                for what in ("", " variance")
+                for group in ("", " (private)", " (open)")
+            }
+            settings = {"training": {"learning_rate": 0.5, "local_steps": 1}}
+            measured = {"spent": 3.589, "accuracy": {}, "clients": 2000}
+            results.append({"seed": seed, "settings": settings, "final": final, "own": own, **measured})
+        found.append(record(cell, results))
     return found
 
 
 @pytest.mark.parametrize("part", [MNIST, SKEWED, WRITERS])
-def test_every_trial_finds_its_row_and_papers_rows_are_all_there(part: str) -> None:
-    rows = {row_of(result) for result in results(part)}
-    assert len(rows) == len(results(part))
-    named = {(row.clients, row.method, row.ratio) for row in rows}
-    assert {key for key in PAPER if key[0] == part} <= named
+def test_the_papers_rows_are_all_there(part: str) -> None:
+    found = {(one["clients"], one["method"], one["ratio"]): one["paper"] for one in records(part)}
+    assert len(found) == len(records(part))
+    assert {key: value for key, value in PAPER.items() if key[0] == part}.items() <= found.items()
 
 
-def test_rows_say_what_the_paper_has_and_what_we_have() -> None:
-    content = compared(results(MNIST, seeds=3), quick=False)
+def test_rows_show_the_papers_numbers_and_ours() -> None:
+    content = compared(records(MNIST, seeds=3), quick=False)
     rows = {(row[2], row[1]): dict(zip(content.columns, row, strict=True)) for row in content.rows}
     auto, plain, nobody = rows[OURS, AUTO], rows[PLAIN, ""], rows[OPEN, ""]
     assert auto["Acc_g"] == "92.20 ± 0.20"
@@ -63,19 +52,26 @@ def test_rows_say_what_the_paper_has_and_what_we_have() -> None:
     assert rows[OURS, 0.01][content.columns[-1]] == PAPER[MNIST, OURS, 0.01]
     assert "has +4.00 ± 0.00 points over dp-fedavg" in content.findings[0]
     assert "at most 3.589" in content.findings[1]
-    assert all(ratio > 0 for lines in content.points.values() for points in lines.values() for ratio, _ in points)
+    assert all(at > 0 for panel in content.panels for series in panel["series"] for at in series["x"])
 
 
-def test_one_seed_has_no_spread_and_small_runs_have_no_paper_beside_them() -> None:
-    content = compared(results(SKEWED, quick=True), quick=True)
+def test_one_seed_has_no_spread_and_quick_runs_have_no_paper_beside_them() -> None:
+    content = compared(records(SKEWED, quick=True), quick=True)
     assert "±" not in str(content.rows) + str(content.findings)
     assert {row[-1] for row in content.rows} == {""}
-    assert "In small" in content.findings[0]
+    assert content.findings[0].startswith("Quick")
 
 
 def test_all_ratios_share_the_choice_of_auto_and_skewed_controls_are_not_tried_twice() -> None:
-    wanted = fedhdp.trials([MNIST, SKEWED], False, 1)
-    judged = {(trial.name, trial.judged.name) for trial in wanted if trial.judged is not None}
-    assert {by for name, by in judged if "one-digit-fedhdp-0" in name} == {Row(MNIST, OURS, AUTO).name}
-    assert (Row(SKEWED, PLAIN, None).name, Row(MNIST, PLAIN, None).name) in judged
-    assert all("pull" not in trial.judged.settings for trial in wanted if trial.judged is not None)
+    choices = {
+        (one.labels["clients"], one.labels["method"], one.labels["ratio"]): one.trial for one in table_one(False)
+    }
+    assert {choices[MNIST, OURS, ratio].choices() for ratio in (AUTO, 0.0, 1.0)} == {
+        choices[MNIST, OURS, 0.1].choices()
+    }
+    assert choices[SKEWED, PLAIN, None].choices() == choices[MNIST, PLAIN, None].choices()
+    assert choices[SKEWED, OURS, AUTO].choices() != choices[MNIST, OURS, AUTO].choices()
+    for trial in choices.values():
+        tried = json.loads(trial.choices()[0].settings)["algorithm"]
+        assert "pull" not in tried
+        assert tried["personal"] is False

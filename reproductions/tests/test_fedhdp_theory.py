@@ -1,12 +1,13 @@
-"""Figures 1 and 2 of paper 003: simulations on the curves, optima at the bottom, files that say all of it."""
+"""Figures 1 and 2 of FedHDP: simulations on the curves, optima at the bottom, files that hold all of it."""
 
 import json
 from pathlib import Path
 
 import pytest
-from polyeps_reproductions.fedhdp_theory import FEW, FIGURES, draw
+from polyeps_reproductions.fedhdp import STUDY
+from polyeps_reproductions.fedhdp_theory import FEW, FIGURES
 from polyeps_reproductions.presenting import write
-from polyeps_reproductions.tabulated import summary_of
+from polyeps_reproductions.trials import Store
 
 
 @pytest.fixture(scope="module")
@@ -14,8 +15,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("figures")
     files = []
     for figure in FIGURES:
-        summary, name = summary_of(figure, (), 0, True), f"{figure.name}-quick"
-        files += [*write(summary, place, name), *draw(summary, place / name)]
+        files += write(STUDY.summary(figure, Store(place), 1, True), place, quick=True)
     assert sorted(file.name for file in files) == sorted(
         f"fedhdp-figure-{number}-quick.{ending}" for number in "12" for ending in ("json", "md", "svg")
     )
@@ -38,8 +38,8 @@ def test_simulations_lie_on_the_curves_and_optima_at_the_bottom(folder: Path, nu
         assert best[2] <= min(row[2] for row in rows) + 4 * best[3]
 
 
-def test_what_the_paper_says_of_figure_two(folder: Path) -> None:
-    """FedHDP is ahead of Ditto with FedAvg; who opts out errs less, but only as long as γ² stays."""
+def test_the_papers_statements_about_figure_two(folder: Path) -> None:
+    """FedHDP is ahead of Ditto with FedAvg; a client that opts out errs less, but only as long as γ² stays."""
     table = json.loads((folder / "fedhdp-figure-2-quick.json").read_text())["table"]
     best = {(row[0], row[1]): (row[2], row[3]) for row in table if row[-1]}
     for panel in ("Ditto with FedAvg", "FedHDP"):
@@ -50,7 +50,3 @@ def test_what_the_paper_says_of_figure_two(folder: Path) -> None:
     for name in ("stays private", "opts out, γ² stays", "opts out, z stays"):
         assert best["FedHDP", name][1] < 0.7 * best["Ditto with FedAvg", name][1]
     assert best["FedHDP", "stays private"][0] == pytest.approx(FEW.private_penalty, rel=1e-5)
-
-
-def test_nothing_is_drawn_of_other_studies(tmp_path: Path) -> None:
-    assert draw({"study": "pfa", "columns": [], "table": []}, tmp_path / "x") == []

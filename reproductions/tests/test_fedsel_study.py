@@ -1,25 +1,36 @@
-"""Paper 001's study, in tiny."""
+"""FedSel's study, in tiny."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from polyeps_reproductions import fedsel, fedsel_running, fedsel_tables, reproducing
-from polyeps_reproductions.fedsel_trials import DECAY, MODELS, Trial, _people, algorithm_of, gradients, perform
-from polyeps_reproductions.pictures import draw
-from polyeps_reproductions.running import Means
-from polyeps_reproductions.tabulated import Tabulated
-from polyeps_reproductions.trials import Store
+from polyeps_reproductions import fedsel, fedsel_tables
+from polyeps_reproductions.fedsel import DECAY, DEFAULTS, PARTS, STUDY
+from polyeps_reproductions.fedsel_folds import fold_of, gradients, split
+from polyeps_reproductions.presenting import write
+from polyeps_reproductions.running import Machines, run_all
+from polyeps_reproductions.studies import Cell, Part
+from polyeps_reproductions.trials import Store, Trial, perform
 
-from polyeps.algorithms._averaging import Course
 from polyeps.core import Records
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.models import binary_logistic, binary_svm
 from polyeps.training import sgd
 
-TINY = Trial("syn-l-0.01-0.9", "logistic", "ps-pm", records=600, learning_rate=1.0)
+DATA = "syn-l-0.01-0.9"
+
+
+def labels(**changes: Any) -> dict[str, Any]:
+    return {**DEFAULTS, "data": DATA, "model": "logistic", "method": "ps-pm", **changes}
+
+
+def tiny(rate: float = 1.0, curve: bool = False, **changes: Any) -> Trial:
+    made = fedsel.cell(labels(**changes), True, curve).trial
+    settings = made.settings.replace('"learning_rate": 1.0', f'"learning_rate": {rate}')
+    return replace(made, settings=settings, choice=None, records=600)
 
 
 @pytest.mark.parametrize("model", [binary_logistic, binary_svm])
@@ -29,7 +40,7 @@ def test_gradients_in_closed_form_are_those_of_the_engine(model: type) -> None:
     weights = torch.randn(7, generator=chance)
     engine = sgd(model(7), rate=1.0, steps=1, learning_rate=1.0, decay=DECAY)
     expected = engine.run(weights, records, SeededStreams(1, range(5), 0), None)
-    found = gradients(model(7)).run(weights, records, SeededStreams(1, range(5), 0), None)
+    found = gradients(model(7), DECAY).run(weights, records, SeededStreams(1, range(5), 0), None)
     torch.testing.assert_close(found, expected)
 
 
@@ -47,28 +58,27 @@ def test_gradients_in_closed_form_are_those_of_the_engine(model: type) -> None:
     ],
 )
 def test_a_trial_pays_what_its_method_costs(method: str, form: str, epochs: int, least: float, most: float) -> None:
-    result = perform(replace(TINY, method=method, form=form, epochs=epochs))  # type: ignore[arg-type]
+    result = perform(tiny(method=method, form=form, epochs=epochs))
     assert least <= result["spent"] <= most
     assert 0.3 < result["final"] < 0.8
     assert result["clients"] == 480
 
 
-def test_exact_methods_promise_nothing_and_curves_have_every_round() -> None:
-    result = perform(replace(TINY, method="np-k", curve=True))
+def test_exact_methods_guarantee_nothing_and_curves_have_every_round() -> None:
+    result = perform(tiny(method="np-k", curve=True))
     assert result["spent"] is None
     assert len(result["accuracy"]) == 96  # batches of 5 of 480 clients
 
 
 def test_the_control_is_the_flat_method_at_another_learning_rate() -> None:
-    """A random coordinate enlarged by d at α is the same coordinate at d·α: what scaling alone does, α can do."""
-    flat = perform(replace(TINY, method="pm", learning_rate=0.125))
-    control = perform(replace(TINY, method="random-pm", learning_rate=12.5))
+    """A random coordinate enlarged by d at α is the same coordinate at d·α."""
+    flat, control = perform(tiny(0.125, method="pm")), perform(tiny(12.5, method="random-pm"))
     assert control["final"] == pytest.approx(flat["final"], abs=0.01)
 
 
 def test_a_fold_is_the_same_for_all_methods_and_choices_do_not_see_it() -> None:
-    one = _people(TINY.data, 600, 1, 2, False)
-    choosing = _people(TINY.data, 600, 1, 2, True)
+    assert [fold_of(seed) for seed in (1, 5, 6, 12)] == [(1, 1), (1, 5), (2, 1), (3, 2)]
+    one, choosing = split(DATA, 600, 1, 2, False), split(DATA, 600, 1, 2, True)
     tested = {tuple(row) for row in one.test_features[:, :4].tolist()}
     assert len(tested) == 120
     assert not tested & {tuple(row) for row in choosing.features[:, :4].tolist()}
@@ -76,42 +86,40 @@ def test_a_fold_is_the_same_for_all_methods_and_choices_do_not_see_it() -> None:
     assert len(choosing.labels) == 384
 
 
-def test_a_method_of_another_name_is_refused() -> None:
-    with pytest.raises(InputError, match="no method 'best-pm'"):
-        algorithm_of(replace(TINY, method="best-pm"), gradients(MODELS["svm"](4)), Course(1.0, 1.0, 1, 1, 1))
-
-
 def test_one_rate_for_all_is_that_of_the_non_private() -> None:
-    shared = replace(TINY, rate="shared", method="exp-pm", learning_rate=0.0, fold=3)
-    assert shared.row == replace(TINY, method="np", learning_rate=0.0).row
-    assert {choice.fold for choice in shared.choices((0.1, 1.0), 2)} == {1, 2}
+    shared = fedsel.cell(labels(rate="shared", method="exp-pm"), False).trial
+    assert shared.choices() == fedsel.cell(labels(method="np"), False).trial.choices()
+    assert {choice.seed for choice in shared.choices()} == {1, 2}
+    assert fedsel.cell(labels(method="exp-pm", form="published"), False).trial.choices() == tuple(
+        fedsel.cell(labels(method="exp-pm"), False).trial.choices()
+    )
 
 
-def test_a_part_runs_settles_and_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedsel_running, "QUICK_GRID", (0.1, 10.0))
-    trials = tuple(replace(TINY, method=name, epsilon=e, learning_rate=0.0) for name in ("pm", "ps-pm") for e in (1, 4))
-    make = fedsel_tables.comparison("epsilon", (("ps-pm", "pm"),))
-    part = Tabulated("fedsel", "figure", "0", "tiny", make, lambda _: trials)
+def test_a_part_runs_settles_and_is_drawn(tmp_path: Path) -> None:
+    def cells(_: bool) -> list[Cell]:
+        made = [fedsel.cell(labels(method=name, epsilon=e), True) for name in ("pm", "ps-pm") for e in (1.0, 4.0)]
+        return [replace(one, trial=replace(one.trial, records=600)) for one in made]
+
+    part = Part("figure", "0", "tiny", fedsel_tables.by_axis("epsilon", (("ps-pm", "pm"),)), cells)
     store = Store(tmp_path / "work")
-    before = fedsel.outcome(part, store, 1, True, "")
-    assert before["missing"] == 8
-    fedsel.run([part], store, Means(), 1, True, lambda *_: None)
-    after = fedsel.outcome(part, store, 1, True, "polyeps reproduce fedsel")
+    before = STUDY.summary(part, store, 1, True)
+    assert (before["missing"], before["table"]) == (8, [])
+    run_all([one for cell in cells(True) for one in STUDY.trials(part, cell, 1, True)], store, Machines())
+    after = STUDY.summary(part, store, 1, True, "polyeps reproduce fedsel")
     assert after["missing"] == 0
     assert len(after["table"]) == 4
-    assert "ps-pm over pm holds in" in after["note"]
-    (picture,) = draw(after, tmp_path / "tiny")
-    assert picture.stat().st_size > 1000
+    assert "ps-pm over pm holds in" in after["findings"][0]
+    assert all(set(one["finals"]) == {"1", "2"} for one in after["records"])
+    assert write(after, tmp_path)[-1].stat().st_size > 1000
 
 
-def test_gains_and_losses_are_paired_by_fold(tmp_path: Path) -> None:
-    results = []
+def test_gains_and_losses_are_paired_by_fold() -> None:
+    records = []
     for method, accuracy in {"np": 0.9, "pm": 0.7, "random-pm": 0.75, "exp-pm": 0.78, "exp-pm-c": 0.8}.items():
-        for fold in (1, 2):
-            trial = {**vars(replace(TINY, data="bank", method=method, fold=fold))}
-            results.append({"trial": trial, "final": accuracy + fold / 100, "spent": 2.0})
-    content = fedsel_tables.gains(results, True)
-    (row,) = content.rows
+        finals = {str(fold): accuracy + fold / 100 for fold in (1, 2)}
+        record = {**labels(data="bank", method=method), "finals": finals, "mean": accuracy, "count": 2, "spent": 2.0}
+        records.append(record)
+    (row,) = fedsel_tables.gains(records, True).rows
     assert row[4:10] == [
         "2.42 / -0.16",
         "+10.00 ± 0.00",
@@ -131,18 +139,12 @@ def test_tables_without_trials() -> None:
 
 
 def test_the_study_is_all_of_the_paper_and_small_when_quick() -> None:
-    wanted = reproducing.choose("fedsel")
-    assert [part.number for part in wanted.own] == [
-        *(f"2{x}" for x in "abcdefghi"),
-        "3a",
-        "3b",
-        "3c",
-        "1",
-        "2",
-        "3",
-    ]
-    assert len(reproducing.choose("fedsel", figures=["2e"], tables=["3"]).own) == 2
-    assert len(set(fedsel.all_trials(fedsel.PARTS, True, 1))) < 1000
-    assert set(fedsel_tables.PAPER) == {(one.data, one.model) for one in fedsel.table_three(False)}
+    assert [part.number for part in PARTS] == [*(f"2{x}" for x in "abcdefghi"), "3a", "3b", "3c", "1", "2", "3"]
+    assert len(STUDY.choose(figures=["2e"], tables=["3"])) == 2
+    quick = {one for part in PARTS for cell in part.cells(True) for one in STUDY.trials(part, cell, 1, True)}
+    assert len(quick) < 1000
+    assert set(fedsel_tables.PAPER) == {(one.labels["data"], one.labels["model"]) for one in fedsel.table_three(False)}
+    assert STUDY.trial_seeds(2, True) == [1, 2, 6, 7]
+    assert STUDY.trial_seeds(2, False) == list(range(1, 11))
     with pytest.raises(InputError, match="no figure 4"):
-        reproducing.choose("fedsel", figures=["4"])
+        STUDY.choose(figures=["4"])

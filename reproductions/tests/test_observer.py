@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from polyeps_reproductions.observer import Facts, Inferred, infer, judge, silent_coordinates
+from polyeps_reproductions.observer import Facts, Inferred, fit_of, infer, silent_coordinates
 from support.federations import EPSILONS, experiment, finish, job_of
 from torch import Tensor
 
@@ -18,12 +18,11 @@ from polyeps.clients import Clients
 from polyeps.core import Budget, Profile, Replies, Task
 from polyeps.errors import InputError
 from polyeps.experiment.job import Job
-from polyeps.methods import dp_sgd
 from polyeps.models import cnn, logistic
 from polyeps.server import Transport
 from polyeps.transport.memory import InMemory
 
-# Paper 002's setting, with fewer rounds.
+# PDP-FL's setting, with fewer rounds.
 FACTS = Facts(steps=94, learning_rate=0.01, clip=1.0, batch=64, records=6000, rounds=2, delta=1e-5)
 SILENT, SIZE = 670, 7850
 
@@ -44,25 +43,24 @@ def test_silent_coordinates_give_every_scale_away() -> None:
     scales = np.geomspace(0.5, 15, 400)
     silent = torch.arange(SIZE - SILENT, SIZE)
     found = infer(simulated(scales, 1), FACTS, silent)
-    error = np.sqrt(np.mean((found.scale / scales - 1) ** 2))
+    error = np.sqrt(np.mean((found.noise_multiplier / scales - 1) ** 2))
     assert error == pytest.approx(1 / math.sqrt(2 * SILENT), rel=0.15)  # 2.7 %, whatever the noise
     as_mask = torch.zeros(SIZE, dtype=torch.bool).index_fill(0, silent, True)
-    assert np.array_equal(infer(simulated(scales, 1), FACTS, as_mask).scale, found.scale)
+    assert np.array_equal(infer(simulated(scales, 1), FACTS, as_mask).noise_multiplier, found.noise_multiplier)
 
 
 def test_budgets_follow_from_scales() -> None:
     budgets = [Budget(epsilon, 1e-5) for epsilon in (0.1, 0.4, 1.0, 3.0, 10.0, 20.0)]
-    price = dp_sgd(records=6000, batch=64, steps=94).price
-    scales = calibrate(budgets, lambda at: price(at), 94 * 2, tolerance=1e-3).scale
+    scales = calibrate(budgets, FACTS.step(6000), 94 * 2, tolerance=1e-3).noise_multiplier
     truth = [budget.epsilon for budget in budgets]
-    known = judge(infer(simulated(scales, 2), FACTS, torch.arange(SIZE - SILENT, SIZE)), truth)
+    known = fit_of(infer(simulated(scales, 2), FACTS, torch.arange(SIZE - SILENT, SIZE)), truth)
     assert known.r_squared > 0.99
     assert known.relative_error < 0.1  # at few steps ε reacts to σ more than in proportion
-    blind = judge(infer(simulated(scales, 2), FACTS), truth)
+    blind = fit_of(infer(simulated(scales, 2), FACTS), truth)
     assert blind.r_squared > 0.99  # what all clients share cancels
     assert blind.relative_error < 0.15
     alone = infer([rows[:1] for rows in simulated(scales, 2)], FACTS)
-    assert 1 < alone.scale[0] / scales[0] < 1.1  # one client by itself: its signal counts as noise
+    assert 1 < alone.noise_multiplier[0] / scales[0] < 1.1  # one client by itself: its signal counts as noise
 
 
 def test_many_clients_are_read_off_a_curve() -> None:
@@ -83,10 +81,10 @@ def test_clients_never_heard_and_records_of_their_own() -> None:
     found = infer(rows, facts)
     assert np.isnan(found.epsilon).tolist() == [False, True, False]
     assert found.epsilon[2] > 1.5 * found.epsilon[0]  # twice the rate, about twice the cost
-    assert judge(found, [1.0, 1.0, 1.0]).relative_error >= 0
+    assert fit_of(found, [1.0, 1.0, 1.0]).relative_error >= 0
     nobody = Inferred(np.array([np.nan]), np.array([np.nan]))
-    assert math.isnan(judge(nobody, [1.0]).r_squared)
-    assert math.isnan(judge(Inferred(np.ones(2), np.ones(2)), [2.0, 2.0]).r_squared)
+    assert math.isnan(fit_of(nobody, [1.0]).r_squared)
+    assert math.isnan(fit_of(Inferred(np.ones(2), np.ones(2)), [2.0, 2.0]).r_squared)
 
 
 def test_nonsense_is_refused() -> None:
@@ -95,7 +93,7 @@ def test_nonsense_is_refused() -> None:
     with pytest.raises(InputError, match="above 0"):
         Facts(0, 0.1, 1, 4, 10, 1, 1e-5)
     with pytest.raises(InputError, match="one for each"):
-        judge(Inferred(np.ones(2), np.ones(2)), [1.0])
+        fit_of(Inferred(np.ones(2), np.ones(2)), [1.0])
     with pytest.raises(InputError, match="not a dense one"):
         silent_coordinates(cnn(), torch.zeros(2, 1, 28, 28))
 
@@ -128,7 +126,7 @@ def test_a_federation_that_tells_no_budget(known: bool, tmp_path: Path) -> None:
             return replies
 
     def listening(cohort: Clients, job: Job) -> Transport:
-        return Listener(InMemory(cohort, job.algorithm, job.tells))
+        return Listener(InMemory(cohort, job.algorithm, job.discloses))
 
     finish(job, tmp_path / "a.db", listening, rounds=8)
     settings = wanted.training
@@ -136,7 +134,7 @@ def test_a_federation_that_tells_no_budget(known: bool, tmp_path: Path) -> None:
     silent = silent_coordinates(job.population.model, job.population.test[0]) if known else None
     assert silent is None or 20 <= int(silent.sum()) <= 200
     found = infer(heard, facts, silent)
-    verdict = judge(found, EPSILONS)
+    verdict = fit_of(found, EPSILONS)
     assert verdict.r_squared > 0.95
     assert verdict.relative_error < (0.15 if known else 0.25)
-    np.testing.assert_allclose(found.scale, job.scale, rtol=0.2 if known else 0.35)
+    np.testing.assert_allclose(found.noise_multiplier, job.noise_multiplier, rtol=0.2 if known else 0.35)

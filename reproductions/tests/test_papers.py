@@ -1,66 +1,74 @@
-"""The papers' figures and tables as we have them."""
+"""The figures and tables of PFA and PDP-FL as we have them."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from polyeps_reproductions import pdp_fl, pdp_fl_tables, pfa, pfa_tables, reproducing
-from polyeps_reproductions.figures import Figure, trials_of
-from polyeps_reproductions.tabulated import tabulate
+from polyeps_reproductions import pdp_fl, pdp_fl_tables, pfa, pfa_tables
+from polyeps_reproductions.studies import STUDIES, Part, find
 from polyeps_reproductions.trials import Store
 
-from polyeps.data import datasets
-from polyeps.errors import DataError, InputError
+from polyeps.errors import InputError
 
 
-@pytest.mark.parametrize("figure", [*pfa.FIGURES.values(), *pfa.quick_figures().values()], ids=lambda one: one.title)
-def test_every_reading_belongs_to_a_cell_and_a_method(figure: Figure) -> None:
-    shown = {(cell, method.title) for cell in figure.cells for method in figure.methods}
-    assert set(figure.paper) <= shown
-    assert len(set(figure.cells)) == len(figure.cells)
+@pytest.mark.parametrize("part", [*pfa.figures(False), *pfa.figures(True)], ids=lambda one: one.title)
+def test_every_cell_of_a_figure_has_a_place_of_its_own(part: Part) -> None:
+    places = [(one.labels["cell"], one.labels["method"], one.labels["form"]) for one in part.cells(False)]
+    assert len(set(places)) == len(places) > 0
+
+
+def printed(number: str) -> dict[tuple[str, str, int, str], float]:
+    (part,) = pfa.STUDY.choose([number])
+    labels = ("data", "model", "clients", "method")
+    found = {tuple(one.labels[name] for name in labels): one.paper for one in part.cells(False)}
+    return {key: value for key, value in found.items() if value is not None}  # type: ignore[misc]
 
 
 def test_the_papers_numbers_are_where_they_belong() -> None:
-    assert list(pfa.FIGURES) == ["3", "4", "5", "6", "7", "8", "10", "11", "12"]
-    three = {(c.data, c.model, c.clients, title): v for (c, title), v in pfa.FIGURES["3"].paper.items()}
+    assert [one.number for one in pfa.figures(False)] == ["3", "4", "5", "6", "7", "8", "10", "11", "12"]
+    three = printed("3")
     assert len(three) == 4 * 4 * 7
     assert three["fashion-mnist", "logistic", 20, "pfa-plus"] == 0.70
     assert three["mnist", "cnn", 50, "non-private"] == 0.98
-    assert len(pfa.FIGURES["10"].paper) == 2 * 4 * 7
-    assert sorted(pfa.FIGURES["7"].paper.values()) == [12, 40, 113, 377]
+    assert len(printed("10")) == 2 * 4 * 7
+    assert sorted(printed("6").values()) == [0.11, 0.14, 0.15, 0.42, 0.70, 0.73, 0.78]
+    assert sorted(printed("7").values()) == [12, 40, 113, 377]
+    assert not printed("8")
+    assert not printed("11")
+    assert {one.paper for one in pfa.STUDY.choose(["4"])[0].cells(False) if one.labels["method"] == "pfa"} == {
+        None,
+        0.81,
+    }
 
 
 def test_the_quick_set_is_small() -> None:
-    figures = pfa.quick_figures().values()
-    assert max(cell.clients for one in figures for cell in one.cells) == 20
-    assert sum(cell.model == "cnn" for one in figures for cell in one.cells) == 1
-    assert len({trial for one in figures for trial in trials_of(one, 1)}) < 150
+    cells = [cell for part in pfa.figures(True) for cell in part.cells(True)]
+    assert max(cell.labels["clients"] for cell in cells) == 20
+    assert len({cell.labels["cell"] for cell in cells if cell.labels["model"] == "cnn"}) == 1
+    assert len({cell.trial for cell in cells}) < 150
 
 
 def test_a_figure_of_no_such_number_is_refused() -> None:
     with pytest.raises(InputError, match="pfa has no figure 9 here; choose one of 3, 4"):
-        reproducing.choose("pfa", figures=["9"])
+        pfa.STUDY.choose(figures=["9"])
     with pytest.raises(InputError, match="no table 2"):
-        reproducing.choose("pfa", tables=["2"])
-    with pytest.raises(InputError, match="choose one of pfa, fedsel, pdp-fl"):
-        reproducing.choose("nothing")
+        pfa.STUDY.choose(tables=["2"])
 
 
-def test_cells_without_data_are_skipped_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(name: str, **_: object) -> None:
-        if name != "mnist":
-            raise DataError(f"{name} is not here; fetch it")
-
-    monkeypatch.setattr(datasets, "load", load)
-    wanted = reproducing.choose("pfa", figures=["3", "5"])
-    assert {cell.data for figure in wanted.figures for cell in figure.cells} == {"mnist"}
-    assert [figure.number for figure in wanted.figures] == ["3"]
-    assert wanted.skipped == (
-        "figure 3: cells on fashion-mnist are skipped: fashion-mnist is not here; fetch it",
-        "figure 5: cells on cifar10 are skipped: cifar10 is not here; fetch it",
-    )
+@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_cell_of_every_study_is_an_experiment(name: str, quick: bool) -> None:
+    study = find(name)
+    assert study.name == name
+    cells = [cell for part in study.parts(quick) for cell in part.cells(quick)]
+    assert cells
+    for cell in cells:
+        assert len(cell.trial.experiment().algorithm) == 1
+        for choice in cell.trial.choices()[:1]:
+            choice.experiment()
 
 
 def test_table_1_shows_budgets_as_printed_and_as_drawn() -> None:
@@ -77,8 +85,9 @@ def test_table_5_takes_milliseconds() -> None:
 
 
 def test_a_table_waits_for_its_trials(tmp_path: Path) -> None:
-    found = tabulate(pdp_fl.TABULATED[1], Store(tmp_path), True)
-    assert (found["missing"], found["table"]) == (6, [])
+    (part,) = pdp_fl.STUDY.choose(["3"])
+    found = pdp_fl.STUDY.summary(replace(part, cells=lambda _: part.cells(True)[:2]), Store(tmp_path), 5, True)
+    assert found["table"] == []
 
 
 def test_groups_by_epsilon_are_the_parts_of_the_mixture() -> None:
@@ -110,13 +119,15 @@ def test_noise_tells_groups_that_norms_do_not() -> None:
 
 
 @pytest.fixture
-def digits(monkeypatch: pytest.MonkeyPatch) -> None:
+def digits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The two tables on small data: 64 pixels, 60 or 140 records a client."""
-    cell = pdp_fl.cell_of
-    monkeypatch.setattr(pdp_fl_tables, "cell_of", lambda *told: replace(cell(*told), data="digits", batch_sound=8))
+    ten = pdp_fl.ten_clients
+    monkeypatch.setattr(pdp_fl_tables, "ten_clients", lambda *some: replace(ten(*some), data="digits", batch_sound=8))
     for name, value in {"BATCH": 8, "STEPS": 10, "SIGNALS": 50, "RECORDS": 143, "RATE": 0.1}.items():
         monkeypatch.setattr(pdp_fl_tables, name, value)
-    pdp_fl_tables._scales.cache_clear()
+    pdp_fl_tables._noise_multipliers.cache_clear()
+    yield
+    pdp_fl_tables._noise_multipliers.cache_clear()
 
 
 @pytest.mark.usefixtures("digits")
@@ -132,17 +143,28 @@ def test_an_observer_finds_budgets() -> None:
 def test_recovery_is_a_share_of_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdp_fl_tables, "MIXTURES", {"pdp-fl-mixgauss1": 2})
     content = pdp_fl_tables.recovery([], True)
-    pdp_fl_tables._scales.cache_clear()
     assert len(content.rows) == 2 * 1 * 3 * 3
     found = {(row[2], row[3], row[4]): row[5] for row in content.rows}
     assert found[20, "published", "three rounds, noise"] == "100.0%"
 
 
 def test_groups_are_compared_round_by_round() -> None:
-    loud, quiet = [2.0, 2.1], [0.3, 0.32]
-    norms = {str(client): quiet if client == 3 else loud for client in range(10)}
-    cell = {"budgets": "pdp-fl-mixgauss1"}
+    noisy, quiet = [2.0, 2.1], [0.3, 0.32]
+    norms = {str(client): quiet if client == 3 else noisy for client in range(10)}
     epsilons = [10.0 if client == 3 else 0.1 for client in range(10)]
-    told = {"trial": {"cell": cell, "form": "sound"}, "norms": norms, "epsilons": epsilons, "parameters": 7850}
-    content = pdp_fl.groups([told], False)
+    record = {"budgets": "pdp-fl-mixgauss1", "form": "sound", "norms": norms, "epsilons": epsilons, "parameters": 7850}
+    content = pdp_fl.groups([record], False)
     assert [row[-1] for row in content.rows] == ["2 of 2", "2 of 2"]
+    assert [series["y"] for series in content.panels[0]["series"]] == [[1.0, 1.0]] * 2
+
+
+def test_norms_are_shown_by_partition_and_budget() -> None:
+    record = {
+        "method": "fedavg",
+        "partition": "iid",
+        "epsilons": [3.0],
+        "norms": {"0": [1.0, 2.0], "1": [3.0, 4.0, 5.0]},
+    }
+    content = pdp_fl.norms([record, {**record, "method": "non-private"}], False)
+    assert content.rows[0] == ["IID", "ε = 3", "2.0000", "3.0000", "2.5000", "1.0000"]
+    assert [one["title"] for one in content.panels] == ["mean norm, ε = 3", "mean norm, no noise"]

@@ -1,17 +1,23 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import small_studies
 from polyeps_reproductions import pfa
-from polyeps_reproductions.reproducing import STUDIES
-from small_studies import figure
+from polyeps_reproductions.studies import STUDIES, Study
 from support.commands import refused, run, run_json
+
+from polyeps.data import public_loaders
+from polyeps.errors import DataError
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[str, ...]:
     """Options of a study with one tiny figure."""
-    monkeypatch.setattr(pfa, "quick_figures", lambda: {"1": figure()})
+    monkeypatch.setattr(pfa, "STUDY", Study("pfa", lambda _: (small_studies.figure(),)))
     folders = ("--work", str(tmp_path / "work"), "--output", str(tmp_path / "results"))
     return ("reproduce", "pfa", "--quick", "--figure", "1", *folders)
 
@@ -19,37 +25,67 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[str, ...]:
 def test_a_figure_is_run_shown_and_written(small: tuple[str, ...], tmp_path: Path) -> None:
     spoken = run(*small)
     assert "public-only" in spoken.stdout
-    assert "PFA over the public clients alone" in spoken.stdout
-    kept = json.loads((tmp_path / "results" / "test-figure-1-quick.json").read_text())
+    assert "PFA over public-only" in spoken.stdout
+    kept = json.loads((tmp_path / "results" / "pfa-figure-1-quick.json").read_text())
     assert kept["missing"] == 0
     assert kept["command"] == "polyeps reproduce pfa --figure 1 --quick --work WORK"  # no folder of this machine
+    assert {str(one["clients"]) for one in kept["records"]} == {"6"}
+    assert all(set(one["finals"]) == set(one["curves"]) == {"1"} for one in kept["records"])
     assert len(list((tmp_path / "work").glob("*.json"))) == 3 * 2 * (2 + 1)
-    assert run_json(*small) == [json.loads((tmp_path / "results" / "test-figure-1-quick.json").read_text())]
+    assert run_json(*small) == [json.loads((tmp_path / "results" / "pfa-figure-1-quick.json").read_text())]
 
 
 def test_showing_needs_no_device(small: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (nothing,) = run_json(*small, "--show", "--device", "cuda", "--processes", "10")
     assert nothing["command"] == "polyeps reproduce pfa --figure 1 --quick --device cuda --processes 10 --work WORK"
-    assert (nothing["cells"], nothing["left_out"], nothing["missing"]) == ([], 1, 6)
+    assert (nothing["records"], nothing["missing"]) == ([], 6)
     assert not (tmp_path / "results").exists()
 
 
 def test_what_is_refused_leaves_no_folders(small: tuple[str, ...], tmp_path: Path) -> None:
-    assert "no folder of finished trainings" in run(*small, "--show", status=2).stderr
+    assert "no folder of finished trials" in run(*small, "--show", status=2).stderr
     assert "figure" in run(*small, "--figure", "99", status=2).stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_nothing_is_finished_what_was_written_stays(small: tuple[str, ...], tmp_path: Path) -> None:
+def test_where_nothing_is_finished_earlier_results_stay(small: tuple[str, ...], tmp_path: Path) -> None:
     results = tmp_path / "results"
     results.mkdir()
     (tmp_path / "work").mkdir()
     other = ("reproduce", "cmp-fed", "--table", "1", "--work", str(tmp_path / "work"), "--output", str(results))
-    for command, file in ((small, "test-figure-1-quick.md"), (other, "cmp-fed-table-1.md")):
+    for command, file in ((small, "pfa-figure-1-quick.md"), (other, "cmp-fed-table-1.md")):
         (results / file).write_text("of an earlier run")
         assert "nothing is finished yet" in run(*command, "--show").stderr
         assert (results / file).read_text() == "of an earlier run"
+
+
+@pytest.mark.parametrize("study", ["pfa", "fedsel", "pdp-fl", "fedhdp", "cmp-fed"])
+def test_committed_results_are_drawn_again_from_their_json(study: str, tmp_path: Path) -> None:
+    names = sorted(path.name for path in RESULTS.glob(f"{study}-*.json"))
+    for name in names:
+        (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
+    found = run_json("reproduce", study, "--show", "--output", str(tmp_path))
+    assert len(found) == len(names)
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (RESULTS / name).read_bytes()
+        written = (tmp_path / name).with_suffix(".md").read_bytes()
+        assert written == (RESULTS / name).with_suffix(".md").read_bytes()
+        assert (tmp_path / name).with_suffix(".svg").exists() == (RESULTS / name).with_suffix(".svg").exists()
+
+
+def test_a_part_without_json_is_named(tmp_path: Path) -> None:
+    refused("reproduce", "pfa", "--show", "--figure", "3", "--output", str(tmp_path), naming=("pfa-figure-3", "--show"))
+
+
+def test_results_go_to_the_repository_when_it_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ("reproduce", "pfa", "--table", "1", "--work", str(tmp_path / "work"))
+    run(*command)
+    assert (tmp_path / "results" / "pfa-table-1.md").exists()
+    (tmp_path / "reproductions" / "results").mkdir(parents=True)
+    run(*command)
+    assert (tmp_path / "reproductions" / "results" / "pfa-table-1.md").exists()
 
 
 def test_a_shard_leaves_the_rest_to_others(small: tuple[str, ...], tmp_path: Path) -> None:
@@ -66,12 +102,25 @@ def test_a_table_needs_no_training(tmp_path: Path) -> None:
     assert (tmp_path / "results" / "pfa-table-1.md").read_text().startswith("# pfa, table 1: Distributions")
 
 
+def test_cells_without_data_are_skipped_with_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def load(name: str, **_: object) -> None:
+        raise DataError(f"{name} is not here; fetch it")
+
+    monkeypatch.setattr(public_loaders, "load_dataset", load)
+    lacking = small_studies.figure(settings=(replace(small_studies.SETTING, data="mnist"),))
+    monkeypatch.setattr(pfa, "STUDY", Study("pfa", lambda _: (lacking,)))
+    work = ("--work", str(tmp_path / "work"), "--output", str(tmp_path / "results"))
+    said = run("reproduce", "pfa", *work).stderr
+    assert "figure 1: cells on mnist are skipped: mnist is not here; fetch it" in said
+    assert "nothing is finished yet" in said
+
+
 def test_every_study_is_listed() -> None:
-    running = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
-    told = " ".join(run("reproduce", "--help").stdout.split())
+    pages = [page.read_text() for page in (Path(__file__).parents[2] / "docs").rglob("*.md")]
+    shown = " ".join(run("reproduce", "--help").stdout.split())
     for study in STUDIES:
-        assert f"| `reproduce {study}` |" in running.partition("## Reproducing")[2]
-        assert f"{study} (" in told
+        assert any(f"reproduce {study}" in page for page in pages)
+        assert f"{study} (" in shown
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

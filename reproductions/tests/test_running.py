@@ -1,18 +1,26 @@
+import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from polyeps_reproductions import running
-from polyeps_reproductions.cells import FORMS
-from polyeps_reproductions.figures import trials_of
-from polyeps_reproductions.pfa import FIGURES
-from polyeps_reproductions.running import Means, bundle, of_shard, run_all, settle
+from polyeps_reproductions import pfa, running
+from polyeps_reproductions.comparison import FORMS
+from polyeps_reproductions.running import Machines, bundle, of_shard, run_all, settle
 from polyeps_reproductions.trials import Result, Store, Trial
-from small_studies import METHODS, figure, result, trial
+from small_studies import METHODS, STUDY, figure, result, trial
 
 from polyeps.errors import InputError
 
-GRID = (0.2, 0.05)
+CHOICES = len(METHODS) * len(FORMS) * 2  # two rates in a quick setting
+
+
+def all_trials(seeds: int = 2, number: str | None = None) -> list[Trial]:
+    """Those of the small study, or of a figure of PFA."""
+    if number is None:
+        return [one for cell in figure().cells(True) for one in STUDY.trials(figure(), cell, seeds, True)]
+    (part,) = pfa.STUDY.choose([number])
+    return [one for cell in part.cells(False) for one in pfa.STUDY.trials(part, cell, seeds, False)]
 
 
 @pytest.fixture
@@ -22,22 +30,49 @@ def performed(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
 
     def perform(wanted: Trial, _: str) -> Result:
         done.append(wanted)
-        return result(wanted, 0.9 - wanted.learning_rate)
+        return result(wanted, 0.9 - json.loads(wanted.settings)["training"]["learning_rate"])
 
     monkeypatch.setattr(running, "perform", perform)
     return done
 
 
 def test_rates_are_chosen_and_everything_is_run_once(tmp_path: Path, performed: list[Trial]) -> None:
-    wanted = list(trials_of(figure(), seeds=2))
-    settled = run_all(wanted, Store(tmp_path), Means(grid=GRID))
-    assert len(performed) == len(set(performed)) == len(METHODS) * len(FORMS) * (len(GRID) + 2)
-    assert {one.learning_rate for one in settled} == {0.05}
-    assert len(settled) == len(wanted)
+    wanted, store = all_trials(), Store(tmp_path)
+    run_all(wanted, store, Machines())
+    assert len(performed) == len(set(performed)) == CHOICES + len(METHODS) * len(FORMS) * 2
+    settled = settle(wanted, store)
+    assert {json.loads(one.settings)["training"]["learning_rate"] for one in settled} == {0.01}
+    assert [one.seed for one in settled] == [one.seed for one in wanted]
+
+
+def test_the_best_candidate_is_chosen_once_all_are_tried_and_ties_go_to_the_first(tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path), trial(learning_rate=None)
+    for one in wanted.choices():
+        assert wanted.settled(store) is None
+        store.write(one, result(one, 0.6))
+    settled = wanted.settled(store)
+    assert settled is not None
+    assert json.loads(settled.settings)["training"]["learning_rate"] == 0.05
+    last = wanted.choices()[-1]
+    store.write(last, result(last, 0.7))
+    settled = wanted.settled(store)
+    assert settled is not None
+    assert json.loads(settled.settings)["training"]["learning_rate"] == 0.01
+
+
+def test_several_seeds_choose_by_their_mean(tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path), trial(learning_rate=None)
+    assert wanted.choice is not None
+    wanted = replace(wanted, choice=replace(wanted.choice, seeds=(1, 2)))
+    for one, final in zip(wanted.choices(), (0.9, 0.1, 0.5, 0.6), strict=True):
+        store.write(one, result(one, final))
+    settled = wanted.settled(store)
+    assert settled is not None
+    assert json.loads(settled.settings)["training"]["learning_rate"] == 0.01
 
 
 def test_a_stopped_study_goes_on(tmp_path: Path, performed: list[Trial], monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted, store = list(trials_of(figure(), seeds=2)), Store(tmp_path)
+    wanted, store = all_trials(), Store(tmp_path)
     counted = vars(running)["perform"]
 
     def stopping(one: Trial, device: str) -> Result:
@@ -48,18 +83,18 @@ def test_a_stopped_study_goes_on(tmp_path: Path, performed: list[Trial], monkeyp
 
     monkeypatch.setattr(running, "perform", stopping)
     with pytest.raises(KeyboardInterrupt):
-        run_all(wanted, store, Means(grid=GRID))
+        run_all(wanted, store, Machines())
     assert len(list(tmp_path.iterdir())) == 15
     monkeypatch.setattr(running, "perform", counted)
-    run_all(wanted, store, Means(grid=GRID))
+    run_all(wanted, store, Machines())
     assert Counter(performed).most_common(1)[0][1] == 1
     assert len(list(tmp_path.iterdir())) == len(performed) == 24
-    run_all(wanted, store, Means(grid=GRID))
+    run_all(wanted, store, Machines())
     assert len(performed) == 24
 
 
 def test_shards_cover_everything_exactly_once() -> None:
-    wanted = [*trials_of(FIGURES["3"], 2), *trials_of(FIGURES["10"], 2)]
+    wanted = [*all_trials(2, "3"), *all_trials(2, "10")]
     parts = [of_shard(wanted, (number, 7)) for number in range(1, 8)]
     assert Counter(one for part in parts for one in part) == Counter(set(wanted))
     assert min(map(len, parts)) > 0
@@ -68,36 +103,37 @@ def test_shards_cover_everything_exactly_once() -> None:
 
 
 def test_shards_on_their_own_make_the_whole(tmp_path: Path, performed: list[Trial]) -> None:
-    wanted = list(trials_of(figure(), seeds=2))
+    wanted = all_trials()
     for number in (1, 2, 3):
-        run_all(wanted, Store(tmp_path), Means(grid=GRID, shard=(number, 3)))
-    assert len(settle(wanted, Store(tmp_path), GRID)) == len(wanted)
-    assert all(Store(tmp_path).has(one) for one in settle(wanted, Store(tmp_path), GRID))
+        run_all(wanted, Store(tmp_path), Machines(shard=(number, 3)))
+    assert len(settle(wanted, Store(tmp_path))) == len(wanted)
+    assert all(Store(tmp_path).has(one) for one in settle(wanted, Store(tmp_path)))
     assert len(performed) == len(set(performed))
 
 
-def test_what_is_not_chosen_is_left_out(tmp_path: Path) -> None:
-    assert settle([trial(learning_rate=0.0), trial()], Store(tmp_path), GRID) == [trial()]
+def test_an_incomplete_choice_is_left_out(tmp_path: Path) -> None:
+    assert settle([trial(learning_rate=None), trial()], Store(tmp_path)) == [trial()]
 
 
 def test_bundles_hold_trials_of_the_same_clients() -> None:
-    wanted = list(trials_of(FIGURES["3"], 3))
+    wanted = all_trials(3, "3")
     parts = bundle(wanted, 12)
     assert sorted(one.key for part in parts for one in part) == sorted(one.key for one in wanted)
-    assert all(len({one.people for one in part}) == 1 for part in parts)
+    assert all(len({one.clients for one in part}) == 1 for part in parts)
 
 
-def test_progress_is_told(tmp_path: Path, performed: list[Trial]) -> None:
+def test_progress_is_reported(tmp_path: Path, performed: list[Trial]) -> None:
     said: list[tuple[str, int, int]] = []
-    run_all([trial(), trial(seed=2)], Store(tmp_path), Means(), lambda *one: said.append(one))
+    wanted = [trial(), replace(trial(), seed=2)]
+    run_all(wanted, Store(tmp_path), Machines(), lambda *one: said.append(one))
     assert said[-3:] == [("running", 0, 2), ("running", 1, 2), ("running", 2, 2)]
     assert len(performed) == 2
 
 
 def test_processes_do_the_same_work(tmp_path: Path) -> None:
     wanted = [trial(), trial("pfa")]
-    run_all(wanted, Store(tmp_path / "two"), Means(processes=2))
-    run_all(wanted, Store(tmp_path / "one"), Means())
+    run_all(wanted, Store(tmp_path / "two"), Machines(processes=2))
+    run_all(wanted, Store(tmp_path / "one"), Machines())
     for one in wanted:
         apart, alone = (Store(tmp_path / name).read(one) for name in ("two", "one"))
         assert apart is not None

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import simulated_twins
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from polyeps_reproductions.theory import points, simulation
@@ -48,10 +49,10 @@ def test_closed_forms_are_what_simulations_find(federation: Federation) -> None:
         for weights in (even, best):
             errors = simulation.personal_error(federation, group, PENALTIES, TRIALS, generator, weights)
             assert errors.off(points.personal(federation, group, weights).error(PENALTIES)).max() < 4
-        bayes = simulation.bayes_error(federation, group, TRIALS, generator)
+        bayes = simulated_twins.bayes_error(federation, group, TRIALS, generator)
         assert bayes.off(points.bayes_error(federation, group)) < 4
         if federation.tau2:  # the best λ may be infinite otherwise
-            penalty = simulation.best_penalty(federation, group, TRIALS, generator)
+            penalty = simulated_twins.best_penalty(federation, group, TRIALS, generator)
             assert penalty.off(points.best_penalty(federation, group)) < 4
 
 
@@ -122,9 +123,9 @@ def test_without_own_noise_the_rule_is_bayes_optimal(federation: Federation) -> 
 @given(federations(groups=2))
 def test_own_privacy_does_not_enter_the_bayes_error(federation: Federation) -> None:
     """(8) sees the own records and the others' messages: with those as they are, opting out changes nothing."""
-    loud = federation.message_noise[1]
+    noise = federation.message_noise[1]
     sizes = federation.sizes
-    alone = Federation((1, *sizes), (loud, *federation.gamma2), federation.alpha2, federation.tau2)
+    alone = Federation((1, *sizes), (noise, *federation.gamma2), federation.alpha2, federation.tau2)
     out = Federation((1, *sizes), (0.0, *federation.gamma2), federation.alpha2, federation.tau2)
     assert points.bayes_error(alone, 0) == pytest.approx(points.bayes_error(out, 0))
     assert points.personal(out, 0).error(points.best_penalty(out, 0)) == pytest.approx(points.bayes_error(out, 0))
@@ -156,7 +157,7 @@ def test_without_noise_everybody_counts_the_same() -> None:
         (lambda: Federation((2,), (math.inf,), 1, 1), "finite"),
         (lambda: opt_out(3, 4, 1, 1, 1), "cannot be private"),
         (lambda: points.best_ratio(Federation((2,), (0.1,), 1, 1)), "two groups"),
-        (lambda: points.weights_of_ratio(opt_out(3, 3, 1, 1, 1), 0.0), "nobody"),
+        (lambda: points.weights_of_ratio(opt_out(3, 3, 1, 1, 1), 0.0), "no client"),
         (lambda: points.personal(opt_out(3, 3, 1, 1, 1), NON_PRIVATE), "no clients"),
         (lambda: points.server_variance(opt_out(3, 2, 1, 1, 1), [1, 1]), "sum to one"),
         (lambda: points.best_penalty(Federation((1,), (0.1,), 1, 1), 0), "single client"),

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import simulated_twins
 from hypothesis import given
 from hypothesis import strategies as st
-from polyeps_reproductions.theory import points, printed, simulation
+from polyeps_reproductions.theory import points
 from polyeps_reproductions.theory.points import NON_PRIVATE, PRIVATE
 from polyeps_reproductions.theory.printed import OptOut
 
@@ -22,6 +23,36 @@ PENALTIES = [
 ]
 SMALL = OptOut(20, 15, 1, 0.5, 0.1)
 LARGE = OptOut(100, 95, 1, 0.5, 0.02)
+
+
+def homogeneous_data(setting: OptOut, exact: bool = True) -> float:
+    """λ_p* as τ² → 0: (N' + Γ²(N − N_p))/Γ², with N' = N − 1; the paper prints N' = N."""
+    gamma = setting.privacy
+    return (_counted(setting, exact) + gamma * (setting.clients - setting.private)) / gamma
+
+
+def homogeneous_privacy(setting: OptOut, exact: bool = True) -> float:
+    """λ_p* as N_p → N: N'/(Υ²N' + Γ²)."""
+    counted = _counted(setting, exact)
+    return counted / (setting.heterogeneity * counted + setting.privacy)
+
+
+def homogeneous(setting: OptOut, exact: bool = True) -> float:
+    """λ_p* as τ² → 0 and N_p → N: N'/Γ²."""
+    return _counted(setting, exact) / setting.privacy
+
+
+def gap_limits(setting: OptOut) -> tuple[float, float]:
+    """The stated limits of (13) and (14) with N: (1 − ρ)²γ² and (1 − ρ)γ².
+
+    True while γ² stays as it is. But γ² = (z·S/N_p)², so at one privacy it falls with N, and both gaps go to 0.
+    """
+    share = 1 - setting.opted_out
+    return share**2 * setting.gamma2, share * setting.gamma2
+
+
+def _counted(setting: OptOut, exact: bool) -> int:
+    return setting.clients - 1 if exact else setting.clients
 
 
 @st.composite
@@ -78,14 +109,14 @@ def test_the_corrected_gap_is_that_of_plain_averaging(setting: OptOut) -> None:
 def test_the_gap_to_plain_averaging_is_what_simulations_find(setting: OptOut) -> None:
     federation = setting.federation
     even, best = points.weights_of_ratio(federation, 1.0), points.best_weights(federation)
-    found = simulation.server_gap(federation, even, best, 60_000, np.random.default_rng(13))
+    found = simulated_twins.server_gap(federation, even, best, 60_000, np.random.default_rng(13))
     assert found.off(setting.fedavg_gap) < 4
     assert found.value > 5 * found.error
 
 
 @pytest.mark.parametrize("setting", [SMALL, LARGE, OptOut(10, 5, 1, 0.5, 0.2)], ids=str)
 def test_simulation_refutes_the_printed_gap_and_not_the_corrected_one(setting: OptOut) -> None:
-    found = simulation.dp_fedavg_variance(setting, 100_000, np.random.default_rng(14))
+    found = simulated_twins.dp_fedavg_variance(setting, 100_000, np.random.default_rng(14))
     assert found.off(setting.dp_fedavg_variance) < 4
     assert found.off(setting.dp_fedavg_variance_printed) > 5
 
@@ -123,11 +154,11 @@ def test_errors_by_hand() -> None:
 def test_simulation_refutes_the_printed_penalty_and_not_the_exact_one(setting: OptOut) -> None:
     federation, generator = setting.federation, np.random.default_rng(16)
     worse, better = setting.private_penalty_printed, setting.private_penalty
-    excess = simulation.excess_error(federation, PRIVATE, worse, better, 400_000, generator)
+    excess = simulated_twins.excess_error(federation, PRIVATE, worse, better, 400_000, generator)
     exact = points.personal(federation, PRIVATE).error([worse, better])
     assert excess.value > 5 * excess.error
     assert excess.off(exact[0] - exact[1]) < 4
-    fitted = simulation.best_penalty(federation, PRIVATE, 400_000, generator)
+    fitted = simulated_twins.best_penalty(federation, PRIVATE, 400_000, generator)
     assert fitted.off(better) < 4
     assert fitted.off(worse) > 5
 
@@ -136,21 +167,21 @@ def test_corner_cases_printed_and_exact() -> None:
     setting = OptOut(30, 20, 0.8, 0.4, 0.1)
     alike = replace(setting, tau2=0.0)
     assert alike.non_private_penalty == math.inf
-    assert printed.homogeneous_data(setting) == pytest.approx(alike.private_penalty)
-    assert printed.homogeneous_data(setting, exact=False) == pytest.approx(alike.private_penalty_printed)
+    assert homogeneous_data(setting) == pytest.approx(alike.private_penalty)
+    assert homogeneous_data(setting, exact=False) == pytest.approx(alike.private_penalty_printed)
     private = replace(setting, private=30)
-    assert printed.homogeneous_privacy(private) == pytest.approx(private.private_penalty)
-    assert printed.homogeneous_privacy(private, exact=False) == pytest.approx(private.private_penalty_printed)
+    assert homogeneous_privacy(private) == pytest.approx(private.private_penalty)
+    assert homogeneous_privacy(private, exact=False) == pytest.approx(private.private_penalty_printed)
     both = replace(private, tau2=0.0)
-    assert printed.homogeneous(both) == pytest.approx(both.private_penalty)
-    assert printed.homogeneous(both, exact=False) == pytest.approx(both.private_penalty_printed)
+    assert homogeneous(both) == pytest.approx(both.private_penalty)
+    assert homogeneous(both, exact=False) == pytest.approx(both.private_penalty_printed)
     quiet = replace(both, gamma2=0.0)
     assert quiet.private_penalty == quiet.private_penalty_printed == math.inf
 
 
 def test_gaps_approach_the_stated_limits_only_if_privacy_is_given_up() -> None:
     few, many = (OptOut(clients, clients * 9 // 10, 1, 0.5, 0.02) for clients in (10_000, 1_000_000))
-    limits = printed.gap_limits(many)
+    limits = gap_limits(many)
     assert limits == pytest.approx((0.9**2 * 0.02, 0.9 * 0.02))
     assert (many.fedavg_gap, many.dp_fedavg_gap_printed) == pytest.approx(limits, rel=1e-2)
     assert abs(many.fedavg_gap - limits[0]) < abs(few.fedavg_gap - limits[0])
@@ -161,12 +192,12 @@ def test_gaps_approach_the_stated_limits_only_if_privacy_is_given_up() -> None:
 
 
 def test_at_one_privacy_the_gap_does_not_vanish_as_all_opt_out() -> None:
-    """The fewer are private, the louder their mean: the gap grows until nobody is."""
+    """The fewer are private, the noisier their mean: the gap grows until no client is."""
     gaps = [OptOut.at_noise(100, private, 1, 0.5, 3.0).fedavg_gap for private in (100, 50, 10, 1)]
     assert gaps == sorted(gaps)
     assert gaps[0] == 0
     assert gaps[-1] > 5 * gaps[1]
-    with pytest.raises(InputError, match="nobody is private"):
+    with pytest.raises(InputError, match="private is 0"):
         OptOut.at_noise(100, 0, 1, 0.5, 3.0)
     fixed = [OptOut(100, private, 1, 0.5, 0.02).fedavg_gap for private in (90, 10, 1, 0)]
     assert fixed == sorted(fixed, reverse=True)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import simulated_twins
 from polyeps_reproductions.theory import points, regression
 from polyeps_reproductions.theory.regression import Regression, orthogonal
 
@@ -24,7 +25,7 @@ def test_closed_forms_are_what_simulations_find(setting: Regression, client: int
     moments = regression.personal(setting, client, chosen)
     best = moments.best_penalty
     penalty = best if np.isfinite(best) else 5.0
-    found = regression.simulate(setting, client, chosen, penalty, TRIALS, np.random.default_rng(client))
+    found = simulated_twins.regression_errors(setting, client, chosen, penalty, TRIALS, np.random.default_rng(client))
     server = np.trace(regression.server_covariance(setting, chosen))
     bayes = np.trace(regression.bayes_covariance(setting, client))
     assert found.off([server, float(moments.error(penalty)), bayes]).max() < 4

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from polyeps.experiment.run import Outcome, read, resume, run
     from polyeps.ledger import Ledger
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Budget",

@@ -3,232 +3,208 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from polyeps.clients import Clients, Priced
-from polyeps.core import ENTER, PROGRESS, Action, Algorithm, Field, Payload, Profile, Replies, Task, Work
+from polyeps.core import ENTER, PROGRESS, Algorithm, Field, Payload, Profile, Replies, Task, Work
 from polyeps.engine.noise import FLOATS_LEAK
 from polyeps.errors import BudgetExceeded, InputError, TaskRefused, UnknownEvent
 from polyeps.ledger.account import Charge
 from polyeps.messages import check_task
 
+_Places = NDArray[np.int64]  # rows of some of the clients
+
 
 def _priced(algorithm: Algorithm) -> list[Priced]:
-    """All a client may be charged for; if it can afford each of them, it can take part."""
-    dues = algorithm.dues
-    if dues is not None:
-        return [Priced(ENTER, lambda scale, _: dues(scale), alike=True)]
-    return [
-        Priced(name, action.price, action.pure)
-        for name, action in algorithm.actions.items()
-        if action.price is not None
-    ]
+    """Return all that a client may be charged for; a client that can afford each of them can take part."""
+    if algorithm.round_price is not None:
+        return [Priced(ENTER, algorithm.round_price, by_settings=False)]
+    return [Priced(name, action.price) for name, action in algorithm.actions.items() if action.price is not None]
 
 
-def profiles(cohort: Clients, algorithm: Algorithm, tells: Iterable[Field]) -> tuple[Profile, ...]:
-    """The faces clients show: their names, what they choose to tell, and whether they could take part."""
-    told = set(tells)
-    if algorithm.adjacency == "add-remove":  # how many records there are is what this hides
-        told.discard("examples")
-    everyone = np.arange(len(cohort.ids))
+def profiles(clients: Clients, algorithm: Algorithm, discloses: Iterable[Field]) -> tuple[Profile, ...]:
+    """Return what clients disclose: their ids, the fields named, and whether they can afford to take part."""
+    disclosed = set(discloses)
+    if algorithm.adjacency == "add-remove":  # this guarantee hides the number of records
+        disclosed.discard("examples")
+    everyone = np.arange(len(clients.ids))
     ready = np.ones(len(everyone), dtype=bool)
     for priced in _priced(algorithm):
-        ready &= np.isin(everyone, _able(cohort, algorithm, priced, everyone))
-    sizes = cohort.data.counts.tolist()
-    faces = []
-    for place, client in enumerate(cohort.ids):
+        ready &= np.isin(everyone, _able(clients, algorithm, priced, everyone))
+    found = []
+    for place, (client, records) in enumerate(zip(clients.ids, clients.data.counts.tolist(), strict=True)):
         epsilon = None
-        if cohort.ledger is not None and client not in cohort.open:
-            epsilon = cohort.ledger.account(client).terms.budget.epsilon
-        if cohort.declared is not None:
-            epsilon = cohort.declared[client]
-        faces.append(
+        if clients.declared is not None:
+            epsilon = float(clients.declared[place])
+        elif clients.ledger is not None and clients.guaranteed[place]:
+            epsilon = clients.ledger.account(client).terms.budget.epsilon
+        found.append(
             Profile(
                 id=client,
-                examples=sizes[place] if "examples" in told else None,
-                epsilon=epsilon if "epsilon" in told else None,
-                group=cohort.groups.get(client) if "group" in told else None,
+                examples=records if "examples" in disclosed else None,
+                epsilon=epsilon if "epsilon" in disclosed else None,
+                group=clients.groups[place] if clients.groups is not None and "group" in disclosed else None,
                 ready=bool(ready[place]),
             )
         )
-    return tuple(faces)
+    return tuple(found)
 
 
-def answer(cohort: Clients, algorithm: Algorithm, task: Task) -> Replies:
-    """Decide on what a server asks, and do it: validate, agree, charge, work, remember, reply.
+def answer(clients: Clients, algorithm: Algorithm, task: Task) -> Replies:
+    """Decide on a server's task, and do it: validate, agree, charge, work, remember, reply.
 
-    This is the only gate: whatever carries the task, a task that is not as the action's `takes` says raises TaskRefused
-    and costs nobody anything. Clients that do not agree, or cannot afford the task, decline by not replying.
+    This is the only gate, whatever carries the task. A task that is not as the action's `takes` says raises TaskRefused
+    and costs no client anything. Clients that do not agree, or cannot afford the task, decline by not replying.
     A deployed client keeps its reply before it is sent; asked for the same again, it repeats it free of charge.
     """
     check_task(algorithm, task)
-    if not cohort.repeatable and algorithm.arithmetic == "ideal" and cohort.ledger is not None:
+    if not clients.repeatable and algorithm.arithmetic == "ideal" and clients.ledger is not None:
         raise TaskRefused(f"{task.action!r} would be charged and could not be done: {FLOATS_LEAK}")
-    places = cohort.places(task.to)
-    if cohort.run is not None and task.run != cohort.run:
-        raise TaskRefused(f"these clients take part in the run {cohort.run!r}, not in {task.run!r}; name theirs")
-    if cohort.keeper is None:
-        return _answer_anew(cohort, algorithm, task, places)
-    with cohort.keeper.locked():
-        replies = cohort.keeper.recall(cohort, task)
+    places = clients.places(task.to)
+    if clients.run is not None and task.run != clients.run:
+        raise TaskRefused(f"these clients take part in the run {clients.run!r}, not in {task.run!r}; name theirs")
+    if clients.keeper is None:
+        return _answer_anew(clients, algorithm, task, places)
+    with clients.keeper.locked():
+        replies = clients.keeper.recall(clients, task)
         if replies is None:
-            replies = _answer_anew(cohort, algorithm, task, places)
+            replies = _answer_anew(clients, algorithm, task, places)
             if replies.ids:
-                cohort.keeper.keep(cohort, task, replies)
+                clients.keeper.keep(clients, task, replies)
     return replies
 
 
-def _answer_anew(cohort: Clients, algorithm: Algorithm, task: Task, places: NDArray[np.int64]) -> Replies:
+def _answer_anew(clients: Clients, algorithm: Algorithm, task: Task, places: _Places) -> Replies:
     """Agree, charge, work and remember."""
-    cohort.make_room(algorithm)
+    clients.make_room(algorithm)
     if task.action == ENTER:
-        return _enter(cohort, algorithm, task, places)
+        return _enter(clients, algorithm, task, places)
     action = algorithm.actions[task.action]
-    places = _willing(cohort, action, task.payload, places)
+    places = _in_turn(clients, algorithm, task, places)
     if action.recalls:
-        places = np.array(
-            [p for p in places if cohort.passed_on.has(task, action.recalls, cohort.ids[p])], dtype=np.int64
-        )
+        recalling = [place for place in places if clients.passed_on.has(task, action.recalls, clients.ids[place])]
+        places = np.array(recalling, dtype=np.int64)
     exhausted: tuple[str, ...] = ()
-    if algorithm.dues is not None:
-        places = _in_turn(cohort, algorithm, task, places)
-    elif cohort.ledger is not None:
+    if algorithm.round_price is not None:
+        pass  # paid for when the round was entered
+    elif clients.ledger is not None:
         if action.price is None:
             raise UnknownEvent(f"{task.action!r} names no price, so a client with a budget cannot do it")
-        places, exhausted = _pay(cohort, algorithm, Priced(task.action, action.price, action.pure), task, places)
+        places, exhausted = _pay(clients, algorithm, Priced(task.action, action.price), task, places)
     elif action.price is not None:
         raise InputError(f"{task.action!r} has a price, but these clients have no ledger to charge; open one")
-    ids = tuple(cohort.ids[place] for place in places)
+    ids = tuple(clients.ids[place] for place in places)
     if not ids:
         return Replies((), {}, (), exhausted=exhausted)
-    payload = _work(cohort, algorithm, task, places, ids)
+    payload = _work(clients, algorithm, task, places, ids)
     able = set(places.tolist())
     for priced in _priced(algorithm):
         if priced.name == task.action:
-            able = set(_able(cohort, algorithm, priced, places).tolist())
+            able = set(_able(clients, algorithm, priced, places).tolist())
     return Replies(ids, payload, tuple(place in able for place in places.tolist()), exhausted=exhausted)
 
 
-def _work(
-    cohort: Clients, algorithm: Algorithm, task: Task, places: NDArray[np.int64], ids: tuple[str, ...]
-) -> Payload:
-    """Do an action for clients who have paid, keep what they remember, and return what they reply."""
-    assert cohort.rows is not None
+def _work(clients: Clients, algorithm: Algorithm, task: Task, places: _Places, ids: tuple[str, ...]) -> Payload:
+    """Do an action for clients that have paid, keep what they remember, and return their replies."""
+    if (period := algorithm.period(task)) is not None:  # noted first, so that no action is done twice
+        done = list(algorithm.actions).index(task.action) + 1
+        clients.remember(PROGRESS, places, torch.tensor([period, done]).to(clients.memory[PROGRESS]))
     action, where = algorithm.actions[task.action], torch.from_numpy(places)
-    recalled = {name: cohort.passed_on.take(name, ids) for name in action.recalls}
+    recalled = {name: clients.passed_on.take(name, ids) for name in action.recalls}
     payload, memory = action.run(
         Work(
-            rows=cohort.rows[places],
             payload=task.payload,
-            data=cohort.data.select(places),
-            scale=cohort.scale[places],
-            streams=cohort.streams(ids, task.round),
-            memory={**{name: kept[where] for name, kept in cohort.memory.items()}, **recalled},
+            data=clients.data.select(places),
+            noise_multiplier=clients.noise_multiplier[places],
+            streams=clients.streams(ids, task.round),
+            settings=clients.settings_of(places),
+            groups=() if clients.groups is None else tuple(clients.groups[place] for place in places),
+            memory={**{name: kept[where] for name, kept in clients.memory.items()}, **recalled},
         )
     )
-    cohort.passed_on.begin(task.run, task.round)
+    clients.passed_on.begin(task.run, task.round)
     for name, kept in memory.items():
         if name in algorithm.passed_on:
-            cohort.passed_on.keep(name, ids, kept)
+            clients.passed_on.keep(name, ids, kept)
         else:
-            cohort.remember(name, places, kept)
+            clients.remember(name, places, kept)
     return payload
 
 
-def _enter(cohort: Clients, algorithm: Algorithm, task: Task, places: NDArray[np.int64]) -> Replies:
-    """Pay for a round, whether drawn for it or not; clients that cannot decline, and do nothing in that round."""
-    (dues,) = _priced(algorithm)
+def _enter(clients: Clients, algorithm: Algorithm, task: Task, places: _Places) -> Replies:
+    """Pay for a round, drawn or not; clients that cannot afford it decline, and do nothing in that round."""
+    (priced,) = _priced(algorithm)
     exhausted: tuple[str, ...] = ()
-    if cohort.ledger is not None:
-        places, exhausted = _pay(cohort, algorithm, dues, task, places)
-    elif not cohort.open.issuperset(task.to):
+    if clients.ledger is not None:
+        places, exhausted = _pay(clients, algorithm, priced, task, places)
+    elif clients.guaranteed[places].any():
         raise InputError("a round has a price, but these clients have no ledger to charge; open one")
     if len(places):
-        cohort.passed_on.begin(task.run, task.round)
-    progress = cohort.memory[PROGRESS]
-    cohort.remember(PROGRESS, places, torch.tensor([task.round + 1, 0]).to(progress))
-    ids = tuple(cohort.ids[place] for place in places)
-    able = set(_able(cohort, algorithm, dues, places).tolist())
+        clients.passed_on.begin(task.run, task.round)
+    clients.remember(PROGRESS, places, torch.tensor([task.round + 1, 0]).to(clients.memory[PROGRESS]))
+    ids = tuple(clients.ids[place] for place in places)
+    able = set(_able(clients, algorithm, priced, places).tolist())
     ready = tuple(place in able for place in places.tolist())
     return Replies(ids, {"entered": torch.ones(len(ids), dtype=torch.uint8)}, ready, exhausted=exhausted)
 
 
-def _in_turn(cohort: Clients, algorithm: Algorithm, task: Task, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return who has paid for this round and comes to this action next; noted first, so that none is done twice."""
-    progress = cohort.memory[PROGRESS]
-    due = torch.tensor([task.round + 1, list(algorithm.actions).index(task.action)], device=progress.device)
-    agreed = places[np.flatnonzero((progress[torch.from_numpy(places)] == due).all(1).cpu().numpy())]
-    cohort.remember(PROGRESS, agreed, torch.stack([due[0], due[1] + 1]).to(progress))
-    return agreed
-
-
-def _willing(cohort: Clients, action: Action, payload: Payload, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Who agrees to an action at this point, by what the server sent and what they remember."""
-    if action.allows is None:
+def _in_turn(clients: Clients, algorithm: Algorithm, task: Task, places: _Places) -> _Places:
+    """Return the clients for which this action comes next in its period; a paid round begins when it is entered."""
+    period = algorithm.period(task)
+    if period is None:
         return places
-    where = torch.from_numpy(places)
-    agreed = action.allows(payload, {name: kept[where] for name, kept in cohort.memory.items()})
-    return places[np.flatnonzero(agreed.expand(len(places)).cpu().numpy())]
+    last, done = clients.memory[PROGRESS][torch.from_numpy(places)].cpu().T
+    before = list(algorithm.actions).index(task.action)
+    agreed = (last == period) & (done == before)
+    if algorithm.round_price is None and before == 0:
+        agreed |= last < period
+    return places[np.flatnonzero(agreed.numpy())]
 
 
 def _pay(
-    cohort: Clients, algorithm: Algorithm, priced: Priced, task: Task, places: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Charge all who can afford the task and were promised something; return who can do it, and who cannot."""
-    assert cohort.ledger is not None
+    clients: Clients, algorithm: Algorithm, priced: Priced, task: Task, places: _Places
+) -> tuple[_Places, tuple[str, ...]]:
+    """Charge all clients with a guarantee that can afford the task; return who can do it, and who cannot."""
+    assert clients.ledger is not None
     purpose = f"{task.run}/{task.round}/{task.action}/{digest(task.payload)}"
-    paid = cohort.ledger.paid(purpose) if cohort.repeatable else set()
+    paid = clients.ledger.paid(purpose) if clients.repeatable else set()
     while True:
-        able = set(_able(cohort, algorithm, priced, places).tolist())
-        answering = [place for place in places.tolist() if place in able or cohort.ids[place] in paid]
-        charges = [
-            Charge(tuple(cohort.ids[place] for place in payers), event, 1, algorithm.unit, algorithm.adjacency)
-            for event, payers in _by_event(cohort, priced, answering).items()
-        ]
+        able = set(_able(clients, algorithm, priced, places).tolist())
+        answering = [place for place in places.tolist() if place in able or clients.ids[place] in paid]
+        charges = [charge for charge, _ in _charges(clients, algorithm, priced, np.array(answering, dtype=np.int64))]
         try:
-            cohort.ledger.charge_all(charges, purpose=purpose, once=cohort.repeatable)
-        except BudgetExceeded:  # another process has spent it meanwhile, which the ledger knows by now
+            clients.ledger.charge_all(charges, purpose=purpose, once=clients.repeatable)
+        except BudgetExceeded:  # another process has spent it meanwhile, and the ledger has noticed
             continue
         paying = set(answering)
-        return np.array(answering, dtype=np.int64), tuple(cohort.ids[p] for p in places.tolist() if p not in paying)
+        return np.array(answering, dtype=np.int64), tuple(clients.ids[p] for p in places.tolist() if p not in paying)
 
 
-def _able(cohort: Clients, algorithm: Algorithm, priced: Priced, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Which of some clients could pay for something now: the exact cost after it, within their budgets."""
-    if cohort.ledger is None:
+def _able(clients: Clients, algorithm: Algorithm, priced: Priced, places: _Places) -> _Places:
+    """Return the clients that could pay for something now: the exact cost after it is within their budgets."""
+    if clients.ledger is None:
         return places
-    able = [place for place in places.tolist() if cohort.ids[place] in cohort.open]
-    for event, payers in _by_event(cohort, priced, places.tolist()).items():
-        charge = Charge(tuple(cohort.ids[place] for place in payers), event, 1, algorithm.unit, algorithm.adjacency)
-        able += [place for place, can in zip(payers, cohort.ledger.can_afford(charge), strict=True) if can]
+    able = places[~clients.guaranteed[places]].tolist()
+    for charge, payers in _charges(clients, algorithm, priced, places):
+        able += [place for place, can in zip(payers, clients.ledger.can_afford(charge), strict=True) if can]
     return np.array(able, dtype=np.int64)
 
 
-def _by_event(cohort: Clients, priced: Priced, places: Sequence[int]) -> dict[Any, list[int]]:
-    """Clients with equal costs together, so that a ledger judges and writes each cost once; open ones pay nothing."""
-    together: dict[Any, list[int]] = {}
-    if cohort.open:
-        places = [place for place in places if cohort.ids[place] not in cohort.open]
-    if not priced.alike:
-        for place in places:
-            together.setdefault(cohort.event(priced, place), []).append(place)
-        return together
-    here = np.array(places, dtype=np.int64)
-    _, group = np.unique(cohort.scale[here], return_inverse=True)
-    ordered = here[np.argsort(group, kind="stable")]
-    for alike in np.split(ordered, np.cumsum(np.bincount(group))[:-1]):
-        if len(alike):
-            together.setdefault(cohort.event(priced, int(alike[0])), []).extend(alike.tolist())
-    return together
+def _charges(
+    clients: Clients, algorithm: Algorithm, priced: Priced, places: _Places
+) -> Iterator[tuple[Charge, list[int]]]:
+    """Yield one charge for all clients with equal costs, and its clients: a ledger computes and writes it once."""
+    for event, payers in clients.by_event(priced, places).items():
+        ids = tuple(clients.ids[place] for place in payers)
+        yield Charge(ids, event, 1, algorithm.unit, algorithm.adjacency), payers
 
 
 def digest(payload: Payload) -> str:
-    """Tells requests apart: work is only repeated for free when it is the same work."""
+    """Return a fingerprint of a payload: only the very same work is repeated for free."""
     hashed = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(payload.items()):
         hashed.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())

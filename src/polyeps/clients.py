@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyeps.core import Algorithm, Records, Replies, Streams, Task, check_name
+from polyeps.core import Algorithm, PerClient, Records, Replies, Streams, Task, check_name
 from polyeps.errors import InputError, TaskRefused
 from polyeps.ledger import Ledger
 
 
-@dataclass(frozen=True)
-class Priced:
+class Priced(NamedTuple):
     """Something clients pay for: an action, or a round."""
 
     name: str
-    price: Callable[[float, int], Any]  # (scale, row) -> DpEvent
-    alike: bool  # whether clients with equal scales pay alike
+    price: Callable[..., Any]  # (noise multiplier, settings) -> DpEvent
+    by_settings: bool = True  # whether it takes settings; the price of a round does not
 
 
 class RoundMemory:
-    """What clients pass on from one action of a round to the next, and no longer: updates, for example.
+    """What clients keep from one action of a round to the next, and no longer: updates, for example.
 
-    It is kept apart from memory, which simulations write down after every round: of thousands of clients that would be
-    tens of gigabytes, though only a round's cohort has any.
+    It is separate from memory, which simulations write to disk after every round. Only the cohort of a round has any;
+    written for thousands of clients it would be tens of gigabytes.
     """
 
     def __init__(self) -> None:
@@ -47,7 +46,7 @@ class RoundMemory:
         self.rows.setdefault(name, {}).update({client: (kept, row) for row, client in enumerate(clients)})
 
     def has(self, task: Task, names: Iterable[str], client: str) -> bool:
-        """Say whether a client has all of these from an earlier action of the task's round."""
+        """Return whether a client has all of these from an earlier action of the task's round."""
         return self.of == (task.run, task.round) and all(client in self.rows.get(name, ()) for name in names)
 
     def take(self, name: str, clients: Sequence[str]) -> Tensor:
@@ -63,13 +62,13 @@ class Keeper(Protocol):
     """Where a deployed client keeps what must survive its process."""
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold everything for one task: two processes of a client must not answer at the same time."""
+        """Lock everything for one task: two processes of a client must not answer at the same time."""
 
-    def recall(self, cohort: Clients, task: Task) -> Replies | None:
-        """Give the client back its memory of a run, and the reply it gave to this very task before, if any."""
+    def recall(self, clients: Clients, task: Task) -> Replies | None:
+        """Restore the client's memory of a run, and return its earlier reply to this very task, if any."""
 
-    def keep(self, cohort: Clients, task: Task, replies: Replies) -> None:
-        """Write down memory and reply, on the disk when this returns."""
+    def keep(self, clients: Clients, task: Task, replies: Replies) -> None:
+        """Write memory and reply to the disk before returning."""
 
 
 @dataclass
@@ -78,48 +77,76 @@ class Clients:
 
     ids: tuple[str, ...]
     data: Records
-    scale: NDArray[np.float64]  # noise multipliers (n,)
+    noise_multiplier: NDArray[np.float64]  # (n,)
     streams: Callable[[Sequence[str], int], Streams]  # (ids, round) -> this round's random numbers
     repeatable: bool  # whether the streams give the same numbers when asked again: in simulation only
-    ledger: Ledger | None  # None: nobody here has a budget, and nothing is promised
-    declared: Mapping[str, float] | None = None  # the ε clients say they have; None: what their ledgers say
-    groups: Mapping[str, str] = field(default_factory=dict)  # what each chose from a menu, where there is one
-    open: frozenset[str] = frozenset()  # clients that chose to be promised nothing: they have no account
-    rows: NDArray[np.int64] | None = None  # which clients of the population these are; None: all, in order
+    ledger: Ledger | None  # None: no client has a budget, and none has a guarantee
+    settings: PerClient = field(default_factory=dict)  # each client's own public numbers, (n,) each
+    groups: tuple[str, ...] | None = None  # the privacy group of each client, where there are groups
+    guaranteed: NDArray[np.bool_] = field(default_factory=lambda: np.array(True))  # (n,) False: chose no guarantee
+    declared: NDArray[np.float64] | None = None  # (n,) the ε clients disclose; None: that of their accounts
     memory: dict[str, Tensor] = field(default_factory=dict)  # (n, ...) each
-    changed: dict[str, set[int]] = field(default_factory=dict)  # of that, the places written to since it was emptied
+    changed: dict[str, set[int]] = field(default_factory=dict)  # places of memory written to since this was emptied
     passed_on: RoundMemory = field(default_factory=RoundMemory)  # from one action of a round to the next
     keeper: Keeper | None = None  # where a deployed client keeps memory and replies; None: in this process alone
     run: str | None = None  # the one run these clients agreed to; None: any
     _place: dict[str, int] = field(init=False, repr=False)
-    _events: dict[tuple[str, float], Any] = field(init=False, repr=False, default_factory=dict)
+    _events: dict[tuple[Any, ...], Any] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._place = {client: place for place, client in enumerate(self.ids)}
         if len(self._place) != len(self.ids):
-            raise InputError("two clients of the cohort have the same id; give each client its own")
+            raise InputError("two clients have the same id; give each client its own")
         for client in self.ids:
             check_name("a client's id", client)
         if self.keeper is not None and len(self.ids) != 1:
-            raise InputError(f"a keeper is one client's own, and this cohort has {len(self.ids)}; give each its own")
-        if self.rows is None:
-            self.rows = np.arange(len(self.ids))
+            raise InputError(f"a keeper belongs to one client, and these are {len(self.ids)}; give each its own")
+        # The number of records is read from the data, so that no price can assume another one.
+        self.settings = {**self.settings, "records": self.data.counts}
+        if not self.guaranteed.ndim:
+            self.guaranteed = np.full(len(self.ids), self.guaranteed)
+        stacked = {**self.settings, "noise_multiplier": self.noise_multiplier, "guaranteed": self.guaranteed}
+        for name, values in stacked.items():
+            if np.shape(values) != (len(self.ids),):
+                raise InputError(f"{name} must be one number for each of {len(self.ids)} clients, not {values!r:.80}")
 
     def places(self, ids: Iterable[str]) -> NDArray[np.int64]:
-        """Where clients stand in this cohort."""
+        """Return the rows of some clients."""
         try:
             return np.array([self._place[client] for client in ids], dtype=np.int64)
         except KeyError as unknown:
             known = f"client {unknown.args[0]!r} does not belong to this federation; enrol it first"
             raise TaskRefused(known) from None
 
-    def event(self, priced: Priced, place: int) -> Any:
-        """What something costs a client; settled by its scale before any data is touched."""
-        assert self.rows is not None
-        key = (priced.name, float(self.scale[place]) if priced.alike else place)
-        if key not in self._events:
-            self._events[key] = priced.price(float(self.scale[place]), int(self.rows[place]))
-        return self._events[key]
+    def settings_of(self, places: slice | NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return the settings of some clients."""
+        return {name: np.asarray(values)[places] for name, values in self.settings.items()}
+
+    def by_event(self, priced: Priced, places: NDArray[np.int64]) -> dict[Any, list[int]]:
+        """Return clients with a guarantee by what something costs them.
+
+        The cost depends on a client's noise multiplier and settings alone, so it is known before any data is touched.
+        Clients that are equal in both share one price, which is computed once.
+        """
+        places = places[self.guaranteed[places]]
+        settings = self.settings_of(places) if priced.by_settings else {}
+        multipliers = self.noise_multiplier[places]
+        group = np.zeros(len(places), dtype=np.int64)
+        for column in (multipliers, *settings.values()):
+            if len(column) and (column == column[0]).all():
+                continue
+            values, inside = np.unique(column, return_inverse=True)
+            group = np.unique(group * len(values) + inside, return_inverse=True)[1]
+        together: dict[Any, list[int]] = {}
+        ordered = np.argsort(group, kind="stable")
+        for sharing in np.split(ordered, np.flatnonzero(np.diff(group[ordered])) + 1) if len(places) else []:
+            first = sharing[0]
+            own = {name: float(values[first]) for name, values in settings.items()}
+            key = (priced.price, float(multipliers[first]), *own.values())
+            if key not in self._events:
+                self._events[key] = priced.price(float(multipliers[first]), *([own] if priced.by_settings else []))
+            together.setdefault(self._events[key], []).extend(places[sharing].tolist())
+        return together
 
     def make_room(self, algorithm: Algorithm) -> None:
         """Begin with zeros what an algorithm keeps and these clients do not have yet."""
@@ -131,23 +158,3 @@ class Clients:
         """Keep something for some clients."""
         self.memory[name][torch.from_numpy(places)] = kept
         self.changed.setdefault(name, set()).update(places.tolist())
-
-    def alone(self, client: str) -> Clients:
-        """One client as a cohort of its own, on the same data, memory and ledger."""
-        (place,) = self.places([client])
-        assert self.rows is not None
-        return Clients(
-            ids=(client,),
-            data=self.data.select([int(place)]),
-            scale=self.scale[place : place + 1],
-            streams=self.streams,
-            repeatable=self.repeatable,
-            ledger=self.ledger,
-            declared=self.declared,
-            groups=self.groups,
-            open=self.open,
-            rows=self.rows[place : place + 1],
-            memory={name: kept[place : place + 1] for name, kept in self.memory.items()},
-            passed_on=self.passed_on,
-            run=self.run,
-        )

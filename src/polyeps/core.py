@@ -1,4 +1,4 @@
-"""The nouns every other module speaks in; imports nothing of ours but the errors."""
+"""The types that every other module uses; imports nothing of polyeps but the errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # torch takes seconds to import; the command line must start 
     from numpy.typing import NDArray
     from torch import Tensor
 
-# What two neighbouring data sets differ by.
+# How two neighbouring data sets differ.
 # zero-out: one unit is replaced by an empty one that contributes nothing; the number of units is public.
 # add-remove: one unit is present or absent; nothing that is public may depend on the number of units.
 # replace-one: one unit has another value; the number of units is public.
@@ -26,18 +26,20 @@ Unit = Literal["record", "client"]
 # Whether a guarantee holds for the very bits that are released, or for ideal real numbers in their place.
 # exact-when-deployed: simulations draw noise in floating point, deployed clients on a grid of integers.
 Arithmetic = Literal["exact", "exact-when-deployed", "ideal"]
-# Whom the protected must trust with un-noised values.
+# Who sees values without noise and must be trusted with them.
 Trust = Literal["nobody", "secure-sum", "server"]
-# The fields of a profile a client may keep to itself.
+# The fields of a profile that a client may leave undisclosed.
 Field = Literal["examples", "epsilon", "group"]
 LONGEST_NAME = 255  # bytes of the name of a client or a run
 # Named tensors: all that crosses the wire, and all a client keeps between rounds.
 Payload = Mapping[str, "Tensor"]
+# Public numbers by name that may differ between clients, (n,) each: "records", "batch", "steps", …
+PerClient = Mapping[str, "NDArray[Any]"]
 
 
 @dataclass(frozen=True, order=True)
 class Budget:
-    """The most privacy a client is willing to lose, all told.
+    """The most privacy a client is willing to lose in total.
 
     >>> Budget(1.0, 1e-5)
     Budget(epsilon=1.0, delta=1e-05)
@@ -64,7 +66,7 @@ def clip_norms_moved(adjacency: Adjacency) -> int:
 
 
 def check_name(what: str, name: Any) -> None:
-    """Refuse a name that cannot be written down everywhere: in messages, in files and on a screen."""
+    """Refuse a name that messages, files or a screen cannot show."""
     if not isinstance(name, str) or not name.isprintable():  # a lone surrogate is not printable
         raise InputError(f"{what} must be printable text, not {ascii(name)[:80]}; choose another name")
     if len(name.encode()) > LONGEST_NAME:
@@ -75,7 +77,7 @@ def check_name(what: str, name: Any) -> None:
 class Records:
     """The records of n clients in one block: client i owns rows offsets[i] up to offsets[i + 1].
 
-    Offsets may also be (n, 2), first row and end of each client: then a few of many clients share the block.
+    Offsets may also be (n, 2), first row and end of each client, to select a few of many clients.
     """
 
     features: Tensor  # (R, ...)
@@ -88,17 +90,17 @@ class Records:
 
     @property
     def spans(self) -> Tensor:
-        """First row and end of each client, (n, 2)."""
+        """The first row and the end of each client, (n, 2)."""
         return self.offsets.unfold(0, 2, 1) if self.offsets.ndim == 1 else self.offsets
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """How many records each client has, (n,)."""
+        """The number of records of each client, (n,)."""
         held: NDArray[np.int64] = self.spans.diff(dim=1)[:, 0].cpu().numpy()
         return held
 
     def select(self, rows: Sequence[int] | slice | NDArray[np.int64]) -> Records:
-        """Some of the clients, on the same block."""
+        """Return the records of some of the clients, on the same block."""
         return replace(self, offsets=self.spans[rows])
 
 
@@ -110,32 +112,32 @@ class Streams(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether noise must be drawn on integers, as for a deployed client; normals are refused then."""
+        """Whether noise must be drawn on integers, as for a deployed client; normals are then refused."""
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
-        """The next `count` uniforms in (0, 1] of every client's batch stream, (n, count)."""
+        """Return the next `count` uniforms in (0, 1] of every client's batch stream, (n, count)."""
 
     def normals(self, out: Tensor, rows: Sequence[int]) -> None:
         """Fill out[i] (steps, d) with the next standard normals of client i's noise stream, for i in rows."""
 
     def select(self, rows: Sequence[int]) -> Streams:
-        """The streams of some of the clients."""
+        """Return the streams of some of the clients."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The face a client shows the server; None means that it does not say."""
+    """What a client discloses to the server; None: not disclosed."""
 
     id: str
     examples: int | None = None
     epsilon: float | None = None
     group: str | None = None
-    ready: bool = True  # it could pay for a first task
+    ready: bool = True  # whether it can afford a first task
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What one tensor of a message must be; NaN and infinities are never allowed.
+    """The specification of one tensor of a message; NaN and infinities are never allowed.
 
     >>> Spec((2,), "float32", lowest=0.0)
     Spec(shape=(2,), dtype='float32', lowest=0.0, highest=1.7976931348623157e+308, optional=False)
@@ -145,7 +147,7 @@ class Spec:
     dtype: str = "float32"
     lowest: float = -sys.float_info.max
     highest: float = sys.float_info.max
-    optional: bool = False  # whether a message may go without it
+    optional: bool = False  # whether a message may omit it
 
 
 Specs = Mapping[str, Spec]
@@ -153,38 +155,48 @@ Specs = Mapping[str, Spec]
 
 @dataclass(frozen=True)
 class Task:
-    """One request to some clients; the server's loop stamps it with run, round and the replies it expects."""
+    """One request to some clients; the server's loop adds the run, the round and the replies it expects."""
 
     action: str
     to: tuple[str, ...]
     payload: Payload
     run: str = ""
     round: int = 0
-    summed: bool = False  # set by the transport: replies go into a sum, and nobody sees a single one
-    gives: Specs | None = None  # what each reply must hold, by the server's reckoning; it is not sent to clients
+    summed: bool = False  # set by the transport: replies are only summed, and nobody sees a single one
+    gives: Specs | None = None  # what the server expects of each reply; not sent to clients
 
 
 @dataclass(frozen=True)
 class Replies:
-    """What came back: row i of every tensor is from client ids[i]. Clients that were asked and are missing declined."""
+    """The replies to a task: row i of every tensor is from client ids[i]; clients that are missing declined."""
 
     ids: tuple[str, ...]
     payload: Payload
-    ready: tuple[bool, ...]  # whether each could pay for the same task once more
+    ready: tuple[bool, ...]  # whether each can afford the same task again
     received: int = 0  # bytes of the task, for each client
     sent: int = 0  # bytes of one reply
     exhausted: tuple[str, ...] = ()  # clients that declined because they cannot afford the task
-    malformed: tuple[str, ...] = ()  # clients whose reply the transport could not use
+    malformed: tuple[str, ...] = ()  # clients whose reply the transport could not read
 
 
 @dataclass(frozen=True)
 class Total:
     """The sum over the clients that answered; no row of it was seen by the server."""
 
-    ids: tuple[str, ...]  # who answered
-    payload: Payload  # (...) each, without a row per client; empty where too few answered, so that nothing was summed
+    ids: tuple[str, ...]  # the clients that answered
+    payload: Payload  # (...) each, without a row per client; empty where too few answered for a sum
     received: int = 0  # bytes of the task, for each client
     sent: int = 0  # bytes of one reply
+
+
+@dataclass(frozen=True)
+class SumTerms:
+    """The terms of one secure sum that a client has agreed to; nothing the server says can loosen them."""
+
+    clients: int  # the most that are in it
+    least: int  # the fewest answers with which it is opened
+    colluders: int  # how many of the clients may help the server
+    bits: int | None  # the sum is of integers modulo 2^bits; None: it is of floats
 
 
 class Ask(Protocol):
@@ -192,28 +204,33 @@ class Ask(Protocol):
 
     def __call__(self, task: Task) -> Replies: ...
 
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-        """The sum of the replies, if at least `least` clients reply; a transport may be unable to add up unseen.
+    def total(self, task: Task, terms: SumTerms) -> Total:
+        """Return the sum of the replies, if at least `terms.least` clients reply.
 
-        Given `bits`, replies are integers and the sum is modulo 2^bits: what masks can hide to the last digit.
+        Sums of integers are modulo 2^bits, which masks can hide completely. A transport may have no secure sums.
         """
         raise InputError(
-            f"{task.action!r} is to be summed{' as integers' if bits else ''}, over {least} clients or more, without "
-            "the server seeing a single reply, "
+            f"{task.action!r} is to be summed{' as integers' if terms.bits else ''}, over {terms.least} clients or "
+            "more, without the server seeing a single reply, "
             "which this transport cannot do; run it in memory, or choose an algorithm that trusts the server or nobody"
         )
 
 
 @dataclass(frozen=True)
 class Work:
-    """What an action works on: n clients, stacked. Everything but the payload is private to them."""
+    """What an action works on: n clients, stacked. Everything but the payload belongs to the clients."""
 
-    rows: NDArray[np.int64]  # which clients of the population these are
     payload: Payload  # what the server sent to all of them
     data: Records
-    scale: NDArray[np.float64]
+    noise_multiplier: NDArray[np.float64]  # (n,)
     streams: Streams
-    memory: Payload  # (n, ...) each
+    settings: PerClient = field(default_factory=dict)  # (n,) each
+    groups: tuple[str, ...] = ()  # the privacy group of each client, where there are groups
+    memory: Payload = field(default_factory=dict)  # (n, ...) each
+
+    @property
+    def clients(self) -> int:
+        return len(self.noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -221,94 +238,86 @@ class Action:
     """What clients do when asked, and what it costs each of them."""
 
     run: Callable[[Work], tuple[Payload, Payload]]  # replies and memory to keep, a row per client
-    price: Callable[[float, int], Any] | None  # (scale, row) -> DpEvent; None: no guarantee is given, none charged
-    # (payload, memory) -> (n,) bool: who agrees to do it now; asked before anybody pays. None: everybody, always
-    allows: Callable[[Payload, Payload], Tensor] | None = None
-    # The price is one pure ε, of 1/scale where the form is sound, whatever the row: it needs no search, and clients
-    # with equal scales pay alike.
-    pure: bool = False
-    # The tensors a task must hold, no more and no fewer; anything else is refused before anybody pays.
+    # (noise multiplier, a client's settings) -> DpEvent; None: it gives no guarantee and charges nothing
+    price: Callable[[float, Mapping[str, float]], Any] | None
+    # The tensors a task must hold, no more and no fewer; anything else is refused before any client pays.
     takes: Specs = field(default_factory=dict)
     fits: Callable[[Payload], None] | None = None  # raises InputError where tensors do not fit together
     # payload -> the tensors of each reply; servers discard replies that differ. None: replies must only be alike
     gives: Callable[[Payload], Specs] | None = None
-    recalls: tuple[str, ...] = ()  # what it needs of an earlier action of the same round; clients without it decline
+    recalls: tuple[str, ...] = ()  # memory of an earlier action of the same round; clients without it decline
 
 
 @dataclass(frozen=True)
 class State:
-    """What the server carries from round to round."""
+    """What the server keeps from round to round."""
 
     model: Tensor  # (d,)
     kept: Payload = field(default_factory=dict)  # whatever else an algorithm needs next round
     enrolled: tuple[Profile, ...] = ()  # all clients of the federation
-    roster: tuple[Profile, ...] = ()  # those who take part in this round
-    entered: tuple[Profile, ...] = ()  # those of whom they were drawn, where clients pay for every round
+    roster: tuple[Profile, ...] = ()  # the cohort of this round
+    entered: tuple[Profile, ...] = ()  # the clients that paid for this round, where every round has a price
     round: int = 0
     stopped: str = ""  # why the rounds ended, in a sentence
 
     def to(self, device: torch.device) -> State:
-        """The same state on another device."""
+        """Return the same state on another device."""
         return replace(
             self, model=self.model.to(device), kept={name: kept.to(device) for name, kept in self.kept.items()}
         )
 
 
-# In a task: the fingerprint of all that a secure sum's clients have agreed to.
+# In a task: the fingerprint of all that the clients of a secure sum have agreed to.
 AGREED = "agreed"
-
-
-@dataclass(frozen=True)
-class SumTerms:
-    """What a client has agreed to for one secure sum; nothing the server says can loosen it."""
-
-    clients: int  # at most so many are in it
-    least: int  # with fewer answers it must not be opened
-    colluders: int  # so many of them may be on the server's side
-    bits: int | None  # the sum is modulo 2^bits; None: it is not of integers
-
-
-# The task in which every enrolled client pays for a round, before anybody is drawn for it.
+# The task in which every enrolled client pays for a round, before the cohort is drawn.
 ENTER = "enter"
-# What clients remember of that: the round they paid for, counted from 1, and how many of its actions they have done.
+# Memory of clients: the last period in which they acted, counted from 1, and how many of its actions they have done.
 PROGRESS = "progress"
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One paper: what clients do, and what the server makes of it."""
+    """One method: the actions of clients, the server's round, and the guarantee."""
 
     actions: Mapping[str, Action]
     round: Callable[[State, Ask], State]
-    # scale -> DpEvent. Where noise on a sum is amplified by a secret cohort, every enrolled client pays this for
-    # every round, drawn or not; for it, it does each of the actions at most once, in the order they are listed.
-    dues: Callable[[float], Any] | None = None
+    # noise multiplier -> DpEvent of a round. Where a secret cohort amplifies noise on a sum, every enrolled client pays
+    # this price for every round, drawn or not; actions then have no price of their own.
+    round_price: Callable[[float], Any] | None = None
+    # The period in which a client does each action at most once, in the order listed: "round", or the name of a counter
+    # in the task, counted from 1. None: as often as it can pay. A round that is paid for is always such a period.
+    once_per: str | None = None
     needs: tuple[Field, ...] = ()
     trust: Trust = "nobody"
     unit: Unit = "record"
     adjacency: Adjacency = "zero-out"
     arithmetic: Arithmetic = "ideal"
-    conditions: tuple[str, ...] = ()  # sentences on what its guarantee assumes
-    # (noise multiplier, rounds, δ, row) -> the ε that the paper states for a client; None: it states none.
-    claimed: Callable[[float, int, float, int], float] | None = None
-    # What a client agreed to for a sum of what it is asked for: (action, what the server sent) -> terms.
+    conditions: tuple[str, ...] = ()  # sentences: what must hold for the guarantee to hold
+    # (noise multiplier, rounds, δ, a client's settings) -> the ε that the paper states; None: it states none
+    claimed: Callable[[float, int, float, Mapping[str, float]], float] | None = None
+    # (action, what the server sent) -> the terms that a client agreed to for a sum of this action's replies
     sums: Callable[[str, Payload], SumTerms] | None = None
-    memory: Mapping[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # shape of what each client keeps, zero at first
-    groups: tuple[str, ...] = ()  # those a client may be in, where groups are needed
+    memory: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of what clients keep, zero at first
+    groups: tuple[str, ...] = ()  # the groups a client may be in, where groups are needed
     seeded: bool = False  # whether the server's own noise can be repeated: in simulation only
 
-    def claim(self, scale: float, rounds: int, delta: float, row: int) -> float | None:
+    def claim(self, noise_multiplier: float, rounds: int, delta: float, settings: Mapping[str, float]) -> float | None:
         """Return the ε that the paper states for a client, if it states one."""
-        return None if self.claimed is None else self.claimed(scale, rounds, delta, row)
+        return None if self.claimed is None else self.claimed(noise_multiplier, rounds, delta, settings)
 
     @property
     def passed_on(self) -> frozenset[str]:
-        """What clients keep from one action of a round to the next, and no longer."""
+        """The names of what clients keep from one action of a round to the next, and no longer."""
         return frozenset(name for action in self.actions.values() for name in action.recalls)
 
     @property
     def keeps(self) -> Mapping[str, tuple[int, ...]]:
-        """All that a client keeps between rounds, zero at first."""
-        return self.memory if self.dues is None else {**self.memory, PROGRESS: (2,)}
+        """The shapes of all that a client keeps between rounds, zero at first."""
+        limited = self.round_price is not None or self.once_per is not None
+        return {**self.memory, PROGRESS: (2,)} if limited else self.memory
+
+    def period(self, task: Task) -> int | None:
+        """Return the number of a task's period; None where actions may be repeated."""
+        if self.round_price is not None or self.once_per == "round":
+            return task.round + 1
+        return None if self.once_per is None else int(task.payload[self.once_per])

@@ -4,14 +4,14 @@
     ├── InputError          something the caller gave is wrong; nothing was changed
     │   ├── DataError       a data file or data set is missing, damaged or malformed
     │   └── TaskRefused     a client refuses what a server asks; nothing was charged
-    ├── UnknownEvent        an accountant was shown an event it cannot judge
+    ├── UnknownEvent        an accountant has no rule for an event
     ├── BudgetExceeded      a charge would pass a client's budget; nothing was charged
     ├── JournalError        a run's journal cannot be read or written
-    ├── SecureSumError      a secure sum went no further; nobody's values were shown
+    ├── SecureSumError      a secure sum stopped; no client's values were revealed
     │   ├── MessageRefused  a message of a secure sum is damaged, forged, late or not allowed
-    │   └── SumAborted      too few clients are left, or what they sent does not fit together
+    │   └── SumAborted      too few clients are left, or their messages are inconsistent
     └── LedgerError         a ledger cannot be used
-        └── LedgerTampered  a ledger, or its head, is not what was written
+        └── LedgerTampered  a ledger, or its head, was changed
 
 Each message is one sentence that names the client, field or file and the remedy.
 """
@@ -34,7 +34,7 @@ class TaskRefused(InputError):  # noqa: N818
 
 
 class UnknownEvent(PolyepsError):  # noqa: N818 - a refusal, not a malfunction
-    """An accountant was shown an event it cannot judge."""
+    """An accountant has no rule for an event."""
 
 
 class BudgetExceeded(PolyepsError):  # noqa: N818
@@ -46,7 +46,7 @@ class JournalError(PolyepsError):
 
 
 class SecureSumError(PolyepsError):
-    """A secure sum went no further; nobody's values were shown."""
+    """A secure sum stopped; no client's values were revealed."""
 
 
 class MessageRefused(SecureSumError):  # noqa: N818
@@ -54,7 +54,7 @@ class MessageRefused(SecureSumError):  # noqa: N818
 
 
 class SumAborted(SecureSumError):  # noqa: N818
-    """Too few clients are left in a secure sum, or what they sent does not fit together."""
+    """Too few clients are left in a secure sum, or their messages are inconsistent."""
 
 
 class LedgerError(PolyepsError):
@@ -62,4 +62,4 @@ class LedgerError(PolyepsError):
 
 
 class LedgerTampered(LedgerError):  # noqa: N818
-    """A ledger, or its head, is not what was written."""
+    """A ledger, or its head, was changed."""

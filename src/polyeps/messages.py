@@ -1,4 +1,4 @@
-"""Checks of what crosses the wire: tasks, before a client pays for anything, and replies, before a server uses them."""
+"""Checks of messages: of tasks before a client pays for anything, and of replies before a server uses them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polyeps.errors import InputError, TaskRefused
 
 MOST_ROUNDS = 10**6  # clients count rounds in float32, exactly up to 2^24
 LARGEST = 1e9  # weight or direction a client accepts: squares and sums stay within float32
-LARGEST_UPDATE = 1e6  # entry of a reply a server uses: no single client takes a model out of bounds for all
+LARGEST_UPDATE = 1e6  # entry of a reply that a server uses: no single client can push the model out of bounds
 
 
 def vector(size: int, bound: float | None = None) -> Spec:
@@ -33,7 +33,7 @@ def whole_number(lowest: int, highest: int) -> Spec:
 
 
 def check_task(algorithm: Algorithm, task: Task) -> None:
-    """Refuse a task that is not, to the last tensor, one this algorithm asks for."""
+    """Refuse a task with an unknown action, a bad header, or tensors other than the action takes."""
     try:
         _check_header(algorithm, task)
         action = algorithm.actions.get(task.action)
@@ -63,11 +63,11 @@ def _check_header(algorithm: Algorithm, task: Task) -> None:
     if algorithm.trust == "secure-sum" and task.action != ENTER and not task.summed:
         raise TaskRefused(f"{task.action!r} is only answered into secure sums, never in the clear; ask for a sum")
     if algorithm.trust != "secure-sum" and task.summed:
-        raise TaskRefused(f"{task.action!r} is not made for sums that nobody sees; ask for replies")
+        raise TaskRefused(f"{task.action!r} is not made for secure sums; ask for replies")
 
 
 def _known(algorithm: Algorithm) -> set[str]:
-    return {*algorithm.actions, *([] if algorithm.dues is None else [ENTER])}
+    return {*algorithm.actions, *([] if algorithm.round_price is None else [ENTER])}
 
 
 def _check_payload(task: Task, takes: Specs) -> None:
@@ -111,7 +111,7 @@ def _is_shape(shape: torch.Size, wanted: tuple[int | None, ...]) -> bool:
 
 
 def usable_rows(payload: Payload, rows: int, gives: Specs | None) -> Tensor:
-    """Return which of stacked replies a server can use, (rows,) bool: finite, and as the action gives them.
+    """Return whether each of stacked replies is usable, (rows,) bool: finite, and as the action gives it.
 
     Without a specification, replies must be finite real numbers.
     """

@@ -8,22 +8,22 @@ layers do, uniform within 1/√fan-in, from the generator the caller gives.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.checking import Subject, checked
-from polyeps.engine.losses import BinaryHinge, BinaryLogistic
+from polyeps.engine.fallback_layers import call_module
+from polyeps.engine.losses import BinaryHinge, BinaryLogistic, Loss
 from polyeps.engine.losses import cross_entropy as cross_entropy
 from polyeps.engine.losses import hinge as hinge
-from polyeps.engine.mapped import call
-from polyeps.engine.network import Loss, Network, floats_per_row, lower, one_vector_a_row
-from polyeps.engine.probes import candidates, check_module
+from polyeps.engine.module_checks import CheckedModel, candidate_rows, check_model, check_module
+from polyeps.engine.network import Network, floats_per_row, lower, one_vector_a_row
 from polyeps.engine.recurrent import LastState
 from polyeps.engine.units import EachRecord, UnitLoss
 from polyeps.errors import InputError
@@ -75,12 +75,12 @@ class Model:
     def _check(self, example: Tensor | None) -> None:
         """Train with what was compared with autograd, one example at a time, on this module and loss."""
         shapes = {name: part.shape for name, part in self.slices.items()}
-        subject = Subject(self.module, shapes, self.loss)
+        subject = CheckedModel(self.module, shapes, self.loss)
         device = next(self.module.parameters()).device
         device = torch.device("cpu") if device.type == "meta" else device
-        rows = candidates(self.module, self.input_shape, self.input_type, example)
+        rows = candidate_rows(self.module, self.input_shape, self.input_type, example)
         start = self.start(torch.Generator().manual_seed(2)).to(device)
-        network, loss = checked(subject, self.network, start, [part.to(device) for part in rows])
+        network, loss = check_model(subject, self.network, start, [part.to(device) for part in rows])
         object.__setattr__(self, "network", network)
         object.__setattr__(self, "loss", loss)
 
@@ -130,7 +130,7 @@ class Model:
     def outputs(self, vector: Tensor, features: Tensor) -> Tensor:
         """One model's outputs for a batch of features, e.g. for evaluation."""
         with torch.no_grad():
-            return call(self.module, self.unflatten(vector), features)
+            return call_module(self.module, self.unflatten(vector), features)
 
     @staticmethod
     def classes(outputs: Tensor) -> Tensor:
@@ -232,17 +232,19 @@ def lstm(vocabulary: int = 4227, embedding: int = 32, hidden: int = 40, length: 
     return _build(layers, cross_entropy, (length,), kind=torch.int64)
 
 
-MODELS: dict[str, Callable[..., Model]] = {
-    "binary_logistic": binary_logistic,
-    "binary_svm": binary_svm,
-    "cifar_cnn": cifar_cnn,
-    "cnn": cnn,
-    "linear_svm": linear_svm,
-    "logistic": logistic,
-    "lstm": lstm,
-    "mcmahan_cnn": mcmahan_cnn,
-    "mlp": mlp,
-}
+MODELS: Mapping[str, Callable[..., Model]] = MappingProxyType(
+    {
+        "binary_logistic": binary_logistic,
+        "binary_svm": binary_svm,
+        "cifar_cnn": cifar_cnn,
+        "cnn": cnn,
+        "linear_svm": linear_svm,
+        "logistic": logistic,
+        "lstm": lstm,
+        "mcmahan_cnn": mcmahan_cnn,
+        "mlp": mlp,
+    }
+)
 
 
 def from_module(module: nn.Module, loss: Loss, example: Tensor) -> Model:

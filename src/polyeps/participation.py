@@ -17,10 +17,10 @@ from polyeps.errors import InputError
 class Participation:
     """How a round's cohort is drawn among the clients that can still afford a round.
 
-    uniform: a fixed share of all clients, without replacement; poisson: every client by its own coin; full: all;
-    epoch: all clients are shuffled into cohorts of about that share, each asked once before anybody is asked again.
-    Each client's lot depends on the seed, the round and the set of all clients alone, so methods that are
-    compared under one seed draw the same cohorts as long as the same clients are left.
+    uniform: a fixed share of all clients, without replacement; poisson: every client independently, with that
+    probability; full: all clients; epoch: all clients are shuffled into cohorts of about that share, and each client is
+    asked once before any is asked again. A client's draw depends on the seed, the round and the set of all clients
+    alone, so methods compared under one seed draw the same cohorts as long as the same clients are left.
     """
 
     kind: Literal["uniform", "poisson", "full", "epoch"] = "full"
@@ -34,15 +34,17 @@ class Participation:
         if self.quorum < 1:
             raise InputError(f"participation.quorum must be at least 1, not {self.quorum}")
         if self.kind == "epoch" and self.including:
-            raise InputError("participation: in an epoch every client is asked once, so nobody can be in every cohort")
+            raise InputError(
+                "participation: in an epoch every client is asked once, so no client can be in every cohort"
+            )
 
     def goes_on(self, active: Sequence[str]) -> bool:
-        """Whether a round can begin with those who are left: enough of them, and one that must be in every cohort."""
+        """Return whether a round can begin: enough clients are left, and one that must be in every cohort."""
         missing = bool(self.including) and self.including.isdisjoint(active)
         return len(active) >= self.quorum and not missing
 
     def batches(self, clients: int) -> int:
-        """In how many rounds an epoch asks every client once; a round is an epoch of its own where chance decides."""
+        """Return the number of rounds in which an epoch asks every client once; 1 for other kinds."""
         return clients // cohort_size(self.share, clients) if self.kind == "epoch" else 1
 
     def charged(self, clients: int) -> float:
@@ -84,22 +86,22 @@ def _lots(count: int, seed: int | None, round: int) -> list[float]:
 
 @lru_cache(maxsize=2)
 def _shuffled(everyone: tuple[str, ...], seed: int, epoch: int, batches: int) -> list[frozenset[str]]:
-    """An epoch's cohorts, their sizes equal but for one; the order in which clients are listed does not matter."""
+    """Return an epoch's cohorts, their sizes equal up to one; the order in which clients are listed does not matter."""
     names = np.array(sorted(everyone), dtype=object)
     np.random.default_rng([seed, epoch]).shuffle(names)
     return [frozenset(part) for part in np.array_split(names, batches)]
 
 
 def cohort_size(share: float, clients: int) -> int:
-    """How many clients a share is, at least one; 0.8 of 50 is 40 whatever floats say."""
+    """Return the number of clients of a share, at least one; 0.8 of 50 is 40 despite float rounding."""
     return max(1, int(share * clients + 1e-9))
 
 
 def check_secret_cohorts(participation: Participation) -> None:
-    """Refuse cohorts whose price is not the one clients pay: theirs is that of every client's own coin."""
+    """Refuse cohorts that a round price does not cover: it assumes Poisson or full participation."""
     if participation.kind not in ("poisson", "full") or participation.including:
         raise InputError(
-            "participation: noise on a sum is priced for cohorts in which every client is or is not by its own coin; "
+            "participation: the price of noise on a sum assumes that every client is drawn independently; "
             f"drawn as {participation.kind}{' with chosen clients' if participation.including else ''}, one client "
             'takes the place of another, which costs more; use kind = "poisson" or "full", without with_public'
         )

@@ -1,4 +1,4 @@
-"""The server's loop: who takes part, round by round, until the rounds or the clients' budgets are used up."""
+"""The server's loop: draw a cohort and run a round, until the rounds or the clients' budgets are used up."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from typing import Protocol
 
 import torch
 
-from polyeps.core import ENTER, Algorithm, Ask, Profile, Replies, Specs, State, Task, Total, check_name
+from polyeps.core import ENTER, Algorithm, Ask, Profile, Replies, Specs, State, SumTerms, Task, Total, check_name
 from polyeps.errors import InputError, TaskRefused
 from polyeps.messages import usable_rows
-from polyeps.participation import Participation as Participation
-from polyeps.participation import check_secret_cohorts as check_secret_cohorts
-from polyeps.participation import cohort_size as cohort_size
+from polyeps.participation import Participation, check_secret_cohorts
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Transport(Ask, Protocol):
     """What carries tasks to clients and replies back."""
 
-    deployed: bool = False  # whether real clients are behind it: then nothing that is secret may be seeded
+    deployed: bool = False  # whether its clients are real: then no secret may be seeded
 
     def profiles(self) -> tuple[Profile, ...]:
         """Return the profiles of all enrolled clients."""
 
     def newcomers(self) -> tuple[Profile, ...]:
-        """Return the profiles of clients that joined, or came back, since profiles were last asked for."""
+        """Return the profiles of clients that joined or came back since the last call."""
         return ()
 
 
 @dataclass(frozen=True)
 class Round:
-    """What happened in a round."""
+    """The record of one round."""
 
     number: int
     invited: tuple[str, ...]
@@ -44,11 +42,11 @@ class Round:
     declined: tuple[str, ...]
     active: tuple[str, ...]  # clients that can afford a further round
     seconds: float
-    discarded: tuple[str, ...] = ()  # clients whose reply was malformed or not finite, and counts as none
+    discarded: tuple[str, ...] = ()  # clients whose reply was malformed or not finite, and was discarded
 
 
 class _Counted:
-    """Asks through a transport, stamps tasks, and keeps count of who answered and what it took."""
+    """Ask through a transport, complete tasks, and count answers and traffic."""
 
     def __init__(self, transport: Ask, algorithm: Algorithm, run: str, round: int) -> None:
         self.transport, self.algorithm = transport, algorithm
@@ -56,7 +54,7 @@ class _Counted:
         self.traffic: dict[str, tuple[int, int]] = {}
         self.declined: list[str] = []
         self.discarded: list[str] = []
-        self.leaving: set[str] = set()  # clients that say they cannot afford more; others are only missed
+        self.leaving: set[str] = set()  # clients that cannot afford more; others that are missing may come back
         self.refused = ""  # why clients refuse what they are asked
 
     def __call__(self, task: Task) -> Replies:
@@ -74,24 +72,24 @@ class _Counted:
         self._discard(lost(replies.ids, usable.ids))
         return usable
 
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+    def total(self, task: Task, terms: SumTerms) -> Total:
         if not task.to:
             return Total((), {})
         asked = self._stamped(task)
         try:
-            total = self.transport.total(asked, least, bits)
+            total = self.transport.total(asked, terms)
         except TaskRefused as why:
             self._refuse(task, why)
             return Total((), {})
         self._count(task, total)
         found = {name: tensor[None] for name, tensor in total.payload.items()}
         if found and not bool(usable_rows(found, 1, asked.gives).all()):
-            log.warning("round %d: the sum of %r is not as it should be, and counts as none", self.round, task.action)
+            _log.warning("round %d: the sum of %r is malformed and is discarded", self.round, task.action)
             return replace(total, payload={})
         return total
 
     def enter(self, clients: Sequence[str]) -> list[str]:
-        """Have clients pay for the round; return those who could. What this takes on the wire is not counted."""
+        """Ask clients to pay for the round; return those that could. Traffic of this is not counted."""
         replies = self.transport(Task(ENTER, tuple(clients), {}, self.run, self.round))
         self._heard(replies)
         self.declined += lost(clients, replies.ids)
@@ -104,7 +102,7 @@ class _Counted:
         return replace(task, run=self.run, round=self.round, gives=gives)
 
     def _heard(self, replies: Replies) -> None:
-        """Note who is leaving and whose replies could not be read."""
+        """Note clients that leave and clients whose replies could not be read."""
         self.leaving.update(client for client, ready in zip(replies.ids, replies.ready, strict=True) if not ready)
         self.leaving.update(replies.exhausted)
         self._discard(replies.malformed)
@@ -112,11 +110,11 @@ class _Counted:
     def _discard(self, clients: Iterable[str]) -> None:
         if some := list(clients):
             named = ", ".join(map(repr, some[:5])) + (", …" if len(some) > 5 else "")
-            log.warning("round %d: %d malformed replies count as none, of %s", self.round, len(some), named)
+            _log.warning("round %d: %d malformed replies are discarded, of %s", self.round, len(some), named)
             self.discarded += some
 
     def _refuse(self, task: Task, why: TaskRefused) -> None:
-        log.warning("round %d: all clients refuse %r: %s", self.round, task.action, why)
+        _log.warning("round %d: all clients refuse %r: %s", self.round, task.action, why)
         self.declined += task.to
         self.refused = str(why)
 
@@ -128,7 +126,7 @@ class _Counted:
 
 
 def lost(before: Iterable[str], after: Iterable[str]) -> list[str]:
-    """Return those of some clients who are no longer there."""
+    """Return the clients of `before` that are not in `after`."""
     left = set(after)
     return [client for client in before if client not in left]
 
@@ -136,8 +134,7 @@ def lost(before: Iterable[str], after: Iterable[str]) -> list[str]:
 def finite_replies(replies: Replies, gives: Specs | None = None) -> Replies:
     """Return the replies without malformed ones: a single diverged client must not corrupt the average.
 
-    A client whose reply is left out has paid, its bytes have travelled and it stays in the federation; the round goes
-    on without it.
+    A client whose reply is left out has paid and stays in the federation.
     """
     usable = usable_rows(replies.payload, len(replies.ids), gives) if replies.ids else torch.ones(0, dtype=torch.bool)
     if bool(usable.all()):
@@ -165,14 +162,15 @@ def serve(
 ) -> State:
     """Run the rounds from `state` on, and return the last state, with the reason in `stopped`.
 
-    `active` says who was left at that point, when a run is resumed. Without a seed, cohorts are drawn from the system's
-    entropy. A client that fails to answer is skipped and asked again later; one that cannot afford more has left.
+    `active` names the clients that were left at that point, when a run is resumed. Without a seed, cohorts are drawn
+    from the system's entropy. A client that fails to answer is asked again in later rounds; one that cannot afford more
+    has left.
     """
     check_name("the name of a run", run)
     _check_entropy(algorithm, transport, participation, seed)
     roster = {profile.id: profile for profile in transport.profiles()}
     check_disclosure(algorithm, roster.values())
-    if algorithm.dues is not None:
+    if algorithm.round_price is not None:
         check_secret_cohorts(participation)
     if seed is None and participation.kind == "epoch":
         seed = secrets.randbits(63)  # not secret, but the same for all rounds
@@ -187,16 +185,16 @@ def serve(
             return replace(state, stopped=_why(participation, left, len(roster), state.round))
         began = time.perf_counter()
         ask = _Counted(transport, algorithm, run, number)
-        present = ask.enter(left) if algorithm.dues is not None else left
+        present = ask.enter(left) if algorithm.round_price is not None else left
         invited = participation.draw(tuple(roster), present, seed, number)
         state = replace(
             state,
             round=number,
             enrolled=tuple(roster.values()),
             roster=tuple(roster[client] for client in invited),
-            entered=tuple(roster[client] for client in present) if algorithm.dues is not None else (),
+            entered=tuple(roster[client] for client in present) if algorithm.round_price is not None else (),
         )
-        if present:  # where nobody has paid, noise alone would be all there is to learn from
+        if present:  # without a client that has paid, there would be noise alone to learn from
             state = algorithm.round(state, ask)
         state = replace(state, round=number + 1, stopped=ask.refused and f"clients refuse the task: {ask.refused}")
         left = [client for client in left if client not in ask.leaving]
@@ -218,18 +216,18 @@ def _why(participation: Participation, left: Sequence[str], enrolled: int, done:
         return "no client is enrolled; connect clients first"
     if len(left) < participation.quorum:
         which = "a further round" if done else "a first round"
-        wanted = f", and {participation.quorum} are wanted" if participation.quorum > 1 else ""
+        wanted = f", and {participation.quorum} are needed" if participation.quorum > 1 else ""
         return f"{len(left)} of {enrolled} clients can afford {which}{wanted}"
     return "no client that must be in every cohort can afford a round"
 
 
 def _admitted(algorithm: Algorithm, profiles: Iterable[Profile]) -> Iterator[Profile]:
-    """Yield those who may join a run that is under way: the others are left out, and the run goes on."""
+    """Yield the clients that may join a run under way; others are left out, and the run goes on."""
     for profile in profiles:
         try:
             check_disclosure(algorithm, [profile])
         except InputError as problem:
-            log.warning("%s", problem)
+            _log.warning("%s", problem)
         else:
             yield profile
 
@@ -240,17 +238,17 @@ def _check_entropy(algorithm: Algorithm, transport: Transport, participation: Pa
         return
     if algorithm.seeded:
         raise InputError(
-            "the server's noise is seeded, which protects nobody: whoever knows the seed can take it away; "
+            "the server's noise is seeded, which protects no client: the seed is enough to remove it; "
             "build the algorithm with noise from SystemStreams"
         )
-    if algorithm.dues is not None and participation.kind == "poisson" and seed is not None:
+    if algorithm.round_price is not None and participation.kind == "poisson" and seed is not None:
         raise InputError(
             f"seed = {seed} makes cohorts predictable, and their price assumes that they are secret; give seed = None"
         )
 
 
 def check_disclosure(algorithm: Algorithm, roster: Iterable[Profile]) -> None:
-    """Refuse to start an algorithm that needs to know what a client keeps to itself."""
+    """Refuse to start an algorithm that needs a field which a client does not disclose."""
     for profile in roster:
         for name in algorithm.needs:
             if getattr(profile, name) is None:

@@ -1,62 +1,52 @@
-"""Local optimisation as values: `sgd`, `dp_sgd` and `proximal`, a model per row in, an update per row out.
+"""Local optimisation: `sgd` and `dp_sgd` take a model per client and return an update per client.
 
-Numbers that may differ between clients (`PerClient`) are given as one number for all or as one per row, and a run
-may train only some of the rows. Batches are Poisson, or of a fixed size as `published` forms take them. A cohort
-is trained in chunks that fit into memory; the answer does not depend on the chunks beyond float rounding.
+Every number is one for all clients, unless a client has its own under the same name in its settings (`PerClient`).
+Batches are Poisson, or of a fixed size as `published` forms take them. A cohort is trained in chunks that fit into
+memory; the result does not depend on the chunks beyond float rounding.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from polyeps.core import Adjacency, Arithmetic, Records
+from polyeps.core import Adjacency, Arithmetic, PerClient, Records, Streams
 from polyeps.engine.batching import Batching, Sampler
-from polyeps.engine.captured import Graphs, train_on_device
-from polyeps.engine.exact import train_exactly
+from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
+from polyeps.engine.deployed_training import train_deployed
 from polyeps.engine.loop import Settings, train_on_cpu
-from polyeps.engine.noise import Streams
-from polyeps.engine.per_client import (
-    PerClient,
-    Rows,
-    above_zero,
-    check_lengths,
-    cohort_of,
-    each,
-    of_row,
-    unless_zero,
-    whole,
-)
+from polyeps.engine.per_client import CohortSettings, settings_of
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import check_clip
 from polyeps.models import Model
 
 # On the CPU a chunk larger than this gains nothing more: 1 GiB holds a thousand small models' step.
 CPU_MEMORY = 1 << 30
+_NONE: Mapping[str, Any] = {}
 
 
-class Run(Protocol):
-    """Train a cohort; the update of a client is its model after training less its model before."""
+class Trainer(Protocol):
+    """Train a cohort; the update of a client is its model after training minus its model before."""
 
     def __call__(
         self,
         starts: Tensor,  # (n, d), or (d,) for all alike
         records: Records,
         streams: Streams,
-        scale: PerClient | None = None,  # noise multipliers; None where no noise is added
-        anchor: Tensor | None = None,  # (n, d) or (d,): where `proximal` pulls to; None for the starts
+        noise_multiplier: ArrayLike | None = None,  # (n,) or one for all; None where no noise is added
+        anchor: Tensor | None = None,  # (n, d) or (d,): where `sgd` pulls to; None: the starts
         *,
-        # Whose records these are, as rows of the settings the training was built with; None: all, in order.
-        rows: Sequence[int] | None = None,
-        rate_factor: float = 1.0,  # of all learning rates: for those that fall from round to round
+        settings: PerClient = _NONE,  # the clients' own numbers
+        rate_factor: float = 1.0,  # multiplies all learning rates, for rates that fall from round to round
     ) -> Tensor: ...  # (n, d)
 
 
@@ -65,205 +55,184 @@ class Training:
     """A way to train, and what one run of it costs a client's records in privacy."""
 
     model: Model
-    run: Run
-    # price(scale, row) -> DpEvent of one run, for one record of a client; None: no guarantee is given.
+    run: Trainer
+    # (noise multiplier, a client's settings) -> DpEvent of one run, for one record; None: no guarantee
     price: Callable[..., Any] | None
     adjacency: Adjacency = "zero-out"  # of the price
     arithmetic: Arithmetic = "ideal"
-    claimed: Callable[[float, int, float, int], float] | None = None  # as an algorithm's
+    # (noise multiplier, runs, δ, a client's settings) -> the ε that a paper states for them
+    claimed: Callable[[float, int, float, Mapping[str, float]], float] | None = None
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """What all kinds of training have in common: the numbers that hold for clients without a setting of their own."""
+
+    batching: Batching
+    steps: float
+    learning_rate: float
+    momentum: float
+    decay: float
+    pull: float = 0.0
+
+    def read(self, cohort: CohortSettings, **others: Any) -> Settings:
+        return Settings(
+            rate=self.batching.rates(cohort),
+            steps=cohort.whole("steps", self.steps),
+            learning_rate=cohort.each("learning_rate", self.learning_rate),
+            momentum=cohort.unless_zero("momentum", self.momentum),
+            decay=cohort.unless_zero("decay", self.decay),
+            pull=cohort.unless_zero("pull", self.pull),
+            batch=self.batching.sizes(cohort),
+            **others,
+        )
 
 
 def dp_sgd(
     model: Model,
     *,
-    rate: PerClient | None = None,
-    steps: PerClient,
-    clip: PerClient,
-    learning_rate: PerClient,
-    batch: PerClient | None = None,
-    momentum: PerClient = 0.0,
-    decay: PerClient = 0.0,
+    rate: float | None = None,
+    steps: float,
+    clip: float,
+    learning_rate: float,
+    batch: float | None = None,
+    momentum: float = 0.0,
+    decay: float = 0.0,
     memory: int | None = None,
     sampler: Sampler = "poisson",
-    records_held: PerClient | None = None,
     hide_records: bool = False,
 ) -> Training:
-    """DP-SGD with true Poisson batches, whose sums are divided by the public batch size, never the realised one.
+    """DP-SGD with Poisson batches; gradient sums are divided by the public batch size, never by the realised one.
 
-    Guarantee: record, zero-out. Each step releases the sum of gradients clipped to `clip`, with Gaussian
-    noise of standard deviation scale · clip in every coordinate. Momentum and decay only process what was
-    released. The number of records is public, so `rate` and `batch` may depend on it; without `batch` the divisor
-    is rate · records.
+    Guarantee: record, zero-out. Each step releases the sum of gradients clipped to `clip`, with Gaussian noise of
+    standard deviation noise_multiplier · clip in every coordinate. Momentum and decay only process what was released.
+    The number of records is public, so `rate` and `batch` may depend on it. Without `rate` it is batch/records; without
+    `batch` the divisor is rate · records.
 
-    With `hide_records` the guarantee is add-remove: the caller states that `rate` and `batch`, which must be given,
-    were chosen without looking at how many records there are.
+    With `hide_records` the guarantee is add-remove: the caller states that `rate` and `batch`, which must both be
+    given, were chosen without looking at how many records there are.
 
     With sampler "fixed" there is no `rate`: a batch is exactly `batch` records, and so is the divisor. Guarantee:
-    record, replace-one. Its price needs the public number of records of every client, `records_held`.
+    record, replace-one.
     """
-    batching = Batching(sampler, rate, batch, records_held)
-    for bound in np.ravel(clip):
-        if not np.isinf(bound):
-            check_clip("clip", float(bound))
-    if hide_records and (batching.fixed or batch is None):
-        raise InputError("hide_records needs Poisson batches, and a batch to divide by that is chosen for all clients")
-    check_lengths(
-        rate=rate,
-        steps=steps,
-        clip=clip,
-        learning_rate=learning_rate,
-        batch=batch,
-        momentum=momentum,
-        decay=decay,
-        records_held=records_held,
-    )
+    batching = Batching(sampler, rate, batch)
+    if hide_records and (rate is None or batch is None):
+        raise InputError(
+            "hide_records needs Poisson batches of a given rate, and a batch to divide by, for all clients"
+        )
+    numbers = _Numbers(batching, steps, learning_rate, momentum, decay)
+    _check_clips(np.array([clip]))
 
-    def settings_for(cohort: Rows, scale: PerClient | None) -> Settings:
-        if scale is None:
-            raise InputError("dp_sgd needs a noise scale for every client; give 0 to train without noise")
-        bound, scales = each("clip", clip, cohort), each("scale", scale, Rows(cohort.counts))
-        if np.any(np.isinf(bound) & (scales > 0)):
-            raise InputError("noise needs a finite clip: without one the scale has nothing to multiply")
-        rates = batching.rates(cohort)
-        return Settings(
-            rate=rates,
-            steps=whole("steps", steps, cohort),
-            learning_rate=each("learning_rate", learning_rate, cohort),
-            divisor=rates * cohort.counts if batch is None else above_zero("batch", batch, cohort),
-            clip=None if np.isinf(bound).all() else bound,
-            deviation=scales * np.where(np.isinf(bound), 0, bound) if scales.any() else None,
-            momentum=unless_zero("momentum", momentum, cohort),
-            decay=unless_zero("decay", decay, cohort),
-            pull=None,
-            batch=batching.sizes(cohort),
+    def read(cohort: CohortSettings, noise_multiplier: ArrayLike | None) -> Settings:
+        if noise_multiplier is None:
+            raise InputError("dp_sgd needs a noise multiplier for every client; give 0 to train without noise")
+        bounds = cohort.each("clip", clip)
+        _check_clips(bounds)
+        multipliers = CohortSettings(cohort.clients, {}).each("noise_multiplier", noise_multiplier)
+        if np.any(np.isinf(bounds) & (multipliers > 0)):
+            raise InputError("noise needs a finite clip: without one the noise multiplier has nothing to multiply")
+        divisor = (
+            cohort.above_zero("batch", batch)
+            if cohort.has("batch", batch)
+            else batching.rates(cohort) * cohort.each("records", None)
+        )
+        return numbers.read(
+            cohort,
+            divisor=divisor,
+            clip=None if np.isinf(bounds).all() else bounds,
+            deviation=multipliers * np.where(np.isinf(bounds), 0, bounds) if multipliers.any() else None,
         )
 
-    def price(scale: float, row: int | None = None) -> Any:
+    def price(noise_multiplier: float, settings: Mapping[str, float] = _NONE) -> Any:
         import dp_accounting
 
-        sampled = batching.event(dp_accounting.GaussianDpEvent(scale), row)
-        return dp_accounting.SelfComposedDpEvent(sampled, int(of_row("steps", steps, row)))
+        client = CohortSettings.of_one(settings)
+        sampled = batching.event(dp_accounting.GaussianDpEvent(noise_multiplier), client)
+        return dp_accounting.SelfComposedDpEvent(sampled, int(client.whole("steps", steps)[0]))
 
-    def claimed(scale: float, runs: int, delta: float, row: int) -> float:
-        # The closed form in the reference code of Liu et al., VLDB 2022.
+    def claimed(noise_multiplier: float, runs: int, delta: float, settings: Mapping[str, float]) -> float:
+        # The closed form in PFA's reference code (Liu et al., VLDB 2022): σ = 10·(B/N)·√(T·log10(1/δ))/ε
         if not delta:
             return math.inf
-        total = runs * of_row("steps", steps, row)
-        return batching.expected_share(row, 10) * math.sqrt(total * math.log10(1 / delta)) / scale
+        client = CohortSettings.of_one(settings)
+        total = runs * int(client.whole("steps", steps)[0])
+        return batching.expected_share(client, 10) * math.sqrt(total * math.log10(1 / delta)) / noise_multiplier
 
     adjacency: Adjacency = "replace-one" if batching.fixed else "add-remove" if hide_records else "zero-out"
     arithmetic: Arithmetic = "ideal" if batching.fixed else "exact-when-deployed"
     # A client that hides how many records it has must not stand out by having none.
-    return Training(
-        model, _runner(model, memory, settings_for, empty=hide_records), price, adjacency, arithmetic, claimed
-    )
+    return Training(model, _runner(model, memory, read, empty=hide_records), price, adjacency, arithmetic, claimed)
 
 
 def sgd(
     model: Model,
     *,
-    rate: PerClient | None = None,
-    steps: PerClient,
-    learning_rate: PerClient,
-    batch: PerClient | None = None,
-    momentum: PerClient = 0.0,
-    decay: PerClient = 0.0,
+    rate: float | None = None,
+    steps: float,
+    learning_rate: float,
+    batch: float | None = None,
+    momentum: float = 0.0,
+    decay: float = 0.0,
+    pull: float = 0.0,
     memory: int | None = None,
     sampler: Sampler = "poisson",
 ) -> Training:
     """Plain SGD on the mean loss of batches, stepping as torch.optim.SGD; rate 1 is full batch.
 
-    Batches are Poisson at `rate`, or, with sampler "fixed", exactly `batch` records.
-    """
-    return proximal(
-        model,
-        rate=rate,
-        steps=steps,
-        learning_rate=learning_rate,
-        pull=0.0,
-        batch=batch,
-        momentum=momentum,
-        decay=decay,
-        memory=memory,
-        sampler=sampler,
-    )
+    Batches are Poisson at `rate`, by default batch/records, or, with sampler "fixed", exactly `batch` records.
 
-
-def proximal(
-    model: Model,
-    *,
-    rate: PerClient | None = None,
-    steps: PerClient,
-    learning_rate: PerClient,
-    pull: PerClient,
-    batch: PerClient | None = None,
-    momentum: PerClient = 0.0,
-    decay: PerClient = 0.0,
-    memory: int | None = None,
-    sampler: Sampler = "poisson",
-) -> Training:
-    """SGD on the loss plus pull/2 · ‖model - anchor‖²: Ditto's personal step.
-
-    Ditto starts at the client's personal model, with the received one as anchor. FedProx starts at the
-    received model, which is then the anchor too (the default). Batches as in `sgd`.
+    With `pull` the loss is plus pull/2 · ‖model - anchor‖². Ditto starts at the client's personal model, with the
+    received one as anchor. FedProx starts at the received model, which is then the anchor too (the default).
     """
     batching = Batching(sampler, rate, batch)
-    if not batching.fixed and batch is not None:
-        raise InputError('batch is the exact size of batches with sampler="fixed"; give Poisson batches a rate alone')
-    check_lengths(
-        rate=rate, steps=steps, learning_rate=learning_rate, pull=pull, batch=batch, momentum=momentum, decay=decay
-    )
+    if rate is not None and batch is not None:
+        raise InputError('batch is the exact size of batches with sampler="fixed"; give Poisson batches one of the two')
+    numbers = _Numbers(batching, steps, learning_rate, momentum, decay, pull)
 
-    def settings_for(cohort: Rows, scale: PerClient | None) -> Settings:
-        if scale is not None:
-            raise InputError("this training adds no noise, so it takes no scale; use dp_sgd for a guarantee")
-        return Settings(
-            rate=batching.rates(cohort),
-            steps=whole("steps", steps, cohort),
-            learning_rate=each("learning_rate", learning_rate, cohort),
-            divisor=None if batch is None else above_zero("batch", batch, cohort),
-            clip=None,
-            deviation=None,
-            momentum=unless_zero("momentum", momentum, cohort),
-            decay=unless_zero("decay", decay, cohort),
-            pull=unless_zero("pull", pull, cohort),
-            batch=batching.sizes(cohort),
-        )
+    def read(cohort: CohortSettings, noise_multiplier: ArrayLike | None) -> Settings:
+        if noise_multiplier is not None:
+            raise InputError("this training adds no noise, so it takes no noise multiplier; use dp_sgd for a guarantee")
+        divisor = cohort.above_zero("batch", batch) if batching.fixed else None
+        return numbers.read(cohort, divisor=divisor, clip=None, deviation=None)
 
-    return Training(model, _runner(model, memory, settings_for), price=None)
+    return Training(model, _runner(model, memory, read), price=None)
+
+
+def _check_clips(bounds: np.ndarray[Any, Any]) -> None:
+    for bound in np.unique(bounds[~np.isinf(bounds)]):
+        check_clip("clip", float(bound))
 
 
 def _runner(
     model: Model,
     memory: int | None,
-    settings_for: Callable[[Rows, PerClient | None], Settings],
+    read: Callable[[CohortSettings, ArrayLike | None], Settings],
     *,
     empty: bool = False,
-) -> Run:
-    """Train in the way `settings_for` describes; device graphs live as long as the training."""
-    graphs = Graphs()
+) -> Trainer:
+    """Return the function that trains with the settings which `read` returns; device graphs live as long as it."""
+    graphs = CudaGraphs()
 
     def run(
         starts: Tensor,
         records: Records,
         streams: Streams,
-        scale: PerClient | None = None,
+        noise_multiplier: ArrayLike | None = None,
         anchor: Tensor | None = None,
         *,
-        rows: Sequence[int] | None = None,
+        settings: PerClient = _NONE,
         rate_factor: float = 1.0,
     ) -> Tensor:
-        counts = records.counts
-        settings = settings_for(cohort_of(counts, rows, empty=empty), scale)
-        settings = replace(
-            settings, learning_rate=settings.learning_rate * above_zero("rate_factor", rate_factor, Rows(counts))
-        )
+        cohort = settings_of(records, settings, empty=empty)
+        numbers = read(cohort, noise_multiplier)
+        factor = CohortSettings(cohort.clients, {}).above_zero("rate_factor", rate_factor)
+        numbers = replace(numbers, learning_rate=numbers.learning_rate * factor)
         try:
-            return _train(model, starts, anchor, records, streams, settings, memory, graphs)
+            return _train(model, starts, anchor, records, streams, numbers, memory, graphs)
         except Exception:
-            if not streams.exact or settings.deviation is not None:
+            if not streams.exact or numbers.deviation is not None:
                 raise
-            # Noise is added to what a deployed client learnt here; failing for some data alone would tell of them.
+            # Noise is added to what a deployed client learnt here; a failure for some data alone would reveal them.
             logging.getLogger(__name__).warning("local training failed under the model received; the update is zero")
             return torch.zeros(records.clients, model.size, device=records.features.device)
 
@@ -279,7 +248,7 @@ def _train(
     streams: Streams,
     settings: Settings,
     memory: int | None,
-    graphs: Graphs,
+    graphs: CudaGraphs,
 ) -> Tensor:
     clients, device = records.clients, records.features.device
     _check(model, starts, records, streams)
@@ -292,7 +261,7 @@ def _train(
         some = streams.select(range(rows.start, rows.stop))
         before, fixed = starts[rows], pulled_to[rows]
         if some.exact and settings.deviation is not None:
-            after = train_exactly(model, before, mine, some, settings.select(rows))
+            after = train_deployed(model, before, mine, some, settings.select(rows))
         elif device.type == "cpu":
             after = train_on_cpu(model, before, fixed, mine, some, settings.select(rows))
         else:
@@ -302,7 +271,7 @@ def _train(
 
 
 def _chunks(model: Model, records: Records, settings: Settings, memory: int | None) -> list[slice]:
-    """Slices of clients whose step fits into memory (bytes), all about equally large."""
+    """Return slices of clients whose step fits into memory (bytes), all about equally large."""
     counts = records.counts
     rows = float(np.max(settings.rate * counts, initial=0.0))
     # models, gradient, their framed copies and room for noise

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyeps.accounting import afford, cache, epsilon, judge
+from polyeps.accounting import affordability, cache, epsilon, history_epsilon
 from polyeps.accounting.calibration import calibrate, calibrate_each
-from polyeps.accounting.events import FixedSize, Gaussian, Poisson, fold
+from polyeps.accounting.events import FixedSize, Gaussian, Poisson
+from polyeps.accounting.histories import fold_gaussians
 from polyeps.core import Budget
 from polyeps.errors import InputError
-from polyeps.ledger.account import Account, Schedule, Terms
+from polyeps.ledger.account import BudgetTerms, ClientAccount, Schedule
 
 
 def price(sigma: float) -> Poisson:
@@ -28,7 +29,7 @@ def budgets_between(low: float, high: float, count: int) -> list[Budget]:
 @pytest.mark.parametrize(("budget", "sigma"), [(1.0, 2.350), (10.0, 0.650)])
 def test_reference_scales(budget: float, sigma: float) -> None:
     answer = calibrate([Budget(budget, 1e-5)], price, 8000, tolerance=1e-4)
-    assert answer.scale[0] == pytest.approx(sigma, abs=1e-3)
+    assert answer.noise_multiplier[0] == pytest.approx(sigma, abs=1e-3)
 
 
 def test_every_answer_is_within_its_budget_and_close_to_it() -> None:
@@ -37,19 +38,19 @@ def test_every_answer_is_within_its_budget_and_close_to_it() -> None:
     wanted = np.array([budget.epsilon for budget in budgets])
     assert (answer.certified <= wanted).all()
     assert (answer.certified >= 0.99 * wanted).all()
-    assert (np.diff(answer.scale) <= 0).all()
+    assert (np.diff(answer.noise_multiplier) <= 0).all()
     from polyeps.accounting import pld
 
-    for budget, scale, certified in list(zip(budgets, answer.scale, answer.certified, strict=True))[::9]:
-        again = pld.epsilon({price(float(scale)): 800}, budget.delta, "add-remove")
+    for budget, scale, certified in list(zip(budgets, answer.noise_multiplier, answer.certified, strict=True))[::9]:
+        again = pld.pld_epsilon({price(float(scale)): 800}, budget.delta, "add-remove")
         assert again == pytest.approx(certified, rel=1e-12)
 
 
 def test_budgets_may_differ_in_delta_and_keep_their_order() -> None:
     budgets = [Budget(1.0, 1e-5), Budget(0.5, 1e-3), Budget(1.0, 1e-3), Budget(0.5, 1e-5)]
     answer = calibrate(budgets, Gaussian, 10)
-    assert answer.scale[3] > answer.scale[0] > answer.scale[2]
-    for budget, scale, certified in zip(budgets, answer.scale, answer.certified, strict=True):
+    assert answer.noise_multiplier[3] > answer.noise_multiplier[0] > answer.noise_multiplier[2]
+    for budget, scale, certified in zip(budgets, answer.noise_multiplier, answer.certified, strict=True):
         assert certified == pytest.approx(epsilon(Gaussian(scale / 10**0.5), budget.delta), rel=1e-9)
 
 
@@ -76,7 +77,7 @@ def test_any_price_can_be_inverted(wanted: list[float], rate: float, uses: int, 
 
 def test_a_price_with_a_fixed_part_says_when_a_budget_is_out_of_reach() -> None:
     with pytest.raises(InputError, match=r"epsilon 0\.1 cannot be reached"):
-        calibrate([Budget(0.1, 1e-5)], lambda sigma: Gaussian(fold(sigma, 2.0)), 1)
+        calibrate([Budget(0.1, 1e-5)], lambda sigma: Gaussian(fold_gaussians(sigma, 2.0)), 1)
     with pytest.raises(InputError, match="at least 1"):
         calibrate([Budget(0.1, 1e-5)], Gaussian, 0)
 
@@ -87,7 +88,7 @@ def test_a_price_that_jumps_gets_the_noise_above_the_jump() -> None:
 
     answer = calibrate([Budget(2.0, 1e-5)], jumping, 1)
     assert answer.certified[0] <= epsilon(Gaussian(3.0), 1e-5) < 0.99 * 2.0
-    assert answer.scale[0] == pytest.approx(3.0, rel=1e-3)
+    assert answer.noise_multiplier[0] == pytest.approx(3.0, rel=1e-3)
 
 
 def test_progress_reaches_the_end() -> None:
@@ -105,9 +106,9 @@ def test_a_scale_does_not_depend_on_whom_it_was_calibrated_with(schedule: Schedu
     many = calibrate(crowd, price, 700, schedule=schedule)
     for row in range(0, len(COMPANY), 3):
         for others in ([], crowd[row + 1 : row + 5]):
-            afford._known.clear()
+            affordability._known.clear()
             few = calibrate([*others, COMPANY[row]], price, 700, schedule=schedule, directory=tmp_path)
-            assert few.scale[-1] == many.scale[row]
+            assert few.noise_multiplier[-1] == many.noise_multiplier[row]
             assert few.certified[-1] == many.certified[row]
 
 
@@ -120,7 +121,10 @@ def test_prices_that_differ_do_not_disturb_each_other() -> None:
     together = calibrate_each(budgets, lambda sigma, row: of(sizes[row])(sigma), 300)
     for row, budget in enumerate(budgets):
         alone = calibrate([budget], of(sizes[row]), 300, accountant=None)
-        assert (alone.scale[0], alone.certified[0]) == (together.scale[row], together.certified[row])
+        assert (alone.noise_multiplier[0], alone.certified[0]) == (
+            together.noise_multiplier[row],
+            together.certified[row],
+        )
 
 
 def test_ten_thousand_budgets_are_served_at_once() -> None:
@@ -132,24 +136,26 @@ def test_ten_thousand_budgets_are_served_at_once() -> None:
         return price(sigma)
 
     answer = calibrate(budgets, counted, 500)
-    assert len(set(answer.scale.tolist())) < 110
+    assert len(set(answer.noise_multiplier.tolist())) < 110
     assert len(asked) < 160  # and not two for each step of the ladder
 
 
 def test_what_was_calibrated_is_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     budgets = budgets_between(1, 2, 5)
     calibrate(budgets, price, 200, directory=tmp_path)
-    afford._known.clear()
+    affordability._known.clear()
     answer = calibrate(budgets, price, 200, directory=tmp_path)
-    assert sum(map(len, afford._known.values())) == len(set(answer.scale.tolist()))  # one ε for each, none skipped
-    monkeypatch.setattr(afford, "judge", lambda *_: pytest.fail("computed again"))
-    for budget, scale in zip(budgets, answer.scale, strict=True):
-        assert afford.fits({price(float(scale)): 199}, budget, "zero-out", "pld")
+    assert sum(map(len, affordability._known.values())) == len(
+        set(answer.noise_multiplier.tolist())
+    )  # one ε for each, none skipped
+    monkeypatch.setattr(affordability, "history_epsilon", lambda *_: pytest.fail("computed again"))
+    for budget, scale in zip(budgets, answer.noise_multiplier, strict=True):
+        assert affordability.fits({price(float(scale)): 199}, budget, "zero-out", "pld")
 
 
 def test_no_kept_number_is_believed(tmp_path: Path) -> None:
     """A file with right names and wrong scales: too little noise, a little too little, too much, nonsense."""
-    budgets = budgets_between(1, 2, 5)
+    budgets = budgets_between(1, 2, 3)
     right = calibrate(budgets, price, 300, directory=tmp_path)
     (file,) = tmp_path.iterdir()
     original = file.read_text()
@@ -174,13 +180,13 @@ def test_no_kept_number_is_believed(tmp_path: Path) -> None:
         json.dumps(dict(content, scales=content["scales"][::-1][:1] + [[s, 0.3] for s, _ in content["scales"][1:]])),
     ):
         file.write_text(bad)
-        afford._known.clear()
+        affordability._known.clear()
         again = calibrate(budgets, price, 300, directory=tmp_path)
-        assert (again.scale == right.scale).all()
-        for budget, scale in zip(budgets, again.scale, strict=True):
+        assert (again.noise_multiplier == right.noise_multiplier).all()
+        for budget, scale in zip(budgets, again.noise_multiplier, strict=True):
             history = {price(float(scale)): 300}
-            known = afford.known_epsilon(history, budget.delta, "zero-out", "pld")
-            assert known == judge(history, budget.delta, "zero-out", "pld") <= budget.epsilon
+            known = affordability.known_epsilon(history, budget.delta, "zero-out", "pld")
+            assert known == history_epsilon(history, budget.delta, "zero-out", "pld") <= budget.epsilon
         assert json.loads(file.read_text()) == content
 
 
@@ -203,12 +209,14 @@ def test_kept_files_are_private_and_links_are_not_followed(tmp_path: Path) -> No
 def test_adaptive_plans_fit_into_adaptive_ledgers(epsilon: float) -> None:
     budget = Budget(epsilon, 1e-5)
     answer = calibrate_each([budget], lambda sigma, _: price(sigma), 8000, schedule="adaptive")
-    account = Account(Terms(budget, schedule="adaptive"))
-    planned = account.with_charge(price(float(answer.scale[0])), 8000, "record")
+    account = ClientAccount(BudgetTerms(budget, schedule="adaptive"))
+    planned = account.with_charge(price(float(answer.noise_multiplier[0])), 8000, "record")
     assert account.affords(planned)
     assert account.spent(planned) == answer.certified[0] >= 0.99 * epsilon
     exact = calibrate([budget], price, 8000)
-    assert exact.scale[0] < answer.scale[0] < 1.13 * exact.scale[0]  # what the filter costs
+    assert (
+        exact.noise_multiplier[0] < answer.noise_multiplier[0] < 1.13 * exact.noise_multiplier[0]
+    )  # what the filter costs
 
 
 @pytest.mark.parametrize("wanted", [1e-8, 1e-13, 1e-200])
@@ -216,7 +224,7 @@ def test_budgets_below_the_least_that_noise_can_cost(wanted: float) -> None:
     """At a δ of 1e-4 enough noise costs nothing at all, and hardly more noise than that costs far too little."""
     answer = calibrate([Budget(wanted, 1e-4)], lambda sigma: Poisson(1 / 60, Gaussian(sigma)), 180)
     assert answer.certified[0] <= wanted
-    assert 500 < answer.scale[0] < 2000
+    assert 500 < answer.noise_multiplier[0] < 2000
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> None:

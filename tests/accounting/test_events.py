@@ -3,19 +3,17 @@ import pytest
 
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import (
+    DiscreteGaussianSumDpEvent,
     FixedSize,
     Gaussian,
     Poisson,
     PureDpEvent,
     SkellamDpEvent,
-    Truncated,
-    canonical,
-    describe,
-    fold,
-    history_of,
-    split_clip_bit,
-    understand,
+    canonical_json,
+    event_from_dict,
+    event_to_dict,
 )
+from polyeps.accounting.histories import fold_gaussians, history_of, split_clip_bit
 from polyeps.errors import InputError, UnknownEvent
 
 
@@ -86,7 +84,7 @@ def test_randomized_response_becomes_a_pure_step_with_its_count() -> None:
 def test_fold_and_split_are_inverse() -> None:
     assert split_clip_bit(1.0, 5.0) == pytest.approx(1.0050378, abs=1e-7)
     assert split_clip_bit(1.0, 1.0) == pytest.approx(1.154701, abs=1e-6)
-    assert fold(split_clip_bit(1.7, 3.0), 6.0) == pytest.approx(1.7)
+    assert fold_gaussians(split_clip_bit(1.7, 3.0), 6.0) == pytest.approx(1.7)
     with pytest.raises(InputError, match=r"larger than 0\.5"):
         split_clip_bit(1.0, 0.5)
 
@@ -97,21 +95,27 @@ def test_fold_and_split_are_inverse() -> None:
         Gaussian(1.5),
         Poisson(0.25, Gaussian(1.5)),
         FixedSize(100, 7, Gaussian(2.0)),
-        Truncated(100, 0.1, 20, 1.0),
         PureDpEvent(0.3),
         SkellamDpEvent(4.0, 2.0, 16.0),
         dp.ComposedDpEvent([Gaussian(1.0), dp.SelfComposedDpEvent(PureDpEvent(0.1), 3)]),
     ],
 )
 def test_descriptions_can_be_understood(event: dp.DpEvent) -> None:
-    assert history_of(understand(describe(event))) == history_of(event)
-    assert canonical(understand(describe(event))) == canonical(event)
+    assert history_of(event_from_dict(event_to_dict(event))) == history_of(event)
+    assert canonical_json(event_from_dict(event_to_dict(event))) == canonical_json(event)
 
 
 def test_unknown_descriptions_are_refused() -> None:
     with pytest.raises(UnknownEvent):
-        understand({"kind": "magic"})
+        event_from_dict({"kind": "magic"})
     with pytest.raises(InputError):
-        understand({"kind": "gaussian", "sigma": 1.0})
+        event_from_dict({"kind": "gaussian", "sigma": 1.0})
     with pytest.raises(UnknownEvent):
-        describe(dp.ZCDpEvent(0.1))
+        event_to_dict(dp.ZCDpEvent(0.1))
+
+
+def test_sums_as_version_0_1_wrote_them_are_read() -> None:
+    written = {"kind": "discrete-gaussian-sum", "l2_sensitivity": 1.0, "deviation": 4.0, "agents": 7, "dimension": 3}
+    assert event_from_dict(written) == DiscreteGaussianSumDpEvent(1.0, 4.0, 7, 3)
+    with pytest.raises(InputError, match="malformed"):
+        event_from_dict(written | {"clients": 1})

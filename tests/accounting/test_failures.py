@@ -12,12 +12,11 @@ from polyeps.accounting.events import (
     Poisson,
     PureDpEvent,
     RareFailureDpEvent,
-    canonical,
-    describe,
-    history_of,
-    on_one_sample,
-    understand,
+    canonical_json,
+    event_from_dict,
+    event_to_dict,
 )
+from polyeps.accounting.histories import history_of, on_one_sample
 
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
 
@@ -63,5 +62,5 @@ def test_the_filter_keeps_a_fixed_share_of_delta_for_failures() -> None:
 
 def test_failures_can_be_described() -> None:
     event = RareFailureDpEvent(1e-9)
-    assert understand(describe(event)) == event
-    assert canonical(event) == '{"kind":"rare-failure","probability":1e-09}'
+    assert event_from_dict(event_to_dict(event)) == event
+    assert canonical_json(event) == '{"kind":"rare-failure","probability":1e-09}'

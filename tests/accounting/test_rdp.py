@@ -19,9 +19,8 @@ from polyeps.accounting.events import (
     PureDpEvent,
     SkellamDpEvent,
     TogetherDpEvent,
-    Truncated,
-    history_of,
 )
+from polyeps.accounting.histories import history_of
 from polyeps.core import Budget
 from polyeps.errors import UnknownEvent
 from polyeps.mechanisms.integer import skellam_event
@@ -42,7 +41,7 @@ def test_renyi_oracles(rate: float, sigma: float, steps: int, delta: float, expe
 
 @pytest.mark.parametrize("order", [1.5, 2.0, 4.3, 16.0])
 def test_sampled_gaussian_curve_agrees_with_integration(order: float) -> None:
-    (value,) = rdp.step_curve(Poisson(0.05, Gaussian(1.2)), "add-remove", [order])
+    (value,) = rdp.step_renyi_curve(Poisson(0.05, Gaussian(1.2)), "add-remove", [order])
     p, q = oracles.mixture_density(0.05, 1.0, 1.2), oracles.mixture_density(0.0, 1.0, 1.2)
     exact = max(oracles.renyi(p, q, order, -25, 25), oracles.renyi(q, p, order, -25, 25))
     assert value == pytest.approx(exact, rel=1e-6)
@@ -51,7 +50,7 @@ def test_sampled_gaussian_curve_agrees_with_integration(order: float) -> None:
 @pytest.mark.parametrize("sigma", [1e-150, 1e-5, 3.3e-5, 1e-3, 0.02])
 def test_tiny_noise_is_never_priced_below_what_it_costs(sigma: float) -> None:
     rate, orders = 0.9, [1.55, 2.0, 3.37, 7.1]
-    found = rdp.step_curve(Poisson(rate, Gaussian(sigma)), "add-remove", orders)
+    found = rdp.step_renyi_curve(Poisson(rate, Gaussian(sigma)), "add-remove", orders)
     for order, value in zip(orders, found, strict=True):
         plain = order / 2 / sigma / sigma
         assert value * (1 + 1e-12) >= plain + order / (order - 1) * math.log(rate)  # from the drawn part alone
@@ -67,7 +66,7 @@ def test_pure_curve_agrees_with_the_two_point_sum() -> None:
     likely, rare = 1 / (1 + math.exp(-0.7)), 1 / (1 + math.exp(0.7))
     for order in (1.5, 3.0, 20.0):
         exact = math.log(likely**order * rare ** (1 - order) + rare**order * likely ** (1 - order)) / (order - 1)
-        assert rdp.pure(0.7, np.array([order]))[0] == pytest.approx(exact)
+        assert rdp.pure_curve(0.7, np.array([order]))[0] == pytest.approx(exact)
 
 
 def test_pure_steps_never_cost_more_than_their_sum() -> None:
@@ -82,7 +81,7 @@ def test_skellam_bound_holds_against_the_exact_sum() -> None:
     p, q = skellam.logpmf(k - shift, variance / 2, variance / 2), skellam.logpmf(k, variance / 2, variance / 2)
     kept = np.isfinite(p) & np.isfinite(q)
     exact = math.log(np.exp(order * p[kept] + (1 - order) * q[kept]).sum()) / (order - 1)
-    (bound,) = rdp.skellam(SkellamDpEvent(shift, shift, variance), np.array([float(order)]))
+    (bound,) = rdp.skellam_curve(SkellamDpEvent(shift, shift, variance), np.array([float(order)]))
     assert exact == pytest.approx(0.481213, abs=1e-6)
     assert bound == pytest.approx(0.539062, abs=1e-6)
 
@@ -94,24 +93,28 @@ def test_skellam_bound_is_never_below_the_exact_divergence(variance: float, shif
     p, q = skellam.logpmf(k - shift, variance / 2, variance / 2), skellam.logpmf(k, variance / 2, variance / 2)
     kept = np.isfinite(p) & np.isfinite(q)
     exact = math.log(np.exp(order * p[kept] + (1 - order) * q[kept]).sum()) / (order - 1)
-    (bound,) = rdp.skellam(SkellamDpEvent(shift, shift, variance), np.array([float(order)]))
+    (bound,) = rdp.skellam_curve(SkellamDpEvent(shift, shift, variance), np.array([float(order)]))
     assert exact <= bound * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("deviation", "agents"), [(0.8, 3), (1.5, 10), (3.0, 4)])
-def test_discrete_gaussian_sum_bound_holds_against_the_exact_convolution(deviation: float, agents: int) -> None:
+@pytest.mark.parametrize(("deviation", "clients"), [(0.8, 3), (1.5, 10), (3.0, 4)])
+def test_discrete_gaussian_sum_bound_holds_against_the_exact_convolution(deviation: float, clients: int) -> None:
     k = np.arange(-60, 61)
     one = np.exp(-(k**2) / (2 * deviation**2))
     law = np.ones(1)
-    for _ in range(agents):
+    for _ in range(clients):
         law = np.convolve(law, one / one.sum())
     for order in (2.0, 5.0):
         p, q = law[1:], law[:-1]  # shifted by one
         kept = (p > 1e-290) & (q > 1e-290)
         exact = math.log(np.exp(order * np.log(p[kept]) + (1 - order) * np.log(q[kept])).sum()) / (order - 1)
-        (bound,) = rdp.discrete_gaussian_sum(DiscreteGaussianSumDpEvent(1.0, deviation, agents, 1), np.array([order]))
+        (bound,) = rdp.discrete_gaussian_sum_curve(
+            DiscreteGaussianSumDpEvent(1.0, deviation, clients, 1), np.array([order])
+        )
         assert exact <= bound * (1 + 1e-9)
-    assert np.isinf(rdp.discrete_gaussian_sum(DiscreteGaussianSumDpEvent(1.0, 0.4, agents, 1), np.array([2.0]))[0])
+    assert np.isinf(
+        rdp.discrete_gaussian_sum_curve(DiscreteGaussianSumDpEvent(1.0, 0.4, clients, 1), np.array([2.0]))[0]
+    )
 
 
 @pytest.mark.parametrize(("scale", "generic"), [(256, 1.536), (1024, 1.238), (4096, 1.222)])
@@ -125,8 +128,8 @@ def test_sampled_skellam_costs_less_than_by_a_bound_for_any_noise(scale: int, ge
 
 def test_amplified_sums_with_a_gaussians_curve_cost_what_a_gaussian_does() -> None:
     orders = np.array([2.0, 3.0, 8.0, 40.0, 300.0])
-    found = rdp.sampled_sum(1 / 60, lambda at: at / (2 * 1.2**2), orders)
-    exact = rdp.step_curve(Poisson(1 / 60, Gaussian(1.2)), "add-remove", orders.tolist())
+    found = rdp.sampled_sum_curve(1 / 60, lambda at: at / (2 * 1.2**2), orders)
+    exact = rdp.step_renyi_curve(Poisson(1 / 60, Gaussian(1.2)), "add-remove", orders.tolist())
     np.testing.assert_allclose(found, exact, rtol=1e-9)
 
 
@@ -145,7 +148,7 @@ def test_amplification_holds_in_both_directions(
     kept = (without > 1e-280) & (moved > 1e-280)
     without, mixed = without[kept], (1 - rate) * without[kept] + rate * moved[kept]
     norm = math.hypot(*shift)
-    (bound,) = rdp.step_curve(
+    (bound,) = rdp.step_renyi_curve(
         Poisson(rate, SkellamDpEvent(sum(shift), norm, variance)), "add-remove", [float(order)]
     ).tolist()
     for one, other in ((mixed, without), (without, mixed)):
@@ -167,7 +170,7 @@ def test_a_second_release_may_depend_on_the_first(variance: float, order: int, r
     kept = (without > -200) & (moved > -200)
     without, mixed = without[kept], np.logaddexp(math.log1p(-rate) + without, math.log(rate) + moved)[kept]
     both = TogetherDpEvent([SkellamDpEvent(1, 1, variance), SkellamDpEvent(1, 1, variance)])
-    (bound,) = rdp.step_curve(Poisson(rate, both), "add-remove", [float(order)]).tolist()
+    (bound,) = rdp.step_renyi_curve(Poisson(rate, both), "add-remove", [float(order)]).tolist()
     for one, other in ((mixed, without), (without, mixed)):
         assert float(logsumexp(order * one + (1 - order) * other)) / (order - 1) <= bound * (1 + 1e-9)
 
@@ -202,10 +205,9 @@ def test_tuning_costs_as_computed_elsewhere() -> None:
     assert cost(RepeatAndSelectDpEvent(base, 10, 0.0)) == pytest.approx(1.903, abs=1e-3)
 
 
-@pytest.mark.parametrize("event", [Truncated(100, 0.1, 20, 1.0), Poisson(0.1, PureDpEvent(1.0))])
-def test_what_renyi_does_not_know_is_refused(event: dp.DpEvent) -> None:
+def test_what_renyi_does_not_know_is_refused() -> None:
     with pytest.raises(UnknownEvent):
-        epsilon(event, 1e-5, accountant="rdp")
+        epsilon(Poisson(0.1, PureDpEvent(1.0)), 1e-5, accountant="rdp")
 
 
 def test_poisson_under_replacement_is_refused_by_renyi() -> None:
@@ -233,5 +235,5 @@ def test_filter_is_sound_and_not_far_from_the_best_order() -> None:
     budget = Budget(1.0, 1e-5)
     history = history_of(repeated(Poisson(8 / 1200, Gaussian(2.6)), 8000))
     filtered = rdp.filter_epsilon(history, rdp.filter_order(budget), budget.delta, "add-remove")
-    best = rdp.epsilon(history, budget.delta, "add-remove")
+    best = rdp.rdp_epsilon(history, budget.delta, "add-remove")
     assert best <= filtered <= 1.03 * best

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from polyeps.aggregation.client_groups import (
     SPLITS,
-    Groups,
-    liberal_by_mixture,
-    liberal_by_top,
-    quiet_by_log_norms,
-    quiet_by_mixture,
+    NoiseGroups,
+    group_by_log_norms,
+    group_by_norms,
+    high_epsilon_by_mixture,
+    high_epsilon_by_share,
     split_by_epsilon,
 )
 from polyeps.data.budgets import draw_budgets
@@ -39,17 +39,17 @@ def parameter(rule: str) -> dict[str, float]:
 def test_two_kinds_of_clients_are_told_apart(rule: str, name: str) -> None:
     for seed in range(12):
         epsilons = draw_budgets(name, 30, np.random.default_rng(seed)).epsilons
-        liberal = epsilons > 5
-        if liberal.any():  # else there is one kind, and both rules cut it in two
-            assert (split_by_epsilon(epsilons, rule) == liberal).all()
+        high = epsilons > 5
+        if high.any():  # else there is one kind, and both rules cut it in two
+            assert (split_by_epsilon(epsilons, rule) == high).all()
 
 
-def test_the_top_tenth_hands_the_fourth_liberal_client_to_the_private_ones() -> None:
+def test_the_top_tenth_hands_the_fourth_high_epsilon_client_to_the_others() -> None:
     epsilons = [0.1] * 26 + [10, 10.1, 9.9, 10.0]
-    assert liberal_by_top(epsilons).nonzero()[0].tolist() == [26, 27, 29]
-    assert liberal_by_top([1, 1, 1]).tolist() == [True, False, False]
-    assert liberal_by_top(range(1, 101), share=0.29).sum() == 29
-    assert liberal_by_top([1, 2], share=1).all()
+    assert high_epsilon_by_share(epsilons).nonzero()[0].tolist() == [26, 27, 29]
+    assert high_epsilon_by_share([1, 1, 1]).tolist() == [True, False, False]
+    assert high_epsilon_by_share(range(1, 101), share=0.29).sum() == 29
+    assert high_epsilon_by_share([1, 2], share=1).all()
 
 
 @settings(max_examples=40, deadline=None)
@@ -70,13 +70,13 @@ def test_a_split_is_upwards_closed_and_forgets_the_order(epsilons: list[float], 
 
 @pytest.mark.parametrize("rule", ["mixture", "k-means"])
 @pytest.mark.parametrize("epsilons", [[3.0], [2.0, 2.0], [0.5] * 9])
-def test_nobody_is_more_liberal_than_his_equals(rule: str, epsilons: list[float]) -> None:
+def test_clients_of_equal_epsilon_are_in_one_group(rule: str, epsilons: list[float]) -> None:
     assert split_by_epsilon(epsilons, rule).all()
 
 
 def test_a_wide_high_gaussian_does_not_make_the_strictest_public() -> None:
     epsilons = np.exp(np.concatenate([[-9.0], np.linspace(-0.05, 0.05, 40), [5.0, 9.0]]))
-    public = liberal_by_mixture(epsilons)
+    public = high_epsilon_by_mixture(epsilons)
     assert not public[0]
     assert public[-1]
 
@@ -102,24 +102,17 @@ def recovered(find: Callable[[Floats], Any], name: str, clients: int, silent: bo
 
 
 def robust(norms: Floats) -> Any:
-    return quiet_by_log_norms(np.log(norms), PARAMETERS).labels
+    return group_by_log_norms(np.log(norms), PARAMETERS).labels
 
 
 @pytest.mark.parametrize(("clients", "least"), [(10, 0.9), (20, 0.95), (50, 0.95)])
-def test_strict_and_liberal_clients_are_told_apart_by_norm(clients: int, least: float) -> None:
+def test_low_and_high_epsilon_clients_are_distinguished_by_norm(clients: int, least: float) -> None:
     assert recovered(robust, "pdp-fl-mixgauss1", clients) >= least
-
-
-def test_one_variance_for_all_cuts_a_wide_quiet_group() -> None:
-    def tied(norms: Floats) -> Any:
-        return quiet_by_log_norms(np.log(norms), PARAMETERS, "tied").labels
-
-    assert recovered(tied, "pdp-fl-mixgauss1", 50) < 0.6 < recovered(robust, "pdp-fl-mixgauss1", 50)
 
 
 @pytest.mark.parametrize("name", ["pdp-fl-mixgauss1", "pdp-fl-mixgauss2"])
 def test_ten_clients_are_grouped_right_more_often_than_by_the_published_rule(name: str) -> None:
-    assert recovered(robust, name, 10) > recovered(quiet_by_mixture, name, 10) + 0.15
+    assert recovered(robust, name, 10) > recovered(group_by_norms, name, 10) + 0.15
 
 
 @pytest.mark.parametrize("name", ["pdp-fl-mixgauss1", "pdp-fl-mixgauss2", "pdp-fl-mixgauss3"])
@@ -128,25 +121,22 @@ def test_noise_only_coordinates_give_every_mixture_away(name: str, clients: int)
     assert recovered(robust, name, clients, silent=True) >= 0.95
 
 
-def test_norms_alone_do_not_tell_weaker_mixtures_apart() -> None:
+def test_norms_alone_do_not_distinguish_weaker_mixtures() -> None:
     # The limit the documentation admits: a day this fails is a day to change it.
     assert recovered(robust, "pdp-fl-mixgauss2", 50) < 0.1
 
 
-def brute_force(values: Floats, spreads: str) -> float:
-    """The price of the best partition, by trying them all from the definition."""
+def brute_force(values: Floats) -> float:
+    """The criterion of the best partition, by trying them all from the definition."""
     line, floor = np.sort(values), max(1 / (2 * PARAMETERS), 0.01)
     gaps = [i for i in range(1, len(line)) if line[i] - line[i - 1] >= math.log(1.3)]
     cuts = [[], *([a] for a in gaps), *([a, b] for a in gaps for b in gaps if a < b)]
-    return min(price_of(np.split(line, cut), floor, spreads) for cut in cuts)
+    return min(price_of(np.split(line, cut), floor) for cut in cuts)
 
 
-def price_of(groups: list[Floats], floor: float, spreads: str) -> float:
+def price_of(groups: list[Floats], floor: float) -> float:
     size = sum(len(group) for group in groups)
     errors = [len(group) * float(group.var()) for group in groups]
-    if spreads == "tied":
-        variance = max(sum(errors) / size, floor)
-        return size * math.log(variance) + sum(errors) / variance + 2 * len(groups) * math.log(size)
     total = 3 * len(groups) * math.log(size)
     for group, error in zip(groups, errors, strict=True):
         variance, share = max(error / len(group), floor), len(group) / size
@@ -155,22 +145,19 @@ def price_of(groups: list[Floats], floor: float, spreads: str) -> float:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    values=st.lists(st.floats(-3, 3), min_size=4, max_size=14),
-    spreads=st.sampled_from(["own", "tied"]),
-)
-def test_the_best_partition_is_found(values: list[float], spreads: Literal["own", "tied"]) -> None:
+@given(values=st.lists(st.floats(-3, 3), min_size=4, max_size=14))
+def test_the_best_partition_is_found(values: list[float]) -> None:
     array = np.array(values)
-    groups = quiet_by_log_norms(array, PARAMETERS, spreads)
+    groups = group_by_log_norms(array, PARAMETERS)
     parts = [np.sort(array[groups.labels == label]) for label in range(groups.count)]
-    assert price_of(parts, 0.01, spreads) == pytest.approx(brute_force(array, spreads), abs=1e-6)
+    assert price_of(parts, 0.01) == pytest.approx(brute_force(array), abs=1e-6)
 
 
 @settings(max_examples=100, deadline=None)
 @given(values=LOGS, seed=st.integers(0, 100))
 def test_groups_of_wild_norms(values: list[float], seed: int) -> None:
     array = np.array(values)
-    groups = quiet_by_log_norms(array, PARAMETERS)
+    groups = group_by_log_norms(array, PARAMETERS)
     finite = np.isfinite(array)
     assert (groups.labels[~finite] == -1).all()
     assert not groups.public[~finite].any()
@@ -183,24 +170,24 @@ def test_groups_of_wild_norms(values: list[float], seed: int) -> None:
     if finite.sum() < 4:
         assert groups.count == 1
     order = np.random.default_rng(seed).permutation(len(array))
-    assert (quiet_by_log_norms(array[order], PARAMETERS).labels == groups.labels[order]).all()
+    assert (group_by_log_norms(array[order], PARAMETERS).labels == groups.labels[order]).all()
 
 
 def test_equal_clients_are_one_group_and_project_nothing() -> None:
-    groups = quiet_by_log_norms(np.zeros(20), PARAMETERS)
-    assert isinstance(groups, Groups)
+    groups = group_by_log_norms(np.zeros(20), PARAMETERS)
+    assert isinstance(groups, NoiseGroups)
     assert not groups.projecting
     assert groups.public.all()
-    continuum = quiet_by_log_norms(np.linspace(0, 10, 200), PARAMETERS)
+    continuum = group_by_log_norms(np.linspace(0, 10, 200), PARAMETERS)
     assert not continuum.projecting  # long, but nowhere a gap
 
 
 def test_ten_thousand_clients_are_grouped_at_once() -> None:
     values = np.concatenate([np.random.default_rng(1).normal(mean, 0.1, 3333) for mean in (0, 2, 4)])
-    groups = quiet_by_log_norms(values, PARAMETERS)
+    groups = group_by_log_norms(values, PARAMETERS)
     assert groups.count == 3
     assert (groups.labels == np.repeat([0, 1, 2], 3333)).all()
-    steps = quiet_by_log_norms(np.arange(2000) * 0.3, PARAMETERS)  # a gap everywhere: 2 million ways
+    steps = group_by_log_norms(np.arange(2000) * 0.3, PARAMETERS)  # a gap everywhere: 2 million ways
     assert steps.count == 1  # evenly spread clients are no groups
 
 
@@ -208,7 +195,7 @@ def test_ten_thousand_clients_are_grouped_at_once() -> None:
 @given(values=st.lists(st.floats(0, 1e30) | st.just(math.nan), min_size=1, max_size=20), groups=st.integers(1, 3))
 def test_the_published_rule_on_wild_norms(values: list[float], groups: int) -> None:
     array = np.array(values)
-    labels = quiet_by_mixture(array, groups)
+    labels = group_by_norms(array, groups)
     finite = np.isfinite(array)
     assert (labels[~finite] == -1).all()
     if finite.any():
@@ -218,9 +205,9 @@ def test_the_published_rule_on_wild_norms(values: list[float], groups: int) -> N
 
 def test_the_published_rule_splits_even_one_group() -> None:
     norms = population("pdp-fl-mixgauss1", 10, 2)[0][:4] * np.array([1, 1.01, 1.02, 1.03])
-    assert len(set(quiet_by_mixture(norms))) == 2
-    loud = quiet_by_mixture([0.1, 0.12, 0.11, 5.0, 5.1])
-    assert loud.tolist() == [0, 0, 0, 1, 1]
+    assert len(set(group_by_norms(norms))) == 2
+    found = group_by_norms([0.1, 0.12, 0.11, 5.0, 5.1])
+    assert found.tolist() == [0, 0, 0, 1, 1]
 
 
 BAD: dict[str, tuple[Callable[[], object], str]] = {
@@ -232,11 +219,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "infinite": (lambda: split_by_epsilon([1.0, math.inf]), "finite numbers above 0"),
     "share": (lambda: split_by_epsilon([1.0], "top", share=0), "share must be"),
     "threshold": (lambda: split_by_epsilon([1.0], "threshold", threshold=math.nan), "threshold must be"),
-    "groups": (lambda: quiet_by_mixture([1.0], 0), "groups must be"),
-    "negative norm": (lambda: quiet_by_mixture([-1.0]), "norms must be at least 0"),
-    "parameters": (lambda: quiet_by_log_norms([1.0], 0), "parameters must be"),
-    "spreads": (lambda: quiet_by_log_norms([1.0], 5, "loose"), "no spreads 'loose'"),  # type: ignore[arg-type]
-    "matrix": (lambda: quiet_by_log_norms([[1.0]], 5), "log_norms must be one number per client"),
+    "groups": (lambda: group_by_norms([1.0], 0), "groups must be"),
+    "negative norm": (lambda: group_by_norms([-1.0]), "norms must be at least 0"),
+    "parameters": (lambda: group_by_log_norms([1.0], 0), "parameters must be"),
+    "matrix": (lambda: group_by_log_norms([[1.0]], 5), "log_norms must be one number per client"),
 }
 
 

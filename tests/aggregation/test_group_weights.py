@@ -11,18 +11,20 @@ from hypothesis import strategies as st
 from polyeps_reproductions.theory.points import best_ratio, opt_out
 from torch import Tensor
 
-from polyeps.aggregation.group_weights import Groups, best_weights, learn_differences, weights_by_ratio
+from polyeps.aggregation.group_weights import PrivacyGroups, best_group_weights, learn_differences, weights_by_ratio
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-6}
 
 
-def of(sizes: list[float], noise: list[float], rate: float = 1.0, rounds: int = 1) -> Groups:
-    return Groups(torch.tensor(sizes, dtype=torch.float64), rate, rounds, torch.tensor(noise, dtype=torch.float64))
+def of(sizes: list[float], noise: list[float], rate: float = 1.0, rounds: int = 1) -> PrivacyGroups:
+    return PrivacyGroups(
+        torch.tensor(sizes, dtype=torch.float64), rate, rounds, torch.tensor(noise, dtype=torch.float64)
+    )
 
 
-def weighed(groups: Groups, differences: Tensor | None = None) -> Tensor:
+def weighed(groups: PrivacyGroups, differences: Tensor | None = None) -> Tensor:
     kept = {} if differences is None else {"differences": differences}
-    return best_weights(groups, kept, range(len(groups.sizes)))
+    return best_group_weights(groups, kept, range(len(groups.sizes)))
 
 
 @pytest.mark.parametrize(("clients", "private", "gamma2"), [(100, 95, 0.02), (20, 15, 0.1), (10, 5, 0.2), (3, 1, 4.0)])
@@ -45,7 +47,7 @@ def test_where_noise_is_all_there_is_groups_count_by_its_inverse() -> None:
     torch.testing.assert_close(found, torch.tensor([3, 1, 3], dtype=torch.float64) / 7, **CLOSE)
 
 
-def test_a_group_that_differs_is_not_heard_for_being_loud() -> None:
+def test_a_group_that_differs_gains_no_weight_from_its_noise() -> None:
     """Open clients of one kind: without noise, but their mean is not everybody's."""
     groups = of([1900.0, 100.0], [1e5, 0.0], 0.05, 500)
     alike, apart = weighed(groups), weighed(groups, torch.diag(torch.tensor([1e-4, 0.5], dtype=torch.float64)))
@@ -63,7 +65,7 @@ numbers = st.floats(0.0, 1e4)
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[Groups, Tensor]:
+def situations(draw: st.DrawFn) -> tuple[PrivacyGroups, Tensor]:
     many = draw(st.integers(1, 5))
     sizes = draw(st.lists(st.integers(1, 3000), min_size=many, max_size=many))
     noise = draw(st.lists(st.one_of(st.just(0.0), numbers), min_size=many, max_size=many))
@@ -75,7 +77,7 @@ def situations(draw: st.DrawFn) -> tuple[Groups, Tensor]:
 
 @settings(max_examples=150, deadline=None)
 @given(situations())
-def test_weights_are_shares(situation: tuple[Groups, Tensor]) -> None:
+def test_weights_are_shares(situation: tuple[PrivacyGroups, Tensor]) -> None:
     weights = weighed(*situation)
     assert float(weights.sum()) == pytest.approx(1.0)
     assert bool((weights >= 0).all())
@@ -83,11 +85,11 @@ def test_weights_are_shares(situation: tuple[Groups, Tensor]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(situations(), st.floats(0.1, 10.0))
-def test_weights_do_not_depend_on_units(situation: tuple[Groups, Tensor], factor: float) -> None:
+def test_weights_do_not_depend_on_units(situation: tuple[PrivacyGroups, Tensor], factor: float) -> None:
     """All that makes groups miss, times a factor."""
     groups, measured = situation
     products = measured @ measured.T / len(measured)
-    larger = Groups(groups.sizes * factor, groups.rate, groups.rounds, groups.noise * factor)
+    larger = PrivacyGroups(groups.sizes * factor, groups.rate, groups.rounds, groups.noise * factor)
     torch.testing.assert_close(weighed(larger, products / factor), weighed(groups, products), rtol=1e-3, atol=1e-5)
 
 
@@ -105,7 +107,7 @@ def test_weights_by_ratio_are_shares_too(sizes: list[int], ratio: float, which: 
 def test_only_groups_that_have_a_sum_are_weighed() -> None:
     groups = of([10.0, 30.0, 60.0], [0.0] * 3)
     torch.testing.assert_close(
-        best_weights(groups, {}, [0, 1]), torch.tensor([0.25, 0.75], dtype=torch.float64), **CLOSE
+        best_group_weights(groups, {}, [0, 1]), torch.tensor([0.25, 0.75], dtype=torch.float64), **CLOSE
     )
 
 

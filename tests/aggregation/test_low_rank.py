@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from reference.cmp_fed import cmp_fed_round, embeddings_of, factors_of, lefts_of, power_sgd_step, tensors_of, vector_of
 from torch import Tensor, nn
 
-from polyeps.aggregation.low_rank import Compression, WarmStart, Whole, low_rank
+from polyeps.aggregation.low_rank import Compression, WarmStart, WholeTensors, low_rank
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import clip_to_norm
 from polyeps.models import MODELS, Slice, binary_logistic, cnn, cross_entropy, from_module, mcmahan_cnn
@@ -148,13 +148,13 @@ def test_they_hold_all_of_a_gradient_where_nothing_bends_it() -> None:
 @given(
     shapes=SHAPES,
     rank=st.integers(1, 5),
-    agents=st.integers(1, 4),
+    clients=st.integers(1, 4),
     seed=st.integers(0, 10_000),
     whole=st.sampled_from(["when-cheaper", "biases"]),
     clips=st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)),
 )
 def test_two_rounds_equal_the_papers_loop(
-    shapes: list[tuple[int, ...]], rank: int, agents: int, seed: int, whole: Whole, clips: tuple[float, float]
+    shapes: list[tuple[int, ...]], rank: int, clients: int, seed: int, whole: WholeTensors, clips: tuple[float, float]
 ) -> None:
     """With noise in the sums, without which a mean has too few directions; clips aim a little below C."""
     compression = low_rank(slices_of(shapes), rank, whole=whole, warm_start="raw")
@@ -162,9 +162,9 @@ def test_two_rounds_equal_the_papers_loop(
     theirs = factors_of(compression, right.numpy())
     below = (clips[0] * (1 - 2**-19), clips[1] * (1 - 2**-19))
     for number in range(2):
-        updates = draw(agents, compression.size, seed + number)
-        subspace_noise = draw(agents, compression.subspace_size, seed + 2 + number)
-        embedding_noise = draw(agents, compression.embedding_size, seed + 4 + number)
+        updates = draw(clients, compression.size, seed + number)
+        subspace_noise = draw(clients, compression.subspace_size, seed + 2 + number)
+        embedding_noise = draw(clients, compression.embedding_size, seed + 4 + number)
         step, theirs = cmp_fed_round(
             [tensors_of(compression, update) for update in updates.numpy()],
             theirs,

@@ -1,11 +1,11 @@
-"""Noise told apart from signal."""
+"""Noise estimates."""
 
 import math
 
 import numpy as np
 import torch
 
-from polyeps.aggregation.noise_estimation import noise_apart
+from polyeps.aggregation.noise_estimation import estimate_noise_variances
 
 
 def updates(deviations: list[float], rounds: int, shared: float, own: float, size: int = 4000) -> torch.Tensor:
@@ -16,7 +16,7 @@ def updates(deviations: list[float], rounds: int, shared: float, own: float, siz
 
 
 def deviations(rows: torch.Tensor) -> list[float]:
-    return noise_apart(rows).sqrt().tolist()
+    return estimate_noise_variances(rows).sqrt().tolist()
 
 
 def test_what_all_share_cancels() -> None:
@@ -40,7 +40,7 @@ def test_what_remains_of_the_signal_counts_as_noise() -> None:
 def test_few_rounds_few_clients_none() -> None:
     rows = updates([0.5, 0.5], 2, shared=0.0, own=0.0)
     rows[1] = math.nan
-    first, second = noise_apart(rows).tolist()
+    first, second = estimate_noise_variances(rows).tolist()
     assert abs(math.sqrt(first) - 0.5) < 0.05
     assert math.isnan(second)
-    assert noise_apart(torch.zeros(3, 1, 5)).tolist() == [0.0, 0.0, 0.0]
+    assert estimate_noise_variances(torch.zeros(3, 1, 5)).tolist() == [0.0, 0.0, 0.0]

@@ -17,7 +17,7 @@ from support.prescribed import MODEL, TRAINING, Prescribed, drawn
 
 from polyeps.algorithms import ALGORITHMS
 from polyeps.algorithms._averaging import public_clients
-from polyeps.server import Participation
+from polyeps.participation import Participation
 
 EPSILONS = (0.5, 8.0, 0.6, 9.0, 0.7, 10.0, 0.55)
 PUBLIC = frozenset("135")
@@ -121,7 +121,7 @@ def test_real_training_with_its_noise(name: str, options: dict[str, Any], tmp_pa
     job = job_of(wanted)
     done = finish(job, tmp_path / "a.db", participation=Participation("uniform", 0.7))
     people, settings = job.population, wanted.training
-    cohort = job.cohort(None)
+    cohort = job.clients(None)
     records = replace(people.records, features=people.records.features.flatten(1))
 
     def updates(client: str, number: int, model: Vector) -> Vector:
@@ -134,7 +134,7 @@ def test_real_training_with_its_noise(name: str, options: dict[str, Any], tmp_pa
             settings.batch / int(people.partition.sizes[place]),
             settings.local_steps,
             settings.clip,
-            float(job.scale[place]),
+            float(job.noise_multiplier[place]),
             settings.learning_rate,
         )
         return update.double().numpy()

@@ -14,11 +14,11 @@ from support.summed import MODEL, alone_with, drawn, entered, federation, run
 
 from polyeps.accounting.certificate import SECRET_COHORT
 from polyeps.aggregation.low_rank import low_rank
-from polyeps.algorithms._secure_sums import NoiseKind
+from polyeps.algorithms._releases import NoiseKind
 from polyeps.algorithms.cmp_fed import cmp_fed
 from polyeps.algorithms.dp_randagg import dp_randagg
 from polyeps.client import answer
-from polyeps.core import Algorithm, Ask, Payload, Replies, Task, Total
+from polyeps.core import Algorithm, Ask, Payload, Replies, SumTerms, Task, Total
 from polyeps.engine.noise import SeededStreams, normals_for
 from polyeps.errors import InputError, TaskRefused
 
@@ -180,8 +180,8 @@ def test_with_directions_from_the_model_there_is_one_release_with_all_of_the_bud
     options: dict[str, Any] = {"rank": 2, "directions": "model", "dropouts": 0.0}
     algorithm = built(scale, clip=0.5, clients=clients, updates=lambda _, m: torch.zeros_like(m), **options)
     assert set(algorithm.actions) == {"embed"}
-    assert algorithm.dues is not None
-    assert algorithm.dues(scale) == averaged(scale, rank=0).dues(scale)  # type: ignore[misc]
+    assert algorithm.round_price is not None
+    assert algorithm.round_price(scale) == averaged(scale, rank=0).round_price(scale)  # type: ignore[misc]
     _, watched = run(algorithm, clients, scale, rounds=300)
     assert {task.action for task in watched.tasks} == {"embed"}
     numbers = torch.stack([total.payload["embed"] for total in watched.totals]).flatten()
@@ -262,8 +262,8 @@ class Unasked(Ask):
     def __call__(self, task: Task) -> Replies:
         raise AssertionError(task)
 
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-        raise AssertionError(task, least, bits)
+    def total(self, task: Task, terms: SumTerms) -> Total:
+        raise AssertionError(task, terms)
 
 
 def test_when_nobody_was_drawn_the_round_is_noise_all_the_same() -> None:
@@ -298,7 +298,7 @@ def test_a_cohort_of_one_has_all_the_noise() -> None:
         ({"rank": 0}, "rank"),
         ({"dropouts": 1.0}, "dropouts"),
         ({"colluders": -0.1}, "colluders"),
-        ({"colluders": 0.5, "dropouts": 0.5}, "leave nobody"),
+        ({"colluders": 0.5, "dropouts": 0.5}, "leave no client to add noise"),
         ({"dropouts": 0.51}, r"dropouts must be at most \(1 - colluders\)/2, here 0.5, not 0.51"),
         ({"colluders": 0.2, "dropouts": 0.41}, "here 0.4, not 0.41"),
         ({"directions": "model", "split": 0.3}, "split is about left factors .* leave it out"),

@@ -12,8 +12,10 @@ import torch
 from reference.fedhdp import Plan, one_round
 from support.grouped import SERVER_SEED, cohort, federation, run
 from support.summed import MODEL, drawn
+from support.transports import Securely
 
-from polyeps.accounting.events import RareFailureDpEvent, fold, history_of, split_clip_bit
+from polyeps.accounting.events import RareFailureDpEvent
+from polyeps.accounting.histories import fold_gaussians, history_of, split_clip_bit
 from polyeps.algorithms._group_sums import Noise, summed_by_server
 from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.client import answer
@@ -22,8 +24,9 @@ from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError, TaskRefused
 from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.mechanisms.random_words import words_of
-from polyeps.server import Participation, serve
-from polyeps.transport.memory import InMemory, Securely
+from polyeps.participation import Participation
+from polyeps.server import serve
+from polyeps.transport.memory import InMemory
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 GROUPS = ("strict", "open", "strict", "careful", "strict", "careful", "strict", "strict")
@@ -39,7 +42,7 @@ def noise_of(plan: Plan, number: int) -> tuple[dict[str, Any], float]:
     for place, name in enumerate(plan.multipliers):
         grid = GridSum(1.0, MODEL.size, plan.noise_of_sums(name))
         empty = torch.zeros(MODEL.size, dtype=torch.float64)
-        sums[name] = grid.release(empty, words, place).numpy() / (grid.scale or 1.0)
+        sums[name] = grid.release(empty, words, place).numpy() / (grid.noise_multiplier or 1.0)
     if not plan.bit_deviation:
         return sums, 0.0
     bits = GridSum(0.5, 1, 2 * plan.bit_deviation)
@@ -213,7 +216,7 @@ def test_sums_and_bits_have_the_noise_their_price_says(
         if not z:
             assert not rows.any()
             continue
-        together = fold(split_clip_bit(z, deviation), 2 * deviation)
+        together = fold_gaussians(split_clip_bit(z, deviation), 2 * deviation)
         assert together == pytest.approx(z)
         wanted = split_clip_bit(z, deviation) * clip * surplus[name]
         for part in (rows, *(rows[[len(who) < 4 for who in found.cohorts]],) * (rate < 1)):
@@ -286,7 +289,7 @@ def test_the_real_protocol_gives_the_same_bits(noise: Any) -> None:
 def test_the_price_is_the_same_before_and_after_calibration(trust: Any) -> None:
     groups = ("a",) * 300 + ("b",) * 20
     before, after = (
-        fedhdp(federation(groups, scales, rate=0.3), personal=False, trust=trust).dues
+        fedhdp(federation(groups, scales, rate=0.3), personal=False, trust=trust).round_price
         for scales in ({"a": 0.0, "b": 0.0}, {"a": 1.0, "b": 2.0})
     )
     assert before is not None

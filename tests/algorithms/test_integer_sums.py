@@ -14,21 +14,24 @@ from dp_accounting import NonPrivateDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.summed import MODEL, alone_with, cohort, drawn, federation, run
+from support.transports import AsBytes, Securely
 
-from polyeps.accounting import epsilon
-from polyeps.accounting.afford import best_accountant
-from polyeps.accounting.events import Poisson, TogetherDpEvent, history_of
-from polyeps.algorithms._secure_sums import FINE, NoiseKind, Release, SecureSums
+from polyeps.accounting import best_accountant, epsilon
+from polyeps.accounting.events import Poisson, TogetherDpEvent
+from polyeps.accounting.histories import history_of
+from polyeps.algorithms._releases import FINE, NoiseKind, Release
+from polyeps.algorithms._secure_sums import SecureSums
 from polyeps.algorithms._sum_counts import Counts
 from polyeps.algorithms.cmp_fed import cmp_fed
 from polyeps.algorithms.dp_randagg import dp_randagg
-from polyeps.core import Algorithm, Ask, Replies, State, Task, Total
+from polyeps.core import Algorithm, Ask, Replies, State, SumTerms, Task, Total
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
-from polyeps.mechanisms.lattice_noise import LARGEST
+from polyeps.mechanisms.integer_noise import LARGEST_DEVIATION
+from polyeps.participation import Participation
 from polyeps.secagg.messages import Step
-from polyeps.server import Participation, serve
-from polyeps.transport.memory import AsBytes, InMemory, Securely
+from polyeps.server import serve
+from polyeps.transport.memory import InMemory
 
 CLIENTS = 8
 
@@ -89,9 +92,9 @@ def test_the_modulus_tells_nothing_of_who_was_drawn(drawn: int, share: float) ->
     asked: list[int | None] = []
 
     class Refusing(Unasked):
-        def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-            assert least <= drawn
-            asked.extend([bits, sums.terms(release, task.payload).bits])
+        def total(self, task: Task, terms: SumTerms) -> Total:
+            assert terms.least <= drawn
+            asked.extend([terms.bits, sums.terms(release, task.payload).bits])
             return Total((), {})
 
     sums.of(alone_with(built(1.2), drawn), Refusing(), release, {})
@@ -127,8 +130,8 @@ def test_who_drops_out_is_left_out_of_the_sum(step: Step) -> None:
     sums: list[Total] = []
 
     class Noted(Securely):
-        def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-            sums.append(super().total(task, least, bits))
+        def total(self, task: Task, terms: SumTerms) -> Total:
+            sums.append(super().total(task, terms))
             return sums[-1]
 
     finished(algorithm, Noted(cohort(algorithm, CLIENTS, 0.5), algorithm, (), {step: lost}), rounds=1)
@@ -155,7 +158,7 @@ def test_of_one_client_the_sum_is_its_vector_with_all_of_the_noise(noise: Any) -
 
 def test_floats_cannot_be_masked() -> None:
     algorithm = built(0.5, noise="gaussian")
-    with pytest.raises(InputError, match="a mask would leave digits in sight"):
+    with pytest.raises(InputError, match="a mask would not hide all digits"):
         finished(algorithm, Securely(cohort(algorithm, CLIENTS, 0.5), algorithm, ()))
 
 
@@ -165,8 +168,8 @@ def test_a_client_sends_as_many_bytes_as_its_integers_take(carried: type[InMemor
     sums: list[tuple[int | None, Total]] = []
 
     class Noted(carried):  # type: ignore[misc, valid-type]
-        def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-            sums.append((bits, super().total(task, least, bits)))
+        def total(self, task: Task, terms: SumTerms) -> Total:
+            sums.append((terms.bits, super().total(task, terms)))
             return sums[-1][1]
 
     finished(algorithm, Noted(cohort(algorithm, CLIENTS, 0.5), algorithm, ()), rounds=1)
@@ -181,14 +184,14 @@ def test_a_client_sends_as_many_bytes_as_its_integers_take(carried: type[InMemor
 
 
 def test_two_releases_of_one_cohort_are_amplified_together() -> None:
-    dues = built(1.2, rate=0.05).dues
-    assert dues is not None
-    (step,) = history_of(dues(1.2))
+    price = built(1.2, rate=0.05).round_price
+    assert price is not None
+    (step,) = history_of(price(1.2))
     assert isinstance(step, Poisson)
     assert isinstance(step.event, TogetherDpEvent)
     assert best_accountant({step: 1}) == "rdp"
-    found = epsilon(dues(1.2), 1e-5, accountant="rdp")
-    ideal = built(1.2, rate=0.05, noise="gaussian").dues
+    found = epsilon(price(1.2), 1e-5, accountant="rdp")
+    ideal = built(1.2, rate=0.05, noise="gaussian").round_price
     assert ideal is not None
     apart = epsilon(Poisson(0.05, step.event.events[0]), 1e-5, accountant="rdp")
     assert found > epsilon(ideal(1.2), 1e-5)
@@ -197,7 +200,7 @@ def test_two_releases_of_one_cohort_are_amplified_together() -> None:
 
 def test_discrete_gaussians_cost_about_what_skellam_noise_does() -> None:
     prices = {
-        noise: Release("train", 60_000, 1.0, noise=noise, agents=6000).event(1.2) for noise in get_args(NoiseKind)
+        noise: Release("train", 60_000, 1.0, noise=noise, clients=6000).event(1.2) for noise in get_args(NoiseKind)
     }
     cost = {noise: epsilon(Poisson(1 / 60, price), 1e-4, accountant="rdp") for noise, price in prices.items()}
     assert cost["gaussian"] < cost["discrete-gaussian"] <= cost["skellam"] < 1.05 * cost["discrete-gaussian"]
@@ -219,22 +222,22 @@ def test_noise_too_large_to_be_drawn_is_refused_before_anybody_pays(noise: Any, 
 def test_what_is_not_refused_can_be_drawn(noise: Any) -> None:
     """Close to the limit, where the server draws what nobody drawn would release."""
     surplus = 1 / 0.75 + (1 / CLIENTS if noise == "discrete-gaussian" else 0.0)
-    limit = LARGEST / FINE / math.sqrt(surplus)
+    limit = LARGEST_DEVIATION / FINE / math.sqrt(surplus)
     people = federation(CLIENTS, drawn(CLIENTS), scale=0.9999 * limit)
     algorithm = dp_randagg(people, rank=0, noise=noise, dropouts=0.25)
     assert algorithm.round(alone_with(algorithm), Unasked()).model.any()
     assert run(algorithm, CLIENTS, 0.9999 * limit)[0].model.any()
     with pytest.raises(InputError, match="the server would need 100"):
-        dp_randagg(replace(people, scales={"all": 1.0001 * limit}), rank=0, noise=noise, dropouts=0.25)
+        dp_randagg(replace(people, noise_for=lambda _: {"all": 1.0001 * limit}), rank=0, noise=noise, dropouts=0.25)
 
 
 def test_noise_too_small_to_be_drawn_is_refused() -> None:
-    with pytest.raises(InputError, match=r"smaller budgets.epsilon or larger budgets.scale"):
+    with pytest.raises(InputError, match=r"smaller budgets.epsilon or larger budgets.noise_multiplier"):
         built(1e-9)
 
 
 def test_nothing_is_promised_where_parts_of_discrete_noise_are_small() -> None:
-    crowd = Release("train", 60_000, 1.0, noise="discrete-gaussian", agents=10_000_000)
+    crowd = Release("train", 60_000, 1.0, noise="discrete-gaussian", clients=10_000_000)
     assert crowd.event(1.2) == NonPrivateDpEvent()
 
 

@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.summed import work
 
-from polyeps.algorithms import _secure_sums as releases
-from polyeps.algorithms._secure_sums import DRAWN, NoiseKind, Release, SecureSums
+from polyeps.algorithms import _secure_sums
+from polyeps.algorithms._releases import FINE, NoiseKind, Release
+from polyeps.algorithms._secure_sums import DRAWN, SecureSums
 from polyeps.algorithms._sum_counts import Counts
-from polyeps.core import AGREED, Ask, Payload, Profile, Replies, State, Task, Total
+from polyeps.core import AGREED, Ask, Payload, Profile, Replies, State, SumTerms, Task, Total
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.mechanisms.integer import UNIT, Grid
@@ -57,11 +58,11 @@ class Answered(Ask):
     def __call__(self, task: Task) -> Replies:
         raise AssertionError(task)
 
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-        self.least = least
+    def total(self, task: Task, terms: SumTerms) -> Total:
+        self.least = terms.least
         ids = task.to[self.missing :]
-        numbers = torch.zeros(self.length, dtype=torch.float64 if bits is None else torch.int64)
-        return Total(ids, {task.action: numbers} if len(ids) >= least else {})
+        numbers = torch.zeros(self.length, dtype=torch.float64 if terms.bits is None else torch.int64)
+        return Total(ids, {task.action: numbers} if len(ids) >= terms.least else {})
 
 
 def topped_up(release: Release, sums: SecureSums, cohort: int, missing: int, length: int) -> tuple[Fraction, Answered]:
@@ -86,7 +87,7 @@ def test_what_is_released_has_one_variance(noise: NoiseKind, cohort: int, lost: 
     release, sums = setting(noise, chosen)
     counts = sums.counts
     rule = counts.rule(ENROLLED)
-    whole = sums.released(release, rule.surplus)
+    whole = release.total(sums.noise_multiplier, ENROLLED, rule.surplus)
     cohort = ENROLLED if counts.rate == 1 else cohort
     missing = math.floor(lost * (rule.dropouts + 1))
     added, ask = topped_up(release, sums, cohort, missing, 4 if noise != "gaussian" else SIZE)
@@ -95,7 +96,7 @@ def test_what_is_released_has_one_variance(noise: NoiseKind, cohort: int, lost: 
         assert not ask.least
         return
     assert ask.least == cohort - rule.dropouts
-    part = release.part(sums.scale, counts.parts(cohort))
+    part = release.part(sums.noise_multiplier, counts.parts(cohort))
     if added == -1:
         assert missing > rule.dropouts
     elif counts.rate == 1:
@@ -103,18 +104,18 @@ def test_what_is_released_has_one_variance(noise: NoiseKind, cohort: int, lost: 
     else:
         assert added + (cohort - missing) * part == whole
         assert noise == "gaussian" or (added >= UNIT and (added == Fraction(float(added)) or added > 10**10))
-        assert noise != "discrete-gaussian" or added >= release.part(sums.scale, ENROLLED)
+        assert noise != "discrete-gaussian" or added >= release.part(sums.noise_multiplier, ENROLLED)
 
 
 @given(cohort=st.integers(1, ENROLLED), chosen=told)
 @settings(max_examples=100, deadline=None)
 def test_gaussian_parts(cohort: int, chosen: Any) -> None:
     release, sums = setting("gaussian", chosen)
-    with patch.object(releases, "normals_for", lambda _, values, __: torch.ones_like(values)):
+    with patch.object(_secure_sums, "normals_for", lambda _, values, __: torch.ones_like(values)):
         values = torch.zeros(1, SIZE, dtype=torch.float64)
-        sent = sums.from_clients(release, work(sums.scale, asked(release, sums, cohort)), values)
-    part, priced = float(sent["train"][0, 0]), release.deviation(sums.scale)
-    assert release.event(sums.scale).noise_multiplier * release.clip == priced
+        sent = sums.from_clients(release, work(sums.noise_multiplier, asked(release, sums, cohort)), values)
+    part, priced = float(sent["train"][0, 0]), release.deviation(sums.noise_multiplier)
+    assert release.event(sums.noise_multiplier).noise_multiplier * release.clip == priced
     honest = max(1, sums.counts.least(cohort) - sums.counts.colluders)
     assert honest * part**2 >= priced**2 * (1 - SLACK)
 
@@ -130,19 +131,19 @@ def test_parts_of_integers(noise: NoiseKind, cohort: int, chosen: Any) -> None:
         grids.append(grid)
         return np.zeros((len(values), grid.dimension), np.int64)
 
-    with patch.object(releases, "encode", noted):
-        sums.from_clients(release, work(sums.scale, asked(release, sums, cohort)), torch.zeros(1, SIZE))
+    with patch.object(_secure_sums, "encode_rows", noted):
+        sums.from_clients(release, work(sums.noise_multiplier, asked(release, sums, cohort)), torch.zeros(1, SIZE))
     (own,) = grids
-    event = release.event(sums.scale)
-    part = Fraction(own.agent_variance)
-    priced = event.variance if noise == "skellam" else event.agents * event.deviation**2
+    event = release.event(sums.noise_multiplier)
+    part = Fraction(own.client_variance)
+    priced = event.variance if noise == "skellam" else event.clients * event.deviation**2
     honest = max(1, sums.counts.least(cohort) - sums.counts.colluders)
     assert honest * part >= Fraction(priced) * Fraction(1 - SLACK)
     if noise == "discrete-gaussian":  # what a sum of them lacks to be one is less than is charged
         assert part >= Fraction(event.deviation) ** 2 * Fraction(1 - SLACK)
-        assert cohort < event.agents  # and the server is one more
+        assert cohort < event.clients  # and the server is one more
     assert own.largest_square <= Fraction(event.l2_sensitivity) ** 2
-    assert (own.bits, own.granularity) == (sums.bits(release), release.clip / releases.FINE)
+    assert (own.bits, own.granularity) == (sums.bits(release), release.clip / FINE)
 
 
 @pytest.mark.parametrize("colluders", range(4))
@@ -201,7 +202,7 @@ def test_a_fingerprint_stands_for_everything_that_decides_the_noise() -> None:
     for place, other in ((1, 0.4), (2, 1.1), (3, 2.0), (4, 0.5)):
         others.append(setting("skellam", (*chosen[:place], other, *chosen[place + 1 :])))
     others.append(setting("discrete-gaussian", chosen))
-    others.append((release, SecureSums(sums.scale, sums.counts, sums.streams, group="open")))
+    others.append((release, SecureSums(sums.noise_multiplier, sums.counts, sums.streams, group="open")))
     prints = {tuple(one.fingerprint(made).tolist()) for made, one in [(release, sums), *others]}
     assert len(prints) == 1 + len(others)
 

@@ -24,9 +24,10 @@ from support.summed import work
 
 from polyeps.accounting import epsilon
 from polyeps.algorithms import _secure_sums as releases
-from polyeps.algorithms._secure_sums import DRAWN, Release, SecureSums, dues
+from polyeps.algorithms._releases import Release, round_price
+from polyeps.algorithms._secure_sums import DRAWN, SecureSums
 from polyeps.algorithms._sum_counts import Counts
-from polyeps.core import AGREED, Ask, Payload, Profile, Replies, State, Task, Total
+from polyeps.core import AGREED, Ask, Payload, Profile, Replies, State, SumTerms, Task, Total
 from polyeps.engine.noise import SeededStreams
 
 DELTA, ROUNDS, SIZE = 1e-4, 100, 3
@@ -45,11 +46,11 @@ class Answering(Ask):
     def __call__(self, task: Task) -> Replies:
         raise AssertionError(task)
 
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-        assert bits is None
+    def total(self, task: Task, terms: SumTerms) -> Total:
+        assert terms.bits is None
         self.asked = len(task.to)
         ids = task.to[self.missing :]
-        return Total(ids, {task.action: torch.zeros(SIZE)} if len(ids) >= least else {})
+        return Total(ids, {task.action: torch.zeros(SIZE)} if len(ids) >= terms.least else {})
 
 
 def secure(enrolled: int, rate: float, dropouts: float, colluders: float = 0.0, scale: float = 1.0) -> SecureSums:
@@ -59,7 +60,7 @@ def secure(enrolled: int, rate: float, dropouts: float, colluders: float = 0.0, 
 
 def law_of(sums: SecureSums, entered: int | None = None) -> Law:
     """What clients and server really add: their deviations are read off, every normal number being 1."""
-    release = Release("train", SIZE, 1.0, agents=sums.counts.enrolled)
+    release = Release("train", SIZE, 1.0, clients=sums.counts.enrolled)
     everybody = tuple(Profile(str(place)) for place in range(sums.counts.enrolled))
 
     @cache
@@ -74,9 +75,9 @@ def law_of(sums: SecureSums, entered: int | None = None) -> Law:
             if ask.asked:
                 told: Payload = {DRAWN: torch.tensor(drawn), AGREED: sums.fingerprint(release)}
                 zeros = torch.zeros(1, SIZE, dtype=torch.float64)
-                own = float(sums.from_clients(release, work(sums.scale, told), zeros)["train"][0, 0])
+                own = float(sums.from_clients(release, work(sums.noise_multiplier, told), zeros)["train"][0, 0])
         answered = drawn - missing if ask.asked else 0
-        return (answered * own**2 + float(found[0]) ** 2) / sums.scale**2
+        return (answered * own**2 + float(found[0]) ** 2) / sums.noise_multiplier**2
 
     return law
 
@@ -156,8 +157,8 @@ def true_delta(law: Law, enrolled: int, rate: float, scale: float, fail: float, 
 
 
 def certified(sums: SecureSums) -> float:
-    release = Release("train", SIZE, 1.0, agents=sums.counts.enrolled)
-    price = dues(sums.counts.rate, (release,), sums.scale, sums.counts.failure)
+    release = Release("train", SIZE, 1.0, clients=sums.counts.enrolled)
+    price = round_price(sums.counts.rate, (release,), sums.noise_multiplier, sums.counts.failure)
     return epsilon(dp.SelfComposedDpEvent(price, ROUNDS), DELTA)
 
 

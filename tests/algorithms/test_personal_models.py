@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,20 @@ import pytest
 import torch
 from reference.fedhdp import ditto_step
 from reference.local_training import example_gradient, sets_of
-from support.federations import as_bytes, experiment, finish, in_memory, job_of
+from support.federations import EPSILONS, as_bytes, experiment, finish, in_memory, job_of
 
 from polyeps.algorithms._personal_models import personal_models
 from polyeps.client import answer
 from polyeps.clients import Clients
-from polyeps.core import ENTER, Replies, Task, Total
+from polyeps.core import ENTER, Replies, SumTerms, Task, Total
+from polyeps.errors import InputError
 from polyeps.experiment.job import Job
-from polyeps.server import Participation, Transport
+from polyeps.participation import Participation
+from polyeps.server import Transport
 from polyeps.transport.memory import InMemory
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
-MENU = [
+LEVELS = [
     {"name": "private", "epsilon": 2.0},
     {"name": "careful", "epsilon": 5.0, "share": 0.4},
     {"name": "open", "share": 0.2},
@@ -36,7 +39,7 @@ def job(**options: Any) -> Job:
         experiment(
             algorithm,
             data={"name": "digits", "clients": 5, "size": 40},
-            budgets={"epsilons": None, "menu": MENU},
+            budgets={"epsilons": None, "levels": LEVELS},
             training={"batch": BATCH, "local_steps": STEPS, "learning_rate": RATE},
         )
     )
@@ -69,8 +72,8 @@ def own_steps(wanted: Job, cohort: Clients, client: str, received: Any, own: Any
 @pytest.mark.parametrize("rate", [None, 0.07])
 def test_both_models_take_dittos_steps(rate: float | None) -> None:
     wanted = job(personal_rate=rate)
-    cohort = wanted.cohort(None)
-    cohort.open = frozenset(cohort.ids)
+    cohort = wanted.clients(None)
+    cohort = replace(cohort, guaranteed=np.zeros(len(cohort.ids), dtype=bool))
     own = dict.fromkeys(cohort.ids, wanted.population.start)
     received = wanted.population.start
     for number in range(2):
@@ -109,8 +112,8 @@ class Spying(InMemory):
     """Looks for personal models in all that passes, client by client and in sums."""
 
     def look(self, payload: Any) -> None:
-        kept = self.cohort.memory["personal"]
-        known = kept[self.cohort.memory["started"] > 0]
+        kept = self.clients.memory["personal"]
+        known = kept[self.clients.memory["started"] > 0]
         for tensor in payload.values():
             if tensor.is_floating_point() and tensor.shape[-1:] == kept.shape[-1:]:
                 rows = tensor.reshape(-1, kept.shape[-1])
@@ -124,8 +127,8 @@ class Spying(InMemory):
         self.look(replies.payload)
         return replies
 
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-        total = super().total(task, least, bits)
+    def total(self, task: Task, terms: SumTerms) -> Total:
+        total = super().total(task, terms)
         self.look(total.payload)
         return total
 
@@ -133,7 +136,7 @@ class Spying(InMemory):
 @pytest.mark.parametrize("trust", ["server", "secure-sum"])
 def test_personal_models_are_never_sent(tmp_path: Path, trust: str) -> None:
     def spying(cohort: Clients, wanted: Job) -> Transport:
-        return Spying(cohort, wanted.algorithm, wanted.tells)
+        return Spying(cohort, wanted.algorithm, wanted.discloses)
 
     found = finish(job(trust=trust, pull=0.3), tmp_path / "a.db", spying)
     personal, model = found.cohort.memory["personal"], found.state.model
@@ -150,3 +153,10 @@ def test_who_was_never_drawn_holds_the_common_model() -> None:
     assert found is not None
     assert found[:, 0].tolist() == [1.0, 7.0, 1.0]
     assert personal_models({}, torch.ones(4)) is None
+
+
+def test_without_levels_pull_names_groups_by_their_epsilon() -> None:
+    pull = {f"{epsilon:g}": 0.1 * (place + 1) for place, epsilon in enumerate(EPSILONS)}
+    assert job_of(experiment({"name": "fedhdp", "pull": pull})).groups is not None
+    with pytest.raises(InputError, match=r"pull names no λ for the group '0.65'"):
+        job_of(experiment({"name": "fedhdp", "pull": {key: value for key, value in pull.items() if key != "0.65"}}))

@@ -21,7 +21,7 @@ from support.federations import (
 def test_clients_of_a_published_form_declare_what_they_claim(wrap: Any, tmp_path: Path) -> None:
     job = job_of(experiment({"name": "weiavg", "form": "published"}))
     ledger = ledger_of(job, tmp_path / "a.db")
-    faces = wrap(job.cohort(ledger), job).profiles()
+    faces = wrap(job.clients(ledger), job).profiles()
     assert tuple(face.epsilon for face in faces) == EPSILONS
     assert job.budgets is not None
     costs = [budget.epsilon for budget in promised(job.budgets)]
@@ -30,10 +30,10 @@ def test_clients_of_a_published_form_declare_what_they_claim(wrap: Any, tmp_path
 
 def test_a_sound_form_declares_its_budget_and_a_hidden_one_nothing(tmp_path: Path) -> None:
     job = job_of(experiment("weiavg"))
-    assert tuple(face.epsilon for face in in_memory(job.cohort(ledger_of(job, tmp_path / "a.db")), job).profiles()) == (
-        EPSILONS
-    )
+    assert tuple(
+        face.epsilon for face in in_memory(job.clients(ledger_of(job, tmp_path / "a.db")), job).profiles()
+    ) == (EPSILONS)
     hidden = job_of(experiment({"name": "pdp-fl", "form": "published"}, budgets={"disclosed": False}))
-    faces = in_memory(hidden.cohort(ledger_of(hidden, tmp_path / "b.db")), hidden).profiles()
+    faces = in_memory(hidden.clients(ledger_of(hidden, tmp_path / "b.db")), hidden).profiles()
     assert {face.epsilon for face in faces} == {None}
     assert len(finish(hidden, tmp_path / "c.db").rounds) == 3

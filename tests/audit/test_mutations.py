@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.audited import row
+from support.audited import audited
 from torch import Tensor
 
 from polyeps import training
-from polyeps.accounting import afford
+from polyeps.accounting import affordability
 from polyeps.engine import loop, network, noise, sampling
 from polyeps.errors import PolyepsError
 from polyeps.ledger import Ledger
-from polyeps.mechanisms import lattice_noise
+from polyeps.mechanisms import integer_noise
 from polyeps.mechanisms.grid_sums import GridSum
-from polyeps.server import Participation
+from polyeps.participation import Participation
 
 Patch = pytest.MonkeyPatch
 
@@ -43,8 +43,8 @@ def halved_when_deployed(patch: Patch) -> None:
 
 
 def halved_in_secure_sums(patch: Patch) -> None:
-    made = lattice_noise.table_for
-    patch.setattr("polyeps.audit.deployed_cases.table_for", lambda name, variance: made(name, variance / 4))
+    made = integer_noise.table_for
+    patch.setattr("polyeps.audit.deployment_attacks.table_for", lambda name, variance: made(name, variance / 4))
 
 
 def on_a_coarser_grid(patch: Patch) -> None:
@@ -116,13 +116,13 @@ def adjacency_forgotten(patch: Patch) -> None:
     def dp_sgd(*given: Any, **named: Any) -> training.Training:
         return dataclasses.replace(made(*given, **named), adjacency="zero-out")
 
-    patch.setattr("polyeps.audit.local_cases.dp_sgd", dp_sgd)
+    patch.setattr("polyeps.audit.dp_sgd_attacks.dp_sgd", dp_sgd)
 
 
 def reach_of_one_clip(patch: Patch) -> None:
     """Accountants price a replaced record as if it moved a sum by one clip."""
-    patch.setattr(afford, "_known", {})
-    patch.setattr("polyeps.accounting.profiles.clip_norms_moved", lambda _: 1)
+    patch.setattr(affordability, "_known", {})
+    patch.setattr("polyeps.accounting.privacy_profiles.clip_norms_moved", lambda _: 1)
 
 
 FOUND_BY: list[tuple[Any, str, float]] = [  # fault, row, and how many times the trials of the quick audit find it
@@ -149,28 +149,28 @@ FOUND_BY: list[tuple[Any, str, float]] = [  # fault, row, and how many times the
 ]
 
 
-@pytest.mark.parametrize(("fault", "what", "times"), FOUND_BY, ids=lambda one: getattr(one, "__name__", one))
-def test_the_audit_finds_it(fault: Any, what: str, times: float, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(("fault", "name", "times"), FOUND_BY, ids=lambda one: getattr(one, "__name__", one))
+def test_the_audit_finds_it(fault: Any, name: str, times: float, monkeypatch: Patch) -> None:
     fault(monkeypatch)
-    found = row(what, times)
+    found = audited(name, times)
     assert found.form == "sound"
     assert found.verdict == "refuted"
 
 
 @pytest.mark.parametrize(
-    ("fault", "what", "named"),
+    ("fault", "name", "message"),
     [
         (one_stream_for_two_clients, "fedavg: train", "same id"),
         (adjacency_forgotten, "DP-SGD, fixed-size batches, replace-one", "SampledWithoutReplacement|replace-one"),
     ],
     ids=lambda one: getattr(one, "__name__", one),
 )
-def test_a_check_names_it(fault: Any, what: str, named: str, monkeypatch: Patch) -> None:
+def test_a_check_names_it(fault: Any, name: str, message: str, monkeypatch: Patch) -> None:
     fault(monkeypatch)
-    with pytest.raises(PolyepsError, match=named):
-        row(what, 0.01)
+    with pytest.raises(PolyepsError, match=message):
+        audited(name, 0.01)
 
 
-@pytest.mark.parametrize(("what", "times"), sorted({(what, times) for _, what, times in FOUND_BY}))
-def test_without_the_fault_it_holds(what: str, times: float) -> None:
-    assert row(what, times).verdict == "holds"
+@pytest.mark.parametrize(("name", "times"), sorted({(name, times) for _, name, times in FOUND_BY}))
+def test_without_the_fault_it_holds(name: str, times: float) -> None:
+    assert audited(name, times).verdict == "holds"

@@ -11,14 +11,14 @@ import pytest
 from support import commands
 from support.commands import Spoken
 
-from polyeps.data.catalogue import CATALOGUE, DataFile
+from polyeps.data.public_catalogue import PUBLIC_DATASETS, DataFile
 
 
 @pytest.fixture(autouse=True)
 def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("POLYEPS_DATA", raising=False)
-    monkeypatch.setattr("polyeps.data.sources.SYSTEM_FOLDER", tmp_path / "system")
+    monkeypatch.setattr("polyeps.data.public_files.SYSTEM_FOLDER", tmp_path / "system")
 
 
 def run(*arguments: str, code: int = 0) -> Spoken:
@@ -39,7 +39,7 @@ def one_sentence(result: Spoken, *parts: str) -> None:
 
 def test_list_names_every_set_and_its_state() -> None:
     listed = run_json("list")
-    assert [entry["name"] for entry in listed] == list(CATALOGUE)
+    assert [entry["name"] for entry in listed] == list(PUBLIC_DATASETS)
     states = {entry["name"]: entry["state"] for entry in listed}
     assert states["digits"] == "built in"
     assert states["mnist"] == "missing"
@@ -78,8 +78,8 @@ def test_fetch_puts_a_file_where_it_is_told_and_says_where(tmp_path: Path, monke
         return target
 
     file = DataFile("bank/file", hashlib.sha256(b"content").hexdigest(), "https://example.org/file.gz")
-    monkeypatch.setitem(CATALOGUE, "bank", replace(CATALOGUE["bank"], files=(file,)))
-    monkeypatch.setattr("polyeps.data.downloads.download", download)
+    monkeypatch.setitem(PUBLIC_DATASETS, "bank", replace(PUBLIC_DATASETS["bank"], files=(file,)))
+    monkeypatch.setattr("polyeps.data.public_files.download", download)
     (tmp_path / "target").mkdir()
     into = ("--data-dir", str(tmp_path / "target"))
     path = tmp_path / "target" / "bank" / "file.gz"
@@ -108,7 +108,7 @@ def test_show_describes_and_draws() -> None:
 def test_show_draws_some_of_many_clients() -> None:
     result = run("show", "digits", "--partition", "iid", "--clients", "50", "--seed", "1", "--rows", "3")
     assert "50 clients (3 drawn)" in result.stdout
-    assert sum(line.startswith(("│ 0 ", "│ 1 ", "│ 2 ", "│ 3 ")) for line in result.stdout.splitlines()) == 3
+    assert sum(line.startswith(("  0 ", "  1 ", "  2 ", "  3 ")) for line in result.stdout.splitlines()) == 3
 
 
 def test_show_of_your_own_files(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_show_of_synthetic_data_needs_a_seed() -> None:
             ("show", "digits", "--partition", "iid", "--clients", "2000", "--seed", "1"),
             ("client 1500", "at most"),
         ),
-        (("show", "digits", "--partition", "by-writer"), ("does not say whose",)),
+        (("show", "digits", "--partition", "by-writer"), ("does not name the owners",)),
     ],
 )
 def test_bad_input_is_answered_in_one_sentence(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:

@@ -77,7 +77,7 @@ def test_a_head_kept_elsewhere(file: str, tmp_path: Path) -> None:
     kept.write_text("no head")
     refused("ledger", "verify", "--file", file, "--head", str(kept), naming=("kept.json", "is not a head"))
     Path(file).unlink()
-    refused("ledger", "set-budget", "--file", file, "--epsilon", "2", naming=("is gone", "remembers"), status=1)
+    refused("ledger", "set-budget", "--file", file, "--epsilon", "2", naming=("is missing", "records"), status=1)
 
 
 def test_names_that_are_no_text_are_refused(file: str) -> None:

@@ -43,7 +43,7 @@ def test_every_command_has_help_and_json() -> None:
 
 def test_help_comes_at_once_and_without_heavy_imports() -> None:
     heavy = "sorted({'torch', 'numpy', 'scipy'} & set(sys.modules))"
-    script = f"import sys; from polyeps.cli import run; run(['--help']); print({heavy})"
+    script = f"import sys; from polyeps.cli import execute; execute(['--help']); print({heavy})"
     best = float("inf")
     for _ in range(3):
         before = os.times()

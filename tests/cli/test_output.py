@@ -22,3 +22,10 @@ def test_the_narrowest_terminal_still_shows_every_figure(
     print_table(["a\nheading", "b", "c"], [["a long name of a method", 0.4992, 9.911]])
     assert "…" not in (shown := capsys.readouterr().out)
     assert "0.4992" in shown
+
+
+def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["[bold]ward", "[/]", ":smile:"]
+    print_table(["client"], [[name] for name in names])
+    shown = capsys.readouterr().out.split()
+    assert set(names) <= set(shown)

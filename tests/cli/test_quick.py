@@ -5,7 +5,7 @@ import pytest
 
 from polyeps.accounting import Accountant
 from polyeps.accounting.calibration import calibrate
-from polyeps.accounting.certificate import Certificate, Sampler
+from polyeps.accounting.certificate import Certificate, SampledBy
 from polyeps.cli.quick import Quick, quick_cmp_fed, quick_dp_sgd, quick_fedhdp, quick_fedsel
 from polyeps.core import Budget
 from polyeps.errors import InputError
@@ -26,7 +26,7 @@ def certify(method: Quick, sigma: float, delta: float, accountant: Accountant = 
         ("fixed", "rdp", 5.0825),
     ],
 )
-def test_cmp_fed_scales_in_both_directions(sampler: Sampler, accountant: Accountant, sigma: float) -> None:
+def test_cmp_fed_scales_in_both_directions(sampler: SampledBy, accountant: Accountant, sigma: float) -> None:
     method = published_setting(sampler=sampler)
     assert certify(method, sigma, 1e-4, accountant).certified == pytest.approx(1.0, rel=5e-4)
     answer = calibrate(
@@ -37,7 +37,7 @@ def test_cmp_fed_scales_in_both_directions(sampler: Sampler, accountant: Account
         accountant=accountant,
         tolerance=1e-4,
     )
-    assert method.sigma(answer.scale[0]) == pytest.approx(sigma, rel=3e-4)
+    assert method.sigma(answer.noise_multiplier[0]) == pytest.approx(sigma, rel=3e-4)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_fedsel_without_a_value_or_with_an_exact_one() -> None:
 def test_fedsel_can_be_calibrated() -> None:
     method = quick_fedsel(select="pe", dimension=123, top=12, value="grid-pm", reports=4, share=0.1)
     answer = calibrate([Budget(2.0, 0.0)], method.price, method.uses, adjacency="replace-one", tolerance=1e-6)
-    details = certify(method, float(answer.scale[0]), 0.0).details
+    details = certify(method, float(answer.noise_multiplier[0]), 0.0).details
     assert details["epsilon_select"] == pytest.approx(0.05, rel=1e-4)
     assert details["epsilon_value"] == pytest.approx(0.45, rel=1e-4)
 

@@ -55,7 +55,7 @@ def test_bad_input_is_one_sentence(folder: Path, tmp_path: Path) -> None:
 
 def test_the_help_needs_no_pictures() -> None:
     script = (
-        "import sys; from polyeps.cli import run; run(['report', '--help']); "
+        "import sys; from polyeps.cli import execute; execute(['report', '--help']); "
         "assert not {'matplotlib', 'jinja2', 'torch'} & set(sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -38,7 +38,8 @@ local_steps = 2
 name = "fedavg"
 
 [[algorithm]]
-name = "non-private"
+name = "fedavg"
+budgets = "none"
 """
 
 
@@ -58,12 +59,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_prints_methods_and_clients_and_says_where_everything_is(here: Path) -> None:
     spoken = run("run", "wards.toml")
     assert "fedavg" in spoken.stdout
-    assert "non-private" in spoken.stdout
+    assert "fedavg (none)" in spoken.stdout
     assert "Every client stayed within its effective budget" in spoken.stdout
-    assert "Everything is in runs/wards; look at it with: polyeps report runs/wards" in spoken.stdout
+    assert "Everything is in runs/wards; see it with: polyeps report runs/wards" in spoken.stdout
     assert [line.split(",")[0] for line in spoken.stderr.splitlines()] == [
         "polyeps: fedavg-1 is done",
-        "polyeps: non-private-1 is done",
+        "polyeps: fedavg (none)-1 is done",
     ]
     found = sorted(str(path.relative_to(here / "runs/wards")) for path in (here / "runs/wards").rglob("*"))
     assert found == [
@@ -73,8 +74,8 @@ def test_a_run_prints_methods_and_clients_and_says_where_everything_is(here: Pat
         "ledgers/fedavg-1.db.head",
         "metrics.csv",
         "models",
+        "models/fedavg (none)-1.safetensors",
         "models/fedavg-1.safetensors",
-        "models/non-private-1.safetensors",
     ]
     run("report", "runs/wards")
     assert (here / "report.html").exists()
@@ -95,7 +96,7 @@ def test_settings_seeds_and_output_from_the_command_line(here: Path) -> None:
         "run", "wards.toml", "--set", "rounds=2", "--set", "algorithm.training.batch=5", "--seeds", "2", "-o", "x"
     )
     assert "Everything is in x;" in spoken.stdout
-    assert set(read(here / "x").accuracy) == {(name, seed) for name in ("fedavg", "non-private") for seed in (1, 2)}
+    assert set(read(here / "x").accuracy) == {(name, seed) for name in ("fedavg", "fedavg (none)") for seed in (1, 2)}
     about = Journal(here / "x/journal.db").about()
     assert about["experiment"]["rounds"] == 2
     assert [method["training"] for method in about["experiment"]["algorithm"]] == [{"batch": 5}] * 2
@@ -104,14 +105,14 @@ def test_settings_seeds_and_output_from_the_command_line(here: Path) -> None:
 def test_figures_for_programs(here: Path) -> None:
     shown = run_json("run", "wards.toml", "-o", "x")
     assert shown["folder"] == "x"
-    assert [row["label"] for row in shown["methods"]] == ["fedavg", "non-private"]
+    assert [row["label"] for row in shown["methods"]] == ["fedavg", "fedavg (none)"]
     spent = {row["client"]: row["spent"] for row in shown["clients"]["fedavg-1"]}
     assert spent == read(here / "x").spent["fedavg", 1]
     assert 0.95 * 8 < spent["1"] <= 8
 
 
 def test_labels_are_readable_names_of_files(here: Path) -> None:
-    (here / "wards.toml").write_text(FILE.replace('name = "fedavg"', 'name = "fedavg"\nlabel = "plain, ε (own)"'))
+    (here / "wards.toml").write_text(FILE.replace('name = "fedavg"', 'name = "fedavg"\nlabel = "plain, ε (own)"', 1))
     assert "plain, ε (own)" in run("run", "wards.toml").stdout
     assert (here / "runs/wards/models/plain, ε (own)-1.safetensors").exists()
 
@@ -129,7 +130,7 @@ def start(*arguments: str, **more: Any) -> subprocess.Popen[str]:
 
 
 def test_ctrl_c_says_how_to_go_on_and_going_on_ends_the_same(here: Path) -> None:
-    changes = ["--set", "rounds=100", "--set", "training.local_steps=10"]
+    changes = ["--set", "rounds=60", "--set", "training.local_steps=10"]
     child = start("run", "wards.toml", *changes, "-o", "a run")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not rounds_written(here / "a run"):
@@ -139,7 +140,7 @@ def test_ctrl_c_says_how_to_go_on_and_going_on_ends_the_same(here: Path) -> None
     assert child.returncode == 130, err
     assert out == ""
     message = err.strip().splitlines()[-1]
-    assert message == "polyeps: stopped; go on with: polyeps run --resume 'a run'"
+    assert message == "polyeps: stopped; continue with: polyeps run --resume 'a run'"
     assert 0 < rounds_written(here / "a run") < 200
     done = run_json(*shlex.split(message.partition("with: polyeps ")[2]))
     whole = run_json("run", "wards.toml", *changes, "-o", "whole")
@@ -170,7 +171,7 @@ def test_stopped_before_anything_had_begun(here: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("changes", "naming"),
     [
-        (["budgets.scale=0.3"], ("client '0' cannot afford a single round", "raise the scale")),
+        (["budgets.noise_multiplier=0.3"], ("client '0' cannot afford a single round", "raise it")),
         (["budgets.delta=0"], ("client '0' cannot afford the plan", "delta above 0")),
         (["training.batch=61"], ("client '0' has 60 records", "training.batch = 61", "smaller")),
         (["algorithm.training.batch=61"], ("client '0' has 60 records", "smaller")),
@@ -181,7 +182,7 @@ def test_stopped_before_anything_had_begun(here: Path, monkeypatch: pytest.Monke
         (["model.name=cnn"], ("model.name", "choose logistic or mlp")),
         (["budgets.epsilons=[1, 2]"], ("budgets.epsilons names 2 budgets for 4 clients",)),
         (["budgets.epsilons=[1, 2, 0, 1]"], ("client '2'", "above 0")),
-        (["algorithm.name=fedavgg"], ("two are called 'fedavgg'", "label")),
+        (["algorithm.label=one"], ("two are called 'one'", "label")),
         (["algorithm=fedavgg"], ("fedavgg", "did you mean 'fedavg'?")),
         (["algorithm=weiavg", "budgets.disclosed=false"], ("client '0' does not disclose its epsilon", "pdp-fl")),
         (["rounds=many"], ("rounds", "not 'many'")),
@@ -226,15 +227,17 @@ def test_a_folder_that_holds_a_run_is_not_touched(here: Path) -> None:
 
 
 def test_the_demo_tells_its_story(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = config.read
-    monkeypatch.setattr(config, "read", lambda path: whole(path, ["seeds=1"]))  # all three take half a minute
+    whole = config.read_experiment
+    monkeypatch.setattr(
+        config, "read_experiment", lambda path: whole(path, ["seeds=1"])
+    )  # three take half a minute
     shown = json.loads(run("demo", "--json").stdout)
     accuracy = {row["label"]: row["final_accuracy"] for row in shown["methods"]}
     assert len(accuracy) == 8
     for name in ("weiavg", "pfa", "pdp-fl"):
-        assert accuracy["minimum"] + 0.1 < accuracy["fedavg"] < accuracy[name] - 0.1
-        assert accuracy[name] < accuracy["maximum"] < accuracy["non-private"]
-    clients = {job: rows for job, rows in shown["clients"].items() if not job.startswith("non-private")}
+        assert accuracy["fedavg (minimum)"] + 0.1 < accuracy["fedavg"] < accuracy[name] - 0.1
+        assert accuracy[name] < accuracy["fedavg (maximum)"] < accuracy["fedavg (none)"]
+    clients = {job: rows for job, rows in shown["clients"].items() if not job.startswith("fedavg (none)")}
     assert len(clients) == 7
     for rows in clients.values():
         assert len(rows) == 24
@@ -249,7 +252,7 @@ def test_a_run_that_ends_early_says_why(monkeypatch: pytest.MonkeyPatch) -> None
     assert "ended early: clients refuse the task: 'model' must lie between" in spoken.stdout
     printed = run_json("run", "wards.toml", "--output", "two")
     assert any(why.startswith("clients refuse the task: 'model'") for why in printed["stopped"].values())
-    assert set(printed["stopped"]) == {"fedavg-1", "non-private-1"}
+    assert set(printed["stopped"]) == {"fedavg-1", "fedavg (none)-1"}
 
 
 def test_too_many_seeds_are_refused_in_one_sentence() -> None:

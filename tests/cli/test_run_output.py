@@ -46,7 +46,7 @@ def test_programs_hear_of_every_client_and_of_budgets_in_force(
 ) -> None:
     journal = new_journal(tmp_path / "run")
     liberal = [ClientRow(str(number), 2.0, 1e-5, 0.5, 77, 1.0, None) for number in range(5)]
-    write_job(journal, "maximum", clients=liberal, facts={"budgets": "most-liberal"})
+    write_job(journal, "maximum", clients=liberal, facts={"budgets": "maximum"})
     print_outcome(journal, tmp_path / "run", as_json=True)
     rows = json.loads(capsys.readouterr().out)["clients"]["maximum-0"]
     # Each spent 1 of the 2 in force: more than its own budget, which a control does not promise.

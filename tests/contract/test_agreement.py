@@ -14,11 +14,13 @@ from pydantic import BaseModel
 import polyeps
 from polyeps import cli
 from polyeps.algorithms import ALGORITHMS
-from polyeps.experiment import job as build
 from polyeps.experiment.config import Experiment, Method
+from polyeps.experiment.registry import checked_options
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = {page.name: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+PAGES = {
+    str(page.relative_to(ROOT)): page.read_text() for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
+}
 COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
 
 
@@ -92,19 +94,19 @@ def keys(kind: type[BaseModel], before: str = "") -> list[str]:
 
 
 def test_every_setting_is_described_and_every_described_one_exists() -> None:
-    described = re.findall(
-        r"^\| `([a-z_]+(?:\.[a-z_]+)?)` \|", PAGES["running.md"].split("## Algorithms")[0], re.MULTILINE
-    )
+    page = PAGES["docs/reference/experiment.md"].split("## Run folder")[0]
+    described = re.findall(r"^\| `([a-z_]+(?:\.[a-z_]+)?)` \|", page, re.MULTILINE)
     assert sorted(described) == sorted(keys(Experiment))
     assert len(described) > 30
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_and_its_options_are_described(name: str) -> None:
-    (row,) = re.findall(rf"^\| `{name}` \|.*$", PAGES["running.md"], re.MULTILINE)
+    (row,) = re.findall(rf"^\| `{name}` \|.*$", PAGES["docs/reference/algorithms.md"], re.MULTILINE)
     entry = ALGORITHMS[name]
-    options = set(build.checked_options(Method(name=name), entry)) - set(entry.options)
+    options = set(checked_options(Method(name=name), entry)) - set(entry.options)
     assert set(entry.idle) <= options
-    options -= set(entry.idle)  # which are refused
-    if "as `pdp-fl`" not in row:
-        assert set(re.findall(r"`([a-z_]+)`", row.split("|")[3])) == options
+    _, _, _, budgets, described, _ = row.split("|")
+    assert re.findall(r"`([a-z]+)`", budgets) == [whose for whose in entry.budgets if whose != "exceeded"]
+    if "as `pdp-fl`" not in described:
+        assert set(re.findall(r"`([a-z_]+)`", described)) == options

@@ -1,4 +1,4 @@
-"""What every algorithm must do, whatever it is: listed in ALGORITHMS is tested here."""
+"""What every algorithm must do, whatever it is, under every kind of budgets it can spend."""
 
 import math
 from dataclasses import replace
@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from support.federations import (
+    METHODS,
+    PRIVATE,
     Finished,
     as_bytes,
     experiment,
@@ -23,18 +25,17 @@ from support.federations import (
 )
 
 from polyeps.accounting import epsilon
-from polyeps.algorithms import ALGORITHMS
 from polyeps.client import answer
 from polyeps.clients import Clients
-from polyeps.core import ENTER, Ask, Profile, Replies, Task, Total
+from polyeps.core import ENTER, Ask, Profile, Replies, SumTerms, Task, Total
 from polyeps.errors import InputError, UnknownEvent
 from polyeps.experiment.job import Job
-from polyeps.experiment.noise_calibration import priced
-from polyeps.server import Participation, Transport
+from polyeps.experiment.noise_calibration import cost_of
+from polyeps.participation import Participation
+from polyeps.server import Transport
 from polyeps.transport.memory import InMemory
 
-PRIVATE = [name for name, entry in ALGORITHMS.items() if entry.budgets != "none"]
-every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+every_algorithm = pytest.mark.parametrize("name", METHODS)
 every_private = pytest.mark.parametrize("name", PRIVATE)
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -51,8 +52,8 @@ def first_task(job: Job, clients: tuple[str, ...], faces: tuple[Profile, ...] = 
             asked.append(task)
             raise StoppedError
 
-        def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-            raise AssertionError(least, bits, self(replace(task, summed=True)))
+        def total(self, task: Task, terms: SumTerms) -> Total:
+            raise AssertionError(terms, self(replace(task, summed=True)))
 
     faces = faces or tuple(
         Profile(client, epsilon=budget.epsilon, group=job.groups[place] if job.groups else None)
@@ -64,15 +65,15 @@ def first_task(job: Job, clients: tuple[str, ...], faces: tuple[Profile, ...] = 
 
 
 def charged(job: Job, done: Finished) -> set[str]:
-    """Who has paid for something: clients that answered, or everybody, where rounds have their dues."""
-    if job.algorithm.dues is not None:
+    """Who has paid for something: clients that answered, or everybody, where rounds have a price."""
+    if job.algorithm.round_price is not None:
         return set(job.population.ids)
     return {client for round in done.rounds for client in round.traffic}
 
 
 def entered(cohort: Clients, job: Job) -> None:
-    """Let everybody pay for the first round, where rounds have their dues."""
-    if job.algorithm.dues is not None:
+    """Let everybody pay for the first round, where rounds have a price."""
+    if job.algorithm.round_price is not None:
         assert answer(cohort, job.algorithm, Task(ENTER, cohort.ids, {}, run="test")).ids == cohort.ids
 
 
@@ -131,7 +132,7 @@ def test_declines_beyond_the_budget_whatever_the_server_asks(name: str, wrap: An
     clients = tuple(client for client in done.cohort.ids if client in served)
     overreaching = replace(first_task(job, clients), round=99)
     assert transport(overreaching).ids == ()
-    if job.algorithm.dues is not None:
+    if job.algorithm.round_price is not None:
         entering = transport(Task(ENTER, clients, {}, "test", 99))
         assert (entering.ids, set(entering.exhausted)) == ((), set(clients))
     assert done.spent() == spent
@@ -143,9 +144,9 @@ def test_charges_before_it_works(name: str, tmp_path: Path) -> None:
     job = job_of(experiment(name))
     ledger = ledger_of(job, tmp_path / "a.db")
     assert ledger is not None
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     task = first_task(job, cohort.ids)
-    if job.algorithm.dues is not None:
+    if job.algorithm.round_price is not None:
         assert answer(cohort, job.algorithm, task).ids == ()  # nobody has paid yet
     entered(cohort, job)
 
@@ -163,15 +164,17 @@ def test_charges_before_it_works(name: str, tmp_path: Path) -> None:
 def test_without_a_price_or_a_ledger_nothing_is_done(name: str, tmp_path: Path) -> None:
     job = job_of(experiment(name))
     task = first_task(job, job.population.ids)
-    if job.algorithm.dues is not None:
+    if job.algorithm.round_price is not None:
         with pytest.raises(InputError, match="no ledger"):
-            entered(job.cohort(None), job)
+            entered(job.clients(None), job)
         return
     free = replace(job.algorithm.actions[task.action], price=None)
     with pytest.raises(UnknownEvent, match="no price"):
-        answer(job.cohort(ledger_of(job, tmp_path / "a.db")), replace(job.algorithm, actions={task.action: free}), task)
+        answer(
+            job.clients(ledger_of(job, tmp_path / "a.db")), replace(job.algorithm, actions={task.action: free}), task
+        )
     with pytest.raises(InputError, match="no ledger"):
-        answer(job.cohort(None), job.algorithm, task)
+        answer(job.clients(None), job.algorithm, task)
 
 
 # 6: seeds, numbering, chunks
@@ -179,7 +182,7 @@ def test_without_a_price_or_a_ledger_nothing_is_done(name: str, tmp_path: Path) 
 
 @every_algorithm
 def test_same_seed_same_run_in_any_order_of_clients(name: str, tmp_path: Path) -> None:
-    some = Participation("uniform" if job_of(experiment(name)).algorithm.dues is None else "poisson", 0.7)
+    some = Participation("uniform" if job_of(experiment(name)).algorithm.round_price is None else "poisson", 0.7)
     first = finish(job_of(experiment(name)), tmp_path / "a.db", participation=some)
     again = finish(job_of(experiment(name)), tmp_path / "b.db", participation=some)
     mixed = finish(job_of(experiment(name)), tmp_path / "c.db", participation=some, order=[3, 1, 5, 0, 2, 4])
@@ -219,8 +222,8 @@ class Spy(Transport):
                 self.seen += tensor.double().flatten().tolist()
         return replies
 
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
-        total = self.inner.total(task, least, bits)
+    def total(self, task: Task, terms: SumTerms) -> Total:
+        total = self.inner.total(task, terms)
         for payload in (task.payload, total.payload):
             for tensor in payload.values():
                 self.seen += tensor.double().flatten().tolist()
@@ -235,7 +238,7 @@ def test_a_hidden_budget_is_refused_or_never_seen(name: str, tmp_path: Path) -> 
     spies: list[Spy] = []
 
     def spying(cohort: Clients, job: Job) -> Transport:
-        spies.append(Spy(InMemory(cohort, job.algorithm, job.tells)))
+        spies.append(Spy(InMemory(cohort, job.algorithm, job.discloses)))
         return spies[0]
 
     if "epsilon" in job.algorithm.needs:
@@ -245,7 +248,7 @@ def test_a_hidden_budget_is_refused_or_never_seen(name: str, tmp_path: Path) -> 
     done = finish(job, tmp_path / "a.db", spying)
     assert done.rounds
     secrets = {float(budget.epsilon) for budget in promised(job.population.budgets)} | {
-        float(scale) for scale in job.scale if scale
+        float(scale) for scale in job.noise_multiplier if scale
     }
     numbers = np.array([value for value in spies[0].seen if value is not None])
     for secret in secrets:
@@ -272,11 +275,12 @@ def test_a_price_paid_three_times_is_the_price_of_three(name: str, tmp_path: Pat
     assert done.ledger is not None
     for place, client in enumerate(job.population.ids):
         paid = sum(client in round.traffic for round in done.rounds)
-        if job.algorithm.dues is not None:
+        if job.algorithm.round_price is not None:
             paid = len(done.rounds)
         if not paid:
             continue
-        event = dp_accounting.SelfComposedDpEvent(priced(job.algorithm)(float(job.scale[place]), place), paid)
+        price = cost_of(job.algorithm, job.population.ids, job.settings).event(job.noise_multiplier[place], place)
+        event = dp_accounting.SelfComposedDpEvent(price, paid)
         judged = epsilon(event, done.ledger.account(client).terms.budget.delta, adjacency=job.algorithm.adjacency)
         assert math.isclose(done.ledger.spent(client), judged, rel_tol=1e-9)
 
@@ -286,9 +290,9 @@ def test_noise_is_as_large_as_its_price_says(name: str, tmp_path: Path) -> None:
     # Features of zero leave the weights no gradient, so what moves them is noise alone.
     wanted = experiment(name)
     job = job_of(wanted)
-    cohort = job.cohort(ledger_of(job, tmp_path / "a.db"))
+    cohort = job.clients(ledger_of(job, tmp_path / "a.db"))
     cohort.data = with_zero_features(cohort.data)
-    if job.algorithm.dues is not None:
+    if job.algorithm.round_price is not None:
         pytest.skip("noise is added to sums, not by this action")
     task = first_task(job, cohort.ids)
     replies = answer(cohort, job.algorithm, task)
@@ -296,6 +300,8 @@ def test_noise_is_as_large_as_its_price_says(name: str, tmp_path: Path) -> None:
         pytest.skip("this action does not send its update")
     weights = replies.payload["update"][:, : 64 * 10]
     settings = wanted.training
-    expected = job.scale * settings.clip * settings.learning_rate / settings.batch * math.sqrt(settings.local_steps)
+    expected = (
+        job.noise_multiplier * settings.clip * settings.learning_rate / settings.batch * math.sqrt(settings.local_steps)
+    )
     ratio = weights.std(1).numpy() / expected
     assert np.all(abs(ratio - 1) < 6 / math.sqrt(2 * weights.shape[1]))

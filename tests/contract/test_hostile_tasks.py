@@ -18,9 +18,8 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.common.serde import message_to_proto
-from support.federations import LocalGrid, experiment, honest_tasks, job_of, ledger_of
+from support.federations import METHODS, LocalGrid, experiment, honest_tasks, job_of, ledger_of
 
-from polyeps.algorithms import ALGORITHMS
 from polyeps.client import answer
 from polyeps.clients import Clients
 from polyeps.core import ENTER, Task
@@ -30,7 +29,7 @@ from polyeps.ledger import Ledger
 from polyeps.messages import usable_rows
 from polyeps.transport.flower_client import DECLINED
 
-EACH = max(1, int(os.environ.get("POLYEPS_FUZZ", "1500")) // len(ALGORITHMS))
+EACH = max(1, int(os.environ.get("POLYEPS_FUZZ", "1500")) // len(METHODS))
 ANEW = 40  # tasks after which budgets are full again: most are refused, but some are paid for
 # Secure sums of floats and of integers, of two releases and of one; FedHDP with a server that sees nothing.
 MORE: dict[str, dict[str, Any]] = {
@@ -38,7 +37,7 @@ MORE: dict[str, dict[str, Any]] = {
     "dp-randagg": {"noise": "skellam", "dropouts": 0.34},
     "fedhdp": {"trust": "secure-sum"},
 }
-CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in ALGORITHMS] + list(MORE.items())
+CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in METHODS] + list(MORE.items())
 
 
 Change = Callable[[Task, np.random.Generator], Task]
@@ -158,13 +157,13 @@ def test_hostile_tasks_are_refused_before_anybody_pays(name: str, options: dict[
     tasks = honest_tasks(job, tmp_path / "honest.db")
     dice = np.random.default_rng(len(name))
     outcomes: list[str] = []
-    cohort = job.cohort(None)
+    cohort = job.clients(None)
     for number in range(EACH):
         if number % ANEW == 0:
             if cohort.ledger:
                 cohort.ledger.verify()
-            cohort = job.cohort(ledger_of(job, tmp_path / f"{number}.db"))
-            if job.algorithm.dues is not None:
+            cohort = job.clients(ledger_of(job, tmp_path / f"{number}.db"))
+            if job.algorithm.round_price is not None:
                 assert try_out(cohort, job, Task(ENTER, cohort.ids, {}, "test", 0)) == "entered"
         task = tasks[dice.integers(len(tasks))]
         task = replace(task, round=int(dice.integers(0, 2)) if dice.random() < 0.2 else task.round)
@@ -207,13 +206,13 @@ def records(task: Task, dice: np.random.Generator) -> RecordDict:
     return RecordDict(content)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 def test_no_exception_text_leaves_a_client(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "polyeps.transport.flower_client")
     job = job_of(experiment(name))
     tasks = honest_tasks(job, tmp_path / "honest.db")
     ledger = ledger_of(job, tmp_path / "a.db")
-    grid = LocalGrid(job.cohort(ledger), job)
+    grid = LocalGrid(job.clients(ledger), job)
     dice = np.random.default_rng(len(name))
     for _ in range(max(12, EACH // 5)):
         content = records(tasks[dice.integers(len(tasks))], dice)

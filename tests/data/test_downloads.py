@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from polyeps.data.catalogue import CATALOGUE, DataFile
-from polyeps.data.downloads import download
-from polyeps.data.sources import Places, locate, read
+from polyeps.data.public_catalogue import PUBLIC_DATASETS, DataFile
+from polyeps.data.public_files import Places, download, locate, read_files
 from polyeps.errors import DataError
 
 CONTENT = bytes(range(256)) * 4000
@@ -91,7 +90,7 @@ def test_a_file_in_an_archive_is_verified_and_the_archive_kept(server: Server, t
     assert path == tmp_path / "set/all.zip"
     found = locate(file, Places((tmp_path,), tmp_path))
     assert found is not None
-    assert read([found]) == [CONTENT]
+    assert read_files([found]) == [CONTENT]
     with pytest.raises(DataError, match="not kept"):
         download(replace(file, member="in/other.csv", url=file.url.replace("all", "new")), tmp_path)
     assert files_in(tmp_path) == ["all.zip"]
@@ -167,4 +166,4 @@ def test_a_folder_that_cannot_be_written_is_named(server: Server, tmp_path: Path
 
 def test_a_form_without_an_address_is_not_downloaded(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"imdb_train.csv has no download address"):
-        download(CATALOGUE["imdb"].files[0], tmp_path)
+        download(PUBLIC_DATASETS["imdb"].files[0], tmp_path)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polyeps.data.own_files import load_own
-from polyeps.data.partition import by_group
+from polyeps.data.partition import by_owner
 from polyeps.errors import DataError
 
 
@@ -22,20 +22,18 @@ def test_one_file_per_client(tmp_path: Path) -> None:
     assert own.name == "own:clinics"
     assert own.classes == ("0", "1", "2")
     assert own.columns == ("a",)
-    partition = by_group(own)
+    partition = by_owner(own)
     assert partition.ids == ("bern", "oslo")
     assert own.features[partition.rows].ravel().tolist() == [3, 1, 2]
     assert partition.sizes.tolist() == [1, 2]
 
 
 def test_one_file_with_a_client_column(tmp_path: Path) -> None:
-    folder = written(tmp_path, all="a,who,y\n1,oslo,no\n2,bern,yes\n3,oslo,yes\n", test="a,y,who\n9,no,x\n")
-    own = load_own(folder / "all.csv", label="y", client="who", test=folder / "test.csv")
+    folder = written(tmp_path, all="a,who,y\n1,oslo,no\n2,bern,yes\n3,oslo,yes\n")
+    own = load_own(folder / "all.csv", label="y", client="who")
     assert own.classes == ("no", "yes")
     assert own.labels.tolist() == [0, 1, 1]
-    assert own.test_features.tolist() == [[9]]
-    assert own.test_labels.tolist() == [0]
-    partition = by_group(own)
+    partition = by_owner(own)
     assert partition.ids == ("bern", "oslo")
     assert own.features[partition.rows].ravel().tolist() == [2, 1, 3]
 
@@ -43,7 +41,7 @@ def test_one_file_with_a_client_column(tmp_path: Path) -> None:
 def test_npz_with_clients(tmp_path: Path) -> None:
     path = tmp_path / "all.npz"
     np.savez(path, features=np.eye(3), labels=np.array([0, 1, 0]), clients=np.array(["b", "a", "b"]))
-    assert by_group(load_own(path)).sizes.tolist() == [1, 2]
+    assert by_owner(load_own(path)).sizes.tolist() == [1, 2]
 
 
 def test_no_record_is_lost_among_many_clients(tmp_path: Path) -> None:
@@ -55,7 +53,7 @@ def test_no_record_is_lost_among_many_clients(tmp_path: Path) -> None:
         files[f"client{i:02}"] = "a,label\n" + "\n".join(lines) + "\n"
         value += int(size)
     own = load_own(written(tmp_path / "many", **files))
-    assert by_group(own).sizes.tolist() == sizes.tolist()
+    assert by_owner(own).sizes.tolist() == sizes.tolist()
     assert own.features.ravel().tolist() == list(range(value))
 
 
@@ -66,8 +64,8 @@ def test_no_record_is_lost_among_many_clients(tmp_path: Path) -> None:
         ({"a": "x,label\n1,0\n", "b": "x,label\n"}, r"client b has no records, as .*b.csv is empty"),
         ({"a": "x,label\n1,0\n", "b": "y,label\n1,0\n"}, r"b.csv and .*a.csv differ in columns \(x, y\)"),
         ({"a": "x,z,label\n1,1,0\n", "b": "z,x,label\n1,1,0\n"}, r"differ in columns \(their order\)"),
-        ({"a": "x,client,label\n1,7,0\n"}, r"a.csv has a column 'client', but its name already says whose"),
-        ({"a": "x,label\n1,0\n2,-1\n"}, r"a.csv, row 3: label -1 is outside 0 to 0: correct it"),
+        ({"a": "x,client,label\n1,7,0\n"}, r"a.csv has a column 'client', but the file's name is already the client's"),
+        ({"a": "x,label\n1,0\n2,-1\n"}, r"a.csv, row 3: label -1 is below 0: correct it"),
     ],
 )
 def test_a_bad_folder_is_refused(tmp_path: Path, files: dict[str, str], message: str) -> None:
@@ -82,13 +80,10 @@ def test_two_files_of_one_client_are_refused(tmp_path: Path) -> None:
         load_own(folder)
 
 
-def test_a_label_beyond_the_announced_number_names_row_and_client(tmp_path: Path) -> None:
-    folder = written(tmp_path, all="a,client,label\n1,oslo,0\n2,bern,7\n", words="a,client,label\n1,x,b\n2,x,c\n")
-    with pytest.raises(DataError, match=r"all.csv, row 3 \(client bern\): label 7 is outside 0 to 2"):
-        load_own(folder / "all.csv", classes=3)
-    with pytest.raises(DataError, match=r"words.csv: 2 different labels, but 1 were announced"):
-        load_own(folder / "words.csv", classes=1)
-    assert load_own(folder / "all.csv", classes=10).classes == tuple("0123456789")
+def test_a_wrong_label_names_row_and_client(tmp_path: Path) -> None:
+    folder = written(tmp_path, all="a,client,label\n1,oslo,0\n2,bern,-7\n")
+    with pytest.raises(DataError, match=r"all.csv, row 3 \(client bern\): label -7 is below 0"):
+        load_own(folder / "all.csv")
 
 
 def test_records_of_different_shape_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Menus of privacy levels: who chooses nothing is protected best."""
+"""Privacy levels: clients that choose none have the strictest."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyeps.data.partition import Partition, apart
-from polyeps.data.privacy_levels import choose, strictest
+from polyeps.data.partition import Partition, set_apart
+from polyeps.data.privacy_levels import choose_levels, strictest_level
 from polyeps.errors import InputError
-from polyeps.experiment.config import Level
+from polyeps.experiment.config import LevelSettings as Level
 
 HELD = np.eye(10, dtype=np.int64)[np.arange(200) % 10] * 30  # clients of one class each
 
 
-def menu(*levels: dict[str, Any]) -> tuple[Level, ...]:
+def as_levels(*levels: dict[str, Any]) -> tuple[Level, ...]:
     return tuple(Level(**level) for level in levels)
 
 
@@ -27,14 +27,14 @@ OPEN = {"name": "open", "share": 0.05}
 
 
 def chosen(*levels: dict[str, Any], seed: int = 1) -> list[str]:
-    offered = menu(*levels)
-    return [offered[place].name for place in choose(offered, HELD, np.random.default_rng(seed))]
+    offered = as_levels(*levels)
+    return [offered[place].name for place in choose_levels(offered, HELD, np.random.default_rng(seed))]
 
 
 @pytest.mark.parametrize("levels", [(PRIVATE, CAREFUL, OPEN), (OPEN, PRIVATE, CAREFUL), (CAREFUL, OPEN, PRIVATE)])
 def test_shares_are_exact_and_the_rest_has_the_strictest(levels: tuple[dict[str, Any], ...]) -> None:
     assert Counter(chosen(*levels)) == {"private": 150, "careful": 40, "open": 10}
-    assert menu(*levels)[strictest(menu(*levels))].name == "private"
+    assert as_levels(*levels)[strictest_level(as_levels(*levels))].name == "private"
 
 
 def test_other_seeds_choose_other_clients() -> None:
@@ -61,17 +61,17 @@ def test_any_shares(first: float, second: float, seed: int) -> None:
 @pytest.mark.parametrize(
     ("levels", "said"),
     [
-        ((OPEN,), "promises nothing to anybody"),
+        ((OPEN,), "guarantees nothing"),
         ((PRIVATE, {**OPEN, "name": "private"}), "same name"),
         ((PRIVATE, {**CAREFUL, "epsilon": 1.0}), "same epsilon"),
         (({**PRIVATE, "share": 0.5}, OPEN), "leave out its share"),
         ((PRIVATE, {"name": "open"}), "say which share"),
         ((PRIVATE, {**OPEN, "labels": [10]}), "labels are numbers from 0 to 9"),
-        ((PRIVATE, {**OPEN, "share": 0.2, "labels": [7]}), "only 20 are free to"),
+        ((PRIVATE, {**OPEN, "share": 0.2, "labels": [7]}), "only 20 can"),
         ((PRIVATE, {**CAREFUL, "share": 0.7}, {**OPEN, "share": 0.5}), "make its share smaller"),
     ],
 )
-def test_bad_menus_are_refused(levels: tuple[dict[str, Any], ...], said: str) -> None:
+def test_bad_levels_are_refused(levels: tuple[dict[str, Any], ...], said: str) -> None:
     with pytest.raises(InputError, match=said):
         chosen(*levels)
 
@@ -84,7 +84,7 @@ def test_bad_menus_are_refused(levels: tuple[dict[str, Any], ...], said: str) ->
 def test_every_client_sets_some_of_its_own_records_apart(sizes: list[int], share: float, seed: int) -> None:
     rows = np.random.default_rng(seed).permutation(sum(sizes))
     whole = Partition(tuple(map(str, range(len(sizes)))), rows, np.concatenate([[0], np.cumsum(sizes)]))
-    kept, held = apart(whole, share, np.random.default_rng(seed))
+    kept, held = set_apart(whole, share, np.random.default_rng(seed))
     assert kept.ids == held.ids == whole.ids
     assert held.sizes.tolist() == [max(1, round(share * size)) for size in sizes]
     for place in range(len(sizes)):
@@ -94,7 +94,7 @@ def test_every_client_sets_some_of_its_own_records_apart(sizes: list[int], share
 
 def test_records_are_set_apart_by_chance() -> None:
     whole = Partition(("a",), np.arange(30), np.array([0, 30]))
-    held = [apart(whole, 1 / 6, np.random.default_rng(seed))[1].rows.tolist() for seed in range(400)]
+    held = [set_apart(whole, 1 / 6, np.random.default_rng(seed))[1].rows.tolist() for seed in range(400)]
     counts = Counter(row for rows in held for row in rows)
     assert set(counts) == set(range(30))
     assert max(counts.values()) < 2 * min(counts.values()) + 20
@@ -103,4 +103,4 @@ def test_records_are_set_apart_by_chance() -> None:
 def test_a_client_must_have_some_left() -> None:
     whole = Partition(("a", "b"), np.arange(5), np.array([0, 4, 5]))
     with pytest.raises(InputError, match=r"client 'b' has 1 records, which a share of 0\.2 set apart uses up"):
-        apart(whole, 0.2, np.random.default_rng(0))
+        set_apart(whole, 0.2, np.random.default_rng(0))

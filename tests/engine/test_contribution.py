@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,11 +10,11 @@ import torch
 from support.hostile import ROWS, Population, contributions, scattered, worst_contribution
 from torch import Tensor, nn
 
-from polyeps.engine.layers import Mapped
+from polyeps.engine.fallback_layers import VmapLayer
 from polyeps.engine.layout import lay_out
 from polyeps.engine.network import Network, add_gradients, lower, record_gradients
 from polyeps.engine.recurrent import LastState
-from polyeps.engine.steady import multiply
+from polyeps.engine.stable_products import multiply
 from polyeps.models import MODELS, cross_entropy
 
 # Whether rows round alike in any company was measured for one version of torch. Elsewhere a simulated record may move a
@@ -24,14 +24,6 @@ STEADY = pytest.mark.skipif(not MEASURED, reason="rounding in company was measur
 MOST = 1 + (1e-6 if MEASURED else 1e-4)
 CLIPS = torch.tensor([1e-10, 1e-5, 1e-4, 1.0, 1e4])
 VOCABULARY = 7
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Mean(nn.Module):
@@ -97,7 +89,7 @@ def test_the_fallback_holds_the_clip_too(name: str) -> None:
     module = build()
     sizes = [p.numel() for p in module.parameters()]
     start = population(module, shape, 100, 5)
-    assert worst_contribution(Network((Mapped(module),)), cross_entropy, start, sizes, 5, generations=4) <= MOST
+    assert worst_contribution(Network((VmapLayer(module),)), cross_entropy, start, sizes, 5, generations=4) <= MOST
 
 
 def cancelling(clients: int, apart: float, scale: float) -> tuple[nn.Module, Population]:

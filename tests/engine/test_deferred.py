@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from polyeps.core import Records
 from polyeps.engine import loop
-from polyeps.engine.captured import Graphs, train_on_device
+from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deferred import Deferral, worths_of
 from polyeps.engine.loop import Settings, train_on_cpu
 from polyeps.engine.noise import SeededStreams
@@ -68,7 +68,7 @@ def on_host(model: Model, starts: Tensor, records: Records, streams: SeededStrea
 
 
 def as_on_device(model: Model, starts: Tensor, records: Records, streams: SeededStreams, settled: Settings) -> Tensor:
-    return train_on_device(model, starts, starts, records, streams, settled, Graphs())
+    return train_on_device(model, starts, starts, records, streams, settled, CudaGraphs())
 
 
 @pytest.fixture
@@ -81,12 +81,12 @@ def deferrals(monkeypatch: pytest.MonkeyPatch) -> list[Deferral]:
         made.append(decide(*arguments))  # type: ignore[arg-type]
         return made[-1]
 
-    for module in ("loop", "captured"):
+    for module in ("loop", "cuda_graphs"):
         monkeypatch.setattr(f"polyeps.engine.{module}.deferral_of", noted)
     monkeypatch.setattr("polyeps.engine.deferred.FEWEST", 0)
     # plans without padding keep the clients' own order
     monkeypatch.setattr("polyeps.engine.loop.LARGE", 0)
-    monkeypatch.setattr("polyeps.engine.placing.padding_is_cheaper", lambda *_: True)
+    monkeypatch.setattr("polyeps.engine.device_batches.padding_is_cheaper", lambda *_: True)
     return made
 
 
@@ -110,7 +110,7 @@ def test_deferred_layers_learn_the_same(
     with torch.no_grad():
         found = train(model, starts, records, SeededStreams(21, range(CLIENTS), 2), way(momentum))
         assert deferrals[0].layers
-        for module in ("loop", "captured"):
+        for module in ("loop", "cuda_graphs"):
             monkeypatch.setattr(f"polyeps.engine.{module}.deferral_of", never)
         wanted = train(model, starts, records, SeededStreams(21, range(CLIENTS), 2), way(momentum))
     assert (wanted - starts)[[0, 2, 3, 4]].any(1).all()
@@ -159,7 +159,7 @@ def test_a_run_begun_again_forgets_the_last_one(deferrals: list[Deferral]) -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_a_device_replays_deferred_steps(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyeps.engine.captured._coarse_products", nullcontext)  # else only two digits agree
+    monkeypatch.setattr("polyeps.engine.cuda_graphs._coarse_products", nullcontext)  # else only two digits agree
     monkeypatch.setattr("polyeps.engine.deferred.FEWEST", 0)
     model = mlp(300, (200,), 3)
     records = cohort(model)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polyeps.core import Records
-from polyeps.engine.exact import Alone
+from polyeps.engine.deployed_training import RecordGradients
 from polyeps.engine.losses import cross_entropy
 from polyeps.engine.network import record_gradients
 from polyeps.engine.noise import SeededStreams, SystemStreams
@@ -107,16 +107,16 @@ def test_a_record_moves_an_exact_sum_by_no_more_than_its_clip_whatever_the_weigh
     data = records(LOGISTIC, 40)
     start = torch.randn(LOGISTIC.size, generator=torch.Generator().manual_seed(9)) * spread
     grid = GridSum(0.01, LOGISTIC.size, 1.0)
-    whole = Alone(LOGISTIC, start).total(data, list(range(40)), grid)
+    whole = RecordGradients(LOGISTIC, start).total(data, list(range(40)), grid)
     for left_out in range(0, 40, 3):
         rest = [i for i in range(40) if i != left_out]
-        moved = whole - Alone(LOGISTIC, start).total(data, rest, grid)
+        moved = whole - RecordGradients(LOGISTIC, start).total(data, rest, grid)
         assert float(moved.norm()) <= grid.longest
         assert float(moved.norm()) * grid.step <= 0.01 * 1.002
 
 
 def test_batches_of_a_fixed_size_are_refused() -> None:
-    training = dp_sgd(LOGISTIC, sampler="fixed", batch=4, steps=1, clip=1.0, learning_rate=1.0, records_held=9)
+    training = dp_sgd(LOGISTIC, sampler="fixed", batch=4, steps=1, clip=1.0, learning_rate=1.0)
     with pytest.raises(InputError, match="Poisson batches"):
         training.run(torch.zeros(LOGISTIC.size), records(LOGISTIC, 9), SystemStreams(1), 1.0)
 
@@ -171,7 +171,7 @@ def test_a_batch_is_the_sum_of_its_records_each_alone_to_the_last_bit(name: str,
     data = Records(signs * x, torch.tensor([0, 1] * count)[:count], torch.tensor([0, count]))
     weights = one_ulp_decides(model) if hostile else torch.randn(model.size, generator=drawn)
     grid = GridSum(1.0, model.size, 1.0)
-    alone = Alone(model, weights)
+    alone = RecordGradients(model, weights)
     singles = torch.stack([alone.total(data, [record], grid) for record in range(count)])
     assert float(singles.norm(dim=1).max()) <= grid.longest
     for some in (list(range(count)), list(range(1, count)), list(range(0, count, 3)), [5, 4]):
@@ -183,7 +183,7 @@ def test_a_record_for_which_the_module_fails_counts_as_empty(caplog: pytest.LogC
     model = from_module(nn.Sequential(nn.Linear(7, 2)), cross_entropy, torch.rand(5, 7))
     bad = Records(torch.rand(3, 7), torch.tensor([0, 9, 1]), torch.tensor([0, 3]))  # a label that is no class
     grid = GridSum(1.0, model.size, 1.0)
-    alone = Alone(model, torch.zeros(model.size))
+    alone = RecordGradients(model, torch.zeros(model.size))
     assert torch.equal(alone.total(bad, [0, 1, 2], grid), alone.total(bad, [0, 2], grid))
     assert "counts as empty" in caplog.text
 
@@ -206,7 +206,7 @@ def test_a_module_that_always_fails_is_refused_instead_of_trained_on_noise(monke
     monkeypatch.setattr(nn.ReLU, "forward", lambda *_: 1 / 0)
     data = Records(torch.rand(3, 7), torch.tensor([0, 1, 1]), torch.tensor([0, 3]))
     with pytest.raises(InputError, match="no gradient even for a record of zeros"):
-        Alone(model, torch.zeros(model.size)).check(data)
+        RecordGradients(model, torch.zeros(model.size)).check(data)
 
 
 def test_training_without_noise_of_its_own_fails_silently_when_deployed(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 from reference.local_training import clipped_sum
 from torch import Tensor, nn
 
-from polyeps.engine.layers import Mapped
+from polyeps.engine.fallback_layers import VmapLayer
 from polyeps.engine.layout import Layout, lay_out
 from polyeps.engine.network import Network, add_gradients, lower
 from polyeps.engine.recurrent import LastState
@@ -25,15 +25,6 @@ SIZES = np.array([4, 2, 0, 1])  # rows of four clients; one has none
 @pytest.fixture(autouse=True)
 def _same_weights_every_time() -> None:
     torch.manual_seed(0)  # torch's layers start from the global generator; only tests may touch it
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Small operations on two threads wait for whoever else uses the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Mean(nn.Module):
@@ -198,7 +189,7 @@ def test_sums_equal_the_plain_loop(name: str, layout: str, clip: float) -> None:
 def test_rules_equal_the_fallback(name: str) -> None:
     model, features = examples(name, 7)
     models, labels = setting(model)
-    fallback = Network((Mapped(model.module),))
+    fallback = Network((VmapLayer(model.module),))
     rules = batched(model, model.network, models, features, labels, "exact", 0.5)
     mapped = batched(model, fallback, models, features, labels, "exact", 0.5)
     torch.testing.assert_close(rules, mapped, rtol=1e-5, atol=1e-5)
@@ -209,7 +200,7 @@ def test_rules_equal_the_fallback(name: str) -> None:
 )
 def test_only_what_has_no_rule_falls_back(name: str, mapped: int) -> None:
     model, _ = examples(name, 2)
-    assert sum(isinstance(layer, Mapped) for layer in model.network.layers) == mapped
+    assert sum(isinstance(layer, VmapLayer) for layer in model.network.layers) == mapped
 
 
 def test_a_subclass_gets_no_rule() -> None:
@@ -217,7 +208,7 @@ def test_a_subclass_gets_no_rule() -> None:
         def forward(self, rows: Tensor) -> Tensor:
             return 2 * super().forward(rows)
 
-    assert isinstance(lower(nn.Sequential(Doubled(3, 2))).layers[0], Mapped)
+    assert isinstance(lower(nn.Sequential(Doubled(3, 2))).layers[0], VmapLayer)
 
 
 def model_rows(name: str) -> tuple[Model, Tensor]:

@@ -8,8 +8,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from polyeps.core import Streams
 from polyeps.engine import noise
-from polyeps.engine.noise import SeededStreams, Streams, SystemStreams
+from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.engine.philox import normals, philox
 from polyeps.errors import InputError
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyeps.engine.losses import Apart
+from polyeps.engine.losses import RowWiseLoss
 from polyeps.engine.network import lower, output_gradients
 from polyeps.errors import InputError
 from polyeps.models import Model, cross_entropy
@@ -73,11 +73,11 @@ def test_a_loss_that_mixes_rows_is_refused(loss: Plain) -> None:
 def test_a_closed_form_that_is_not_the_gradient_is_refused() -> None:
     with pytest.raises(InputError, match="`gradients` of Wrong"):
         Model(nn.Linear(4, 3), Wrong(), (4,))
-    assert isinstance(Model(nn.Linear(4, 3), Right(), (4,)).loss, Apart)
+    assert isinstance(Model(nn.Linear(4, 3), Right(), (4,)).loss, RowWiseLoss)
 
 
 def test_a_loss_that_autograd_cannot_follow_or_that_fails_is_refused() -> None:
-    with pytest.raises(InputError, match="autograd cannot follow"):
+    with pytest.raises(InputError, match="autograd cannot differentiate"):
         Model(nn.Linear(4, 3), lambda outputs, labels: each(outputs, labels).detach(), (4,))
     with pytest.raises(InputError, match="cannot be called with outputs"):
         Model(nn.Linear(4, 3), lambda outputs, labels: functional.bilinear(outputs, labels, outputs), (4,))

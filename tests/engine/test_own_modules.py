@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from polyeps.engine.layers import Free, Linear, Mapped
+from polyeps.engine.fallback_layers import LoopedLayer, VmapLayer
+from polyeps.engine.layers import Linear, Parameterless
 from polyeps.engine.layout import lay_out
-from polyeps.engine.looped import Looped
 from polyeps.engine.network import add_gradients, record_gradients
 from polyeps.engine.recurrent import LastState
 from polyeps.errors import InputError
@@ -188,7 +188,7 @@ def test_hooks_that_come_later_do_not_reach_what_runs_on_all_rows() -> None:
     relu = nn.ReLU()
     model = Model(sandwich(relu), cross_entropy, (4,))
     hooked(relu)
-    layer = next(layer for layer in model.network.layers if isinstance(layer, Free))
+    layer = next(layer for layer in model.network.layers if isinstance(layer, Parameterless))
     assert torch.equal(layer.module(torch.ones(2)), torch.ones(2))
 
 
@@ -197,7 +197,7 @@ def test_subclasses_and_other_shapes_have_no_rule() -> None:
     other.weight, other.bias = nn.Parameter(torch.randn(5, 4)), nn.Parameter(torch.zeros(5))
     for module in (nn.Sequential(Doubled(4, 5), nn.Linear(5, 3)), nn.Sequential(other, nn.Linear(5, 3))):
         model = Model(module, cross_entropy, (4,))
-        assert isinstance(model.network.layers[0], Mapped)
+        assert isinstance(model.network.layers[0], VmapLayer)
         agrees_with_autograd(model, rows_of(7, 4))
 
 
@@ -240,7 +240,7 @@ def test_a_branch_that_no_probe_takes_runs_row_by_row(with_weights: bool) -> Non
     module = Own(lambda inner, rows: scaled(inner(rows))) if with_weights else sandwich(Does(scaled))
     with pytest.warns(UserWarning, match=r"(Does|Own) runs one row after the other"):
         model = Model(module, cross_entropy, (4,))
-    assert sum(isinstance(layer, Looped) for layer in model.network.layers) == 1
+    assert sum(isinstance(layer, LoopedLayer) for layer in model.network.layers) == 1
     vector = model.start(torch.Generator())
     rows, labels = rows_of(3, 4), torch.tensor([0, 1, 2])
     calm = record_gradients(model.network, model.loss, vector, rows, labels)
@@ -251,7 +251,7 @@ def test_a_branch_that_no_probe_takes_runs_row_by_row(with_weights: bool) -> Non
 
 def test_an_own_module_without_parameters_runs_one_row_at_a_time() -> None:
     model = Model(sandwich(Does(lambda rows: 2 * torch.sin(rows))), cross_entropy, (4,))
-    assert [type(layer) for layer in model.network.layers] == [Linear, Mapped, Linear]
+    assert [type(layer) for layer in model.network.layers] == [Linear, VmapLayer, Linear]
     agrees_with_autograd(model, rows_of(7, 4))
 
 

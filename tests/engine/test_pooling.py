@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.layers import Free
+from polyeps.engine.layers import Parameterless
 from polyeps.engine.layout import Layout
 from polyeps.engine.network import lower
 from polyeps.engine.pooling import ReluPool, relu_pool
@@ -90,4 +90,4 @@ def test_only_neighbours_are_merged() -> None:
     together = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sequential(nn.ReLU(), nn.MaxPool2d((2, 2))), nn.Flatten())
     assert not any(isinstance(layer, ReluPool) for layer in lower(apart).layers)
     kinds = [type(layer) for layer in lower(together).layers]
-    assert kinds[1:] == [ReluPool, Free]
+    assert kinds[1:] == [ReluPool, Parameterless]

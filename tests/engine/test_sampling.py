@@ -69,7 +69,7 @@ def test_empty_batches_are_batches_and_steps_end_per_client() -> None:
     assert batches.sizes[:, 2].sum() == 0
 
 
-def test_a_client_draws_the_same_whoever_is_beside_it() -> None:
+def test_a_client_draws_the_same_in_any_cohort() -> None:
     together = draw([40, 90, 10], [0.1, 0.5, 1.0], [9, 30, 2], ids=[5, 6, 7])
     alone = draw([40], [0.1], [9], ids=[5])
     moved = draw([10, 40], [1.0, 0.1], [2, 9], ids=[7, 5])
@@ -136,7 +136,7 @@ def test_fixed_batches_are_the_slow_loops() -> None:
         assert [[record - offset for record in batch] for batch in found] == wanted
 
 
-def test_a_client_draws_the_same_fixed_batches_whoever_is_beside_it() -> None:
+def test_a_client_draws_the_same_fixed_batches_in_any_cohort() -> None:
     together = draw_fixed([40, 90, 10], [4, 33, 10], [9, 30, 2], ids=[5, 6, 7])
     alone = draw_fixed([40], [4], [9], ids=[5])
     moved = draw_fixed([10, 40], [10, 4], [2, 9], ids=[7, 5])

@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_file_says_everything(file: Path) -> None:
-    wanted = config.read(file)
+    wanted = config.read_experiment(file)
     assert (wanted.name, wanted.rounds, wanted.seeds, wanted.data.clients) == ("wards", 7, (4, 2), 6)
     assert [method.title for method in wanted.algorithm] == ["fedavg", "pfa, rank 2"]
     assert wanted.algorithm[1].options == {"rank": 2}
@@ -52,7 +52,7 @@ def test_a_file_says_everything(file: Path) -> None:
 
 def test_a_name_in_the_file_wins_over_the_name_of_the_file(file: Path) -> None:
     file.write_text('name = "other"' + FILE)
-    assert config.read(file).name == "other"
+    assert config.read_experiment(file).name == "other"
 
 
 @pytest.mark.parametrize("algorithm", ["pfa", ["pfa"], {"name": "pfa"}, [{"name": "pfa"}]])
@@ -66,9 +66,23 @@ def test_a_published_form_bears_it_in_its_title() -> None:
     assert [m.title for m in config.experiment({"algorithm": methods}).algorithm] == ["fedavg", "fedavg (published)"]
 
 
+@pytest.mark.parametrize(
+    ("method", "title"),
+    [
+        ({"name": "fedavg", "budgets": "own"}, "fedavg"),
+        ({"name": "fedavg", "budgets": "minimum"}, "fedavg (minimum)"),
+        ({"name": "fedavg", "budgets": "minimum", "form": "published"}, "fedavg (minimum, published)"),
+        ({"name": "my_module:trimmed_mean", "budgets": "none"}, "trimmed_mean (none)"),
+        ({"name": "fedavg", "budgets": "minimum", "label": "strict"}, "strict"),
+    ],
+)
+def test_a_title_says_whose_budgets_are_spent(method: dict[str, Any], title: str) -> None:
+    assert config.experiment({"algorithm": method}).algorithm[0].title == title
+
+
 def test_changes_reach_tables_and_every_algorithm(file: Path) -> None:
     changes = ["training.clip=2", "model.name=mlp", "model.hidden=[8, 8]", "algorithm.training.batch=3", "name=x"]
-    wanted = config.read(file, [*changes, "budgets.disclosed = false", "algorithm.form=published"])
+    wanted = config.read_experiment(file, [*changes, "budgets.disclosed = false", "algorithm.form=published"])
     assert (wanted.training.clip, wanted.model.name, wanted.model.hidden, wanted.name) == (2.0, "mlp", (8, 8), "x")
     assert wanted.budgets.disclosed is False
     assert [wanted.training_of(method).batch for method in wanted.algorithm] == [3, 3]
@@ -77,7 +91,7 @@ def test_changes_reach_tables_and_every_algorithm(file: Path) -> None:
 
 
 def test_a_later_change_wins(file: Path) -> None:
-    assert config.read(file, ["rounds=3", "rounds=4"]).rounds == 4
+    assert config.read_experiment(file, ["rounds=3", "rounds=4"]).rounds == 4
 
 
 def test_a_number_of_seeds_counts_from_one() -> None:
@@ -87,13 +101,13 @@ def test_a_number_of_seeds_counts_from_one() -> None:
 def test_paths_are_beside_the_file_wherever_one_stands(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text('[data]\nfile = "own.csv"\n[budgets]\nfile = "/elsewhere/b.csv"\n')
     monkeypatch.chdir(file.parent)
-    wanted = config.read(Path(file.name))
+    wanted = config.read_experiment(Path(file.name))
     assert wanted.data.file == file.parent / "own.csv"
     assert wanted.budgets.file == Path("/elsewhere/b.csv")
 
 
 def test_what_json_holds_is_the_same_experiment(file: Path) -> None:
-    wanted = config.read(file, ["budgets.file=b.csv"])
+    wanted = config.read_experiment(file, ["budgets.file=b.csv"])
     assert config.experiment(json.loads(json.dumps(wanted.as_dict()))) == wanted
     assert "label" not in wanted.as_dict()["algorithm"][0]  # what was not said is not kept
 
@@ -123,6 +137,12 @@ def test_what_json_holds_is_the_same_experiment(file: Path) -> None:
         ({"algorithm": 3}, "algorithm: must be [[algorithm]] tables, or names of algorithms, not 3"),
         ({"algorithm": [{"rank": 1}]}, "algorithm.0.name: field required"),
         ({"algorithm": ["pfa", "pfa"]}, "algorithm: two are called 'pfa'; give each its own label"),
+        ({"budgets": {"scale": 1.0}}, "budgets.scale is now budgets.noise_multiplier; rename it"),
+        ({"budgets": {"menu": []}}, "budgets.menu is now budgets.levels; rename it"),
+        (
+            {"algorithm": {"name": "fedavg", "budgets": "strictest"}},
+            "algorithm.0.budgets: input should be 'own', 'minimum', 'maximum' or 'none', not 'strictest'",
+        ),
         ({"algorithm": {"name": "pfa", "form": "loud"}}, "algorithm.0.form: input should be 'sound' or 'published'"),
     ],
 )
@@ -157,10 +177,10 @@ def test_titles_that_cannot_be_file_names_are_refused(text: str) -> None:
         ({"training": {"clip": True}}, "training.clip: must be a number, not True"),
         ({"budgets": {"epsilons": [True, 2.0]}}, "budgets.epsilons: must be numbers"),
         ({"model": {"hidden": [False]}}, "model.hidden: must be numbers"),
-        ({"algorithm": {"name": "minimum", "epsilon": True}}, "algorithm.0.epsilon: must be a number, not True"),
+        ({"algorithm": {"name": "fedavg", "epsilon": True}}, "algorithm.0.epsilon: must be a number, not True"),
         ({"training": {"clip": float("inf")}}, "training.clip: input should be a finite number, not inf"),
         ({"training": {"decay": float("nan")}}, "training.decay: input should be a finite number, not nan"),
-        ({"algorithm": {"name": "maximum", "epsilon": float("inf")}}, "algorithm.0.epsilon: input should be a finite"),
+        ({"algorithm": {"name": "fedavg", "epsilon": float("inf")}}, "algorithm.0.epsilon: input should be a finite"),
     ],
 )
 def test_only_finite_numbers_are_numbers(values: dict[str, Any], said: str) -> None:
@@ -191,14 +211,14 @@ def test_titles_may_be_readable(text: str) -> None:
 )
 def test_changes_that_cannot_be_made(file: Path, change: str, said: str) -> None:
     with pytest.raises(InputError) as refusal:
-        config.read(file, [change])
+        config.read_experiment(file, [change])
     assert said in str(refusal.value)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none.toml cannot be read: No such file.*give the path of a TOML file"):
-        config.read(tmp_path / "none.toml")
+        config.read_experiment(tmp_path / "none.toml")
     for content in (b"rounds = [", b"\xff\xfe"):
         (tmp_path / "bad.toml").write_bytes(content)
         with pytest.raises(InputError, match=r"bad.toml is not TOML"):
-            config.read(tmp_path / "bad.toml")
+            config.read_experiment(tmp_path / "bad.toml")

@@ -18,7 +18,7 @@ from polyeps.experiment.population import populate
 from polyeps.models import logistic, mlp
 
 SIZES = (3, 1, 7, 4)
-MENU = [{"name": "private", "epsilon": 1.5}, {"name": "open", "share": 0.3}]
+LEVELS = [{"name": "private", "epsilon": 1.5}, {"name": "open", "share": 0.3}]
 
 
 @pytest.mark.parametrize("model", [logistic(5, 3), mlp(5, (4,), 3)])
@@ -51,7 +51,7 @@ def test_groups_are_judged_apart() -> None:
     wanted = experiment(
         "fedhdp",
         data={"name": "digits", "clients": 10, "size": 30, "own_test": 0.2},
-        budgets={"epsilons": None, "menu": MENU},
+        budgets={"epsilons": None, "levels": LEVELS},
     )
     people = populate(wanted, 1)
     personal = people.start + torch.randn(10, people.model.size, generator=torch.Generator().manual_seed(1))

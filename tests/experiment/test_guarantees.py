@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from support.commands import run_json
-from support.federations import EPSILONS, experiment, finish, job_of
+from support.federations import EPSILONS, METHODS, experiment, finish, job_of
 
-from polyeps.algorithms import ALGORITHMS
 from polyeps.experiment.plan import certificates, plan
 
 # Everything that exists, and the variants in which a price is another one.
-METHODS: list[dict[str, Any]] = [{"name": name} for name in ALGORITHMS] + [
+VARIANTS: list[dict[str, Any]] = [
+    *METHODS.values(),
     {"name": "fedavg", "form": "published"},
     {"name": "fedsel", "form": "published", "select": "pe"},
     {"name": "fedhdp", "adaptive": False},
@@ -39,7 +39,7 @@ def written(values: dict[str, Any], path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: "-".join(map(str, method.values())))
+@pytest.mark.parametrize("method", VARIANTS, ids=lambda method: "-".join(map(str, method.values())))
 def test_certify_says_before_a_run_what_ledgers_say_after_it(method: dict[str, Any], tmp_path: Path) -> None:
     wanted = experiment(method, model={"name": "mlp", "hidden": [12]} if "directions" in method else {})
     job = job_of(wanted)
@@ -60,7 +60,7 @@ def test_certify_says_before_a_run_what_ledgers_say_after_it(method: dict[str, A
     planned = {row["client"]: row["spent"] for row in planned["clients"]}
     assert {client: planned[client] for client in spent} == pytest.approx(spent, rel=1e-9)
     (noise,) = run_json("calibrate", str(file))["methods"]
-    assert [row["sigma"] for row in noise["clients"]] == job.scale.tolist()
+    assert [row["sigma"] for row in noise["clients"]] == job.noise_multiplier.tolist()
 
 
 @pytest.mark.parametrize("name", ["weiavg", "pfa-plus"])
@@ -76,7 +76,7 @@ def test_clients_that_join_more_or_fewer_rounds_are_certified_for_those(name: st
 
 
 def test_a_plan_knows_how_long_budgets_last(tmp_path: Path) -> None:
-    job = job_of(experiment("fedavg", rounds=6, budgets={"scale": 1.5}))
+    job = job_of(experiment("fedavg", rounds=6, budgets={"noise_multiplier": 1.5}))
     rows = {row.client: row for row in plan(job)}
     done = finish(job, tmp_path / "a.db", rounds=6)
     assert done.ledger is not None

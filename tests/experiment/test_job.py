@@ -2,13 +2,14 @@
 
 import inspect
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import dp_accounting
 import numpy as np
 import pytest
-from support.federations import EPSILONS, experiment, job_of, promised
+from support.federations import EPSILONS, METHODS, experiment, job_of, promised
 
 from polyeps.accounting import epsilon
 from polyeps.algorithms import ALGORITHMS
@@ -16,15 +17,21 @@ from polyeps.cli.quick import quick_dp_sgd
 from polyeps.core import Budget
 from polyeps.errors import InputError
 from polyeps.experiment import job as build
-from polyeps.experiment import noise_calibration as scales
+from polyeps.experiment import noise_calibration
 from polyeps.experiment.population import populate
+from polyeps.experiment.registry import checked_options
 from polyeps.experiment.run import run
-from polyeps.server import Participation
+from polyeps.participation import Participation
 
 
 @pytest.mark.parametrize(
     ("name", "in_force"),
-    [("fedavg", EPSILONS), ("minimum", (0.5,) * 6), ("maximum", (9.0,) * 6), ("public-only", EPSILONS)],
+    [
+        ("fedavg", EPSILONS),
+        ("fedavg (minimum)", (0.5,) * 6),
+        ("fedavg (maximum)", (9.0,) * 6),
+        ("public-only", EPSILONS),
+    ],
 )
 def test_budgets_in_force(name: str, in_force: tuple[float, ...]) -> None:
     job = job_of(experiment(name))
@@ -33,52 +40,61 @@ def test_budgets_in_force(name: str, in_force: tuple[float, ...]) -> None:
         str(place): value for place, value in enumerate(in_force)
     }
     order = np.argsort(in_force)
-    assert np.all(np.diff(job.scale[order]) <= 0)  # the stricter, the noisier
+    assert np.all(np.diff(job.noise_multiplier[order]) <= 0)  # the stricter, the noisier
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS.keys() - {"minimum", "maximum"}))
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"fedavg (minimum)", "fedavg (maximum)"}))
 def test_only_two_controls_put_another_budget_in_force(name: str) -> None:
     wanted = experiment({"name": name, "epsilon": 0.1}, participation={"kind": "poisson", "share": 0.5})
-    with pytest.raises(InputError, match=rf"algorithm.epsilon is for .*minimum and maximum, and {name} .*leave it out"):
+    with pytest.raises(
+        InputError, match=rf"epsilon = 0.1 changes nothing about {re.escape(name)}: .*minimum.*maximum.*leave it out"
+    ):
         job_of(wanted)
 
 
 def test_what_those_controls_may_put_in_force() -> None:
-    for name, value in (("minimum", 0.5), ("minimum", 0.2), ("maximum", 100.0), ("maximum", 0.2)):
+    for name, value in (
+        ("fedavg (minimum)", 0.5),
+        ("fedavg (minimum)", 0.2),
+        ("fedavg (maximum)", 100.0),
+        ("fedavg (maximum)", 0.2),
+    ):
         assert job_of(experiment({"name": name, "epsilon": value})).budgets == (Budget(value, 1e-3),) * 6
-    with pytest.raises(InputError, match=r"algorithm.epsilon = 0.51 is more than the strictest budget 0.5.*lower it"):
-        job_of(experiment({"name": "minimum", "epsilon": 0.51}))
+    with pytest.raises(InputError, match=r"algorithm.epsilon = 0.51 is more than the smallest budget 0.5.*lower it"):
+        job_of(experiment({"name": "fedavg (minimum)", "epsilon": 0.51}))
 
 
 def test_the_strictest_budget_is_within_everybodys(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("client,epsilon,delta\n0,1,1e-3\n1,2,1e-6\n")
     budgets = {"epsilons": None, "file": tmp_path / "b.csv"}
-    for algorithm in ("minimum", {"name": "minimum", "epsilon": 1.0}):
+    for algorithm in ("fedavg (minimum)", {"name": "fedavg (minimum)", "epsilon": 1.0}):
         assert job_of(experiment(algorithm, data={"clients": 2}, budgets=budgets)).budgets == (Budget(1.0, 1e-6),) * 2
 
 
 def test_no_budget_is_no_noise_and_no_ledger() -> None:
-    job = job_of(experiment("non-private"))
+    job = job_of(experiment("fedavg (none)"))
     assert job.budgets is None
     assert job.terms == {}
-    assert not job.scale.any()
+    assert not job.noise_multiplier.any()
     assert all(action.price is None for action in job.algorithm.actions.values())
 
 
 def test_noise_is_calibrated_for_the_rounds_a_client_can_expect() -> None:
     wanted = experiment(rounds=10, participation={"kind": "uniform", "share": 0.5})
-    assert scales.expected_rounds(wanted, Participation("uniform", 0.5), 6) == 5
-    assert scales.expected_rounds(experiment(rounds=100), Participation("poisson", 0.29), 6) == 29
-    assert scales.expected_rounds(experiment(rounds=5), Participation("epoch", 0.5), 6) == 3  # two rounds are an epoch
+    assert noise_calibration.expected_rounds(wanted, Participation("uniform", 0.5), 6) == 5
+    assert noise_calibration.expected_rounds(experiment(rounds=100), Participation("poisson", 0.29), 6) == 29
+    assert (
+        noise_calibration.expected_rounds(experiment(rounds=5), Participation("epoch", 0.5), 6) == 3
+    )  # two rounds are an epoch
     job = job_of(wanted)
-    price = scales.priced(job.algorithm)
+    cost = noise_calibration.cost_of(job.algorithm, job.population.ids, job.settings)
     for row, budget in enumerate(EPSILONS):
-        event = dp_accounting.SelfComposedDpEvent(price(float(job.scale[row]), row), 5)
+        event = dp_accounting.SelfComposedDpEvent(cost.event(job.noise_multiplier[row], row), 5)
         assert 0.99 * budget <= epsilon(event, 1e-3) <= budget
 
 
 def test_one_scale_for_all_when_it_is_given() -> None:
-    assert job_of(experiment(budgets={"scale": 3.0})).scale.tolist() == [3.0] * 6
+    assert job_of(experiment(budgets={"noise_multiplier": 3.0})).noise_multiplier.tolist() == [3.0] * 6
 
 
 @pytest.mark.parametrize(
@@ -94,7 +110,7 @@ def test_one_scale_for_all_when_it_is_given() -> None:
 def test_the_quorum_is_a_full_cohort_unless_leaving_early_is_the_rule(
     participation: dict[str, Any], scale: float | None, quorum: int
 ) -> None:
-    job = job_of(experiment(participation=participation, budgets={"scale": scale}))
+    job = job_of(experiment(participation=participation, budgets={"noise_multiplier": scale}))
     assert job.participation.quorum == quorum
 
 
@@ -111,8 +127,11 @@ def test_a_quorum_nobody_could_meet_is_refused() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [
-        ({"name": "uv-fed", "noise": "skellam"}, "algorithm.noise changes nothing about uv-fed"),
-        ({"name": "randagg", "mask_first": False}, "algorithm.mask_first changes nothing about randagg"),
+        ({"name": "cmp-fed (none)", "noise": "skellam"}, r"algorithm.noise changes nothing about cmp-fed \(none\)"),
+        (
+            {"name": "dp-randagg (none)", "mask_first": False},
+            r"algorithm.mask_first changes nothing about dp-randagg \(none\)",
+        ),
         ({"name": "cmp-fed", "label": "thin", "rank": 0}, r"algorithm \(thin\): rank must be at least 1"),
     ],
 )
@@ -127,8 +146,8 @@ def test_liberal_clients_are_wanted_in_every_round_only_when_asked_for() -> None
 
 
 def test_hidden_budgets_are_not_told() -> None:
-    assert job_of(experiment()).tells == ("epsilon", "examples")
-    assert job_of(experiment(budgets={"disclosed": False})).tells == ()
+    assert job_of(experiment()).discloses == ("epsilon", "examples")
+    assert job_of(experiment(budgets={"disclosed": False})).discloses == ()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +157,7 @@ def test_hidden_budgets_are_not_told() -> None:
         ({"name": "pfa", "rnak": 2}, ("algorithm.rnak (of pfa)", "did you mean 'rank'?")),
         (
             {"name": "fedavg", "rank": 2},
-            ("algorithm.rank (of fedavg)", "known are epsilon, form, label, name, training"),
+            ("algorithm.rank (of fedavg)", "known are budgets, epsilon, form, label, name, training"),
         ),
         ({"name": "pfa", "per_tensor": "perhaps"}, ("algorithm (pfa).per_tensor", "boolean", "not 'perhaps'")),
         ({"name": "pfa", "weights": "age"}, ("algorithm (pfa).weights", "'epsilon' or 'count'")),
@@ -163,9 +182,9 @@ def test_wrong_algorithms_and_options_are_named(algorithm: Any, said: tuple[str,
 
 
 def test_options_reach_the_builder() -> None:
-    options = build.checked_options(experiment({"name": "pfa", "rank": 3}).algorithm[0], ALGORITHMS["pfa"])
+    options = checked_options(experiment({"name": "pfa", "rank": 3}).algorithm[0], ALGORITHMS["pfa"])
     assert (options["rank"], options["weights"]) == (3, "epsilon")
-    plus = build.checked_options(experiment("pdp-fl-plus").algorithm[0], ALGORITHMS["pdp-fl-plus"])
+    plus = checked_options(experiment("pdp-fl-plus").algorithm[0], ALGORITHMS["pdp-fl-plus"])
     assert plus["delayed"] is True
 
 
@@ -173,7 +192,7 @@ def test_options_reach_the_builder() -> None:
     ("changes", "said"),
     [
         ({"training": {"batch": 61}}, ("client '0' has 60 records, fewer than training.batch = 61", "smaller")),
-        ({"budgets": {"scale": 0.4}}, ("client '0' cannot afford a single round", "raise the scale")),
+        ({"budgets": {"noise_multiplier": 0.4}}, ("client '0' cannot afford a single round", "raise it")),
         ({"budgets": {"delta": 0}}, ("client '0' cannot afford the plan", "δ = 0", "delta above 0")),
     ],
 )
@@ -187,7 +206,7 @@ def test_a_plan_that_cannot_work_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["cmp-fed", "dp-randagg", "dp-fedavg"])
+@pytest.mark.parametrize("name", ["cmp-fed", "dp-randagg", "fedhdp (minimum)"])
 @pytest.mark.parametrize(
     ("options", "changes", "said"),
     [
@@ -204,9 +223,9 @@ def test_a_plan_that_cannot_work_leaves_nothing_behind(
 def test_noisy_sums_that_cannot_be_made_leave_nothing_behind(
     name: str, options: dict[str, Any], changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    if options.keys() - inspect.signature(ALGORITHMS[name].build).parameters.keys() - {"training"}:
+    if options.keys() - inspect.signature(ALGORITHMS[METHODS[name]["name"]].build).parameters.keys() - {"training"}:
         pytest.skip("has no such option")
-    if name == "dp-fedavg" and "noise" in options:
+    if name == "fedhdp (minimum)" and "noise" in options:
         options = {**options, "trust": "secure-sum"}
     drawn = {"kind": "poisson", "share": 0.5}
     with pytest.raises(InputError, match=said):
@@ -240,7 +259,7 @@ def test_a_published_form_is_run_at_what_it_really_costs() -> None:
     )
     job = build.prepare(wanted, wanted.algorithm[0], populate(wanted, 1))
     sigma = 10 * batch / size * math.sqrt(rounds * steps * math.log10(1e5)) / 10
-    assert job.scale.tolist() == pytest.approx([sigma])
+    assert job.noise_multiplier.tolist() == pytest.approx([sigma])
     told = quick_dp_sgd(records=size, batch=batch, steps=rounds * steps, sampler="fixed").certificate(sigma, 1e-5)
     assert job.budgets is not None
     assert promised(job.budgets)[0].epsilon == pytest.approx(told.certified, rel=1e-9)

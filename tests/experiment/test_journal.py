@@ -129,7 +129,7 @@ def test_a_read_only_run_can_be_read_but_not_written(tmp_path: Path) -> None:
     journal.close()
     said = as_nobody(
         "journal = Journal(folder / 'journal.db')\nprint(len(journal.jobs()))\n"
-        "try: journal.add_job('x-1', 'x', 'x', 1, 1)\nexcept PolyepsError as e: print(e)\n",
+        "try: journal.begin('x-1', [], {})\nexcept PolyepsError as e: print(e)\n",
         folder,
     ).splitlines()
     assert said[0] == "1"

@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.federations import EPSILONS, experiment, promised
 
-from polyeps.data.datasets import Dataset
-from polyeps.data.reviews import FIRST_WORD
+from polyeps.data.dataset import Dataset
+from polyeps.data.imdb import FIRST_WORD
 from polyeps.errors import InputError
 from polyeps.experiment.population import populate
 
@@ -108,16 +108,16 @@ def test_synthetic_records_are_made_from_the_seed() -> None:
     [
         ({"model": {"name": "cnn"}}, ("model.name: cnn takes records of shape", "choose logistic or mlp")),
         ({"model": {"name": "lstm"}}, ("lstm reads words, but digits has none", "choose logistic or mlp, or imdb")),
-        ({"model": {"name": "mpl"}}, ("model.name = mpl", "did you mean 'mlp'?")),
+        ({"model": {"name": "mpl"}}, ("there is no model 'mpl'", "did you mean 'mlp'?")),
         ({"data": {"name": "mnist"}}, ("mnist is not here", "polyeps data fetch mnist")),
         ({"data": {"name": "mnits"}}, ("no data set 'mnits'", "choose one of")),
         ({"data": {"partition": "iidd"}}, ("no partition 'iidd'", "choose one of")),
         ({"data": {"clients": 5}}, ("budgets.epsilons names 6 budgets for 5 clients", "one for each")),
         ({"data": {"file": "absent.csv"}}, ("absent.csv does not exist",)),
-        ({"budgets": {"epsilons": None}}, ("exactly one of distribution, file, epsilons, epsilon and menu",)),
+        ({"budgets": {"epsilons": None}}, ("exactly one of distribution, file, epsilons, epsilon and levels",)),
         (
             {"budgets": {"distribution": "mixgauss1"}},
-            ("exactly one of distribution, file, epsilons, epsilon and menu",),
+            ("exactly one of distribution, file, epsilons, epsilon and levels",),
         ),
         ({"budgets": {"epsilons": (1, 1, 1, 0, 1, 1)}}, ("client '3'", "epsilon must be a finite number above 0")),
         ({"budgets": {"epsilons": (1, 1, 1, 1, 1, float("inf"))}}, ("budgets.epsilons.5", "finite")),

@@ -8,8 +8,8 @@ from support.forged import forge
 
 from polyeps.errors import LedgerError, LedgerTampered
 from polyeps.ledger import hash_chain as chain
-from polyeps.ledger.hash_chain import Chain, Row
-from polyeps.ledger.head_file import Kept, head_path, read_head
+from polyeps.ledger.hash_chain import Chain, LedgerRow
+from polyeps.ledger.head_file import StoredHead, head_path, read_head
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def tamper(path: Path, *statements: str) -> None:
 
 
 def test_rows_are_replayed_once_and_in_order(path: Path) -> None:
-    seen: list[Row] = []
+    seen: list[LedgerRow] = []
     chain = Chain(path, seen.append)
     chain.append(lambda: [("note", {"n": 6}), ("note", {"n": 7})])
     assert [row.content["n"] for row in seen] == list(range(8))
@@ -138,7 +138,7 @@ def test_another_history_of_the_same_length_is_found(path: Path) -> None:
     open_chain(path).append(lambda: [("note", {"n": 6})])
     open_chain(old).append(lambda: [("note", {"n": 600})])
     shutil.copy(old, path)
-    with pytest.raises(LedgerTampered, match="row 7 is not the one its head file remembers"):
+    with pytest.raises(LedgerTampered, match="row 7 is not the one its head file records"):
         open_chain(path)
 
 
@@ -182,7 +182,7 @@ def test_only_what_was_announced_may_follow_a_crash(path: Path) -> None:
         open_chain(path)
     path.write_bytes(before)
     forge(path, {"n": 6}, {"n": 70})
-    with pytest.raises(LedgerTampered, match="row 8 is not the one its head file remembers"):
+    with pytest.raises(LedgerTampered, match="row 8 is not the one its head file records"):
         open_chain(path)
 
 
@@ -193,7 +193,7 @@ def test_a_row_appended_while_another_process_opens_is_no_tampering(
     busy = open_chain(path)
     waiting = [6, 7, 8]
 
-    def read_beside_an_append(place: Path) -> Kept | None:
+    def read_beside_an_append(place: Path) -> StoredHead | None:
         kept = read_head(place)
         if waiting and not busy._open().in_transaction and not late_holds_the_lock():
             number = waiting.pop()
@@ -221,7 +221,7 @@ def test_a_row_appended_while_another_process_opens_is_no_tampering(
 
 def test_a_vanished_chain_is_not_started_anew(path: Path) -> None:
     path.unlink()
-    with pytest.raises(LedgerTampered, match="remembers 6 rows"):
+    with pytest.raises(LedgerTampered, match="records 6 rows"):
         Chain.create(path, [("opened", {})])
 
 

@@ -17,10 +17,10 @@ from polyeps.accounting.events import Gaussian
 from polyeps.core import Budget
 from polyeps.errors import InputError, LedgerError, LedgerTampered
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Charge, Terms
+from polyeps.ledger.account import BudgetTerms, Charge
 from polyeps.ledger.head_file import head_path
 
-TERMS = {"a": Terms(Budget(1.0, 1e-5))}
+TERMS = {"a": BudgetTerms(Budget(1.0, 1e-5))}
 EVENT = Gaussian(30.0)
 COLUMNS = "time TEXT NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL, previous TEXT NOT NULL, hash TEXT NOT NULL"
 
@@ -171,7 +171,7 @@ def test_a_vanished_ledger_is_not_made_anew(path: Path, ledger: Ledger) -> None:
     ledger.close()
     path.unlink()
     for make in (Ledger.create, Ledger.open_or_create, lambda path, _: Ledger(path)):
-        with pytest.raises(LedgerTampered, match=r"is gone, but ledger.db.head remembers 3 rows"):
+        with pytest.raises(LedgerTampered, match=r"is missing, but ledger.db.head records 3 rows"):
             make(path, TERMS)
 
 
@@ -185,7 +185,7 @@ def test_a_head_kept_elsewhere_finds_a_ledger_made_anew(path: Path, ledger: Ledg
     path.unlink()
     head_path(path).unlink()
     again = Ledger.create(path, TERMS)
-    with pytest.raises(LedgerTampered, match=r"does not go on from the head .* row 3 is missing"):
+    with pytest.raises(LedgerTampered, match=r"does not continue the head .* row 3 is missing"):
         again.verify(kept)
     again.charge(EVENT)
     for form in (kept.read_text(), json.dumps({"rows": 3, "head": head.hash}), f"3 {head.hash}\n"):

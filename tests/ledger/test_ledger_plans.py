@@ -7,13 +7,14 @@ from pathlib import Path
 import dp_accounting as dp
 import pytest
 from scipy.stats import norm
+from support.affordable import affordable
 
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import Gaussian, Poisson, PureDpEvent, TogetherDpEvent
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import BudgetExceeded, InputError, UnknownEvent
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Account, Charge, Terms
+from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount
 
 BUDGET = Budget(1.0, 1e-3)
 STEP = Poisson(0.01, Gaussian(1.0))
@@ -41,11 +42,11 @@ def hockey_stick(event: dp.DpEvent, uses: int, ratio: float) -> float:
     return float(norm.sf(where - shift / 2) - ratio * norm.sf(where + shift / 2))
 
 
-def worst(first: float, menu: list[Second]) -> float:
+def worst(first: float, events: list[Second]) -> float:
     """The δ at ε = 1 of a pure first answer that decides which of several events follows."""
     more = 1 / (1 + math.exp(-first))
     return sum(
-        p * max(hockey_stick(event, uses, math.e * q / p) for event, uses in [*menu, (PureDpEvent(0.0), 1)])
+        p * max(hockey_stick(event, uses, math.e * q / p) for event, uses in [*events, (PureDpEvent(0.0), 1)])
         for p, q in ((more, 1 - more), (1 - more, more))
     )
 
@@ -61,26 +62,26 @@ def test_the_attack_works_against_exact_composition() -> None:
 
 @pytest.mark.parametrize("first", [0.02, 0.05, 0.1, 0.5])
 def test_no_choice_by_earlier_answers_passes_the_budget(path: Path, first: float) -> None:
-    ledger = Ledger.create(path, {"a": Terms(BUDGET)})
+    ledger = Ledger.create(path, {"a": BudgetTerms(BUDGET)})
     ledger.charge(PureDpEvent(first))
     asked: list[Second] = [*BRANCHES, (Gaussian(2.596), 1), (PureDpEvent(0.9527), 1)]
     asked += [(Gaussian(sigma), uses) for sigma in (2.8, 3.2, 3.8, 5.0) for uses in (1, 2, 4)]
     asked += [(PureDpEvent(value), uses) for value in (0.8, 0.3, 0.15, 0.1, 0.05) for uses in (1, 3, 6, 12)]
-    menu = [(event, uses) for event, uses in asked if ledger.can_afford(Charge(A, event, uses)) == [True]]
-    assert menu
-    assert worst(first, menu) <= 1e-3
-    assert not set(BRANCHES) <= set(menu)
+    events = [(event, uses) for event, uses in asked if ledger.can_afford(Charge(A, event, uses)) == [True]]
+    assert events
+    assert worst(first, events) <= 1e-3
+    assert not set(BRANCHES) <= set(events)
     for event, uses in asked:
-        if (event, uses) not in menu:
+        if (event, uses) not in events:
             with pytest.raises(BudgetExceeded, match="nothing was charged"):
                 ledger.charge(event, uses=uses)
 
 
 def test_a_fixed_schedule_needs_a_plan(path: Path) -> None:
-    ledger = Ledger.create(path, {"a": Terms(BUDGET, schedule="fixed")})
+    ledger = Ledger.create(path, {"a": BudgetTerms(BUDGET, schedule="fixed")})
     for event in (PureDpEvent(0.05), Gaussian(20.0)):
         assert ledger.can_afford(Charge(A, event)) == [False]
-        assert ledger.affordable("a", event) == 0
+        assert affordable(ledger, event) == 0
         with pytest.raises(BudgetExceeded, match=r'no plan yet.*reserve the whole run.*schedule = "adaptive"'):
             ledger.charge(event)
     assert len(ledger.rows()) == 2
@@ -88,7 +89,7 @@ def test_a_fixed_schedule_needs_a_plan(path: Path) -> None:
 
 @pytest.mark.parametrize("second", [Gaussian(2.596), PureDpEvent(0.9527), Gaussian(1e6), PureDpEvent(0.05)])
 def test_a_plan_is_not_followed_by_another(path: Path, second: dp.DpEvent) -> None:
-    ledger = Ledger.create(path, {"a": Terms(BUDGET, schedule="fixed")})
+    ledger = Ledger.create(path, {"a": BudgetTerms(BUDGET, schedule="fixed")})
     ledger.reserve("first", [Charge(A, PureDpEvent(0.05))])
     ledger.charge(PureDpEvent(0.05))
     for opened in (ledger, Ledger(path)):
@@ -111,7 +112,7 @@ def test_a_plan_is_not_followed_by_another(path: Path, second: dp.DpEvent) -> No
 
 def test_a_plan_of_one_event_may_be_repeated_while_it_fits(path: Path) -> None:
     plan = dp.SelfComposedDpEvent(STEP, 10)
-    ledger = Ledger.create(path, {"a": Terms(Budget(1.0, 1e-5), schedule="fixed", plan=plan)})
+    ledger = Ledger.create(path, {"a": BudgetTerms(Budget(1.0, 1e-5), schedule="fixed", plan=plan)})
     for event in (STEP, plan, dp.SelfComposedDpEvent(plan, 3)):  # the same step, however it is put
         ledger.charge(event)
     assert ledger.spent("a") == epsilon(dp.SelfComposedDpEvent(STEP, 41), 1e-5)
@@ -130,7 +131,7 @@ def test_a_plan_of_one_event_may_be_repeated_while_it_fits(path: Path) -> None:
 def test_a_plan_of_several_parts_keeps_their_proportion() -> None:
     both = dp.SelfComposedDpEvent(Poisson(1.0, _together(20.0, 30.0)), 2)
 
-    account = Account(Terms(BUDGET, schedule="fixed", plan=both))
+    account = ClientAccount(BudgetTerms(BUDGET, schedule="fixed", plan=both))
     for times, parts in product((1, 3), ((1, 1), (2, 2), (1, 2), (2, 1), (1, 0))):
         added = {Gaussian(sigma): times * count for sigma, count in zip((20.0, 30.0), parts, strict=True) if count}
         assert (account.obstacle(added) != "plan") == (parts[0] == parts[1])
@@ -142,8 +143,8 @@ def _together(*sigmas: float) -> dp.DpEvent:
 
 
 def test_terms_are_adaptive_unless_said_otherwise() -> None:
-    assert Terms(BUDGET).schedule == "adaptive"
-    assert Terms(BUDGET).order is not None
+    assert BudgetTerms(BUDGET).schedule == "adaptive"
+    assert BudgetTerms(BUDGET).order is not None
     for wrong in (
         {"schedule": "sometimes"},
         {"plan": STEP},
@@ -153,26 +154,26 @@ def test_terms_are_adaptive_unless_said_otherwise() -> None:
         {"order": math.nan},
     ):
         with pytest.raises(InputError):
-            Terms(BUDGET, **wrong)
+            BudgetTerms(BUDGET, **wrong)
 
 
 def test_ledgers_of_version_1_that_were_called_fixed_are_filtered(path: Path) -> None:
-    """They took any event, whoever chose it, so exact composition proves nothing about them."""
+    """They took any event, also adaptively chosen ones, so exact composition proves nothing about them."""
 
     ledger = Ledger.create(path)
     content = {"client": "a", "epsilon": 1.0, "delta": 1e-3, "unit": "record", "adjacency": "zero-out"}
     ledger._chain.append(lambda: [("budget", {**content, "schedule": "fixed", "order": None})])
-    assert ledger.account("a").terms == Terms(BUDGET)
+    assert ledger.account("a").terms == BudgetTerms(BUDGET)
     assert Ledger(path).account("a").terms.schedule == "adaptive"
 
 
 def test_a_reservation_counts_until_it_is_released(path: Path) -> None:
-    ledger = Ledger.create(path, {"a": Terms(BUDGET)})
-    most = ledger.affordable("a", Gaussian(30.0))
+    ledger = Ledger.create(path, {"a": BudgetTerms(BUDGET)})
+    most = affordable(ledger, Gaussian(30.0))
     ledger.reserve("one", [Charge(A, Gaussian(30.0), most - 5)])
     assert ledger.spent("a") == 0.0
     other = Ledger(path)
-    assert other.affordable("a", Gaussian(30.0)) == 5
+    assert affordable(other, Gaussian(30.0)) == 5
     with pytest.raises(BudgetExceeded, match=r"holds .* in reserve and has .* left; .*nothing was reserved"):
         other.reserve("two", [Charge(A, Gaussian(30.0), 3), Charge(A, Gaussian(30.0), 3)])
     assert "two" not in other.runs
@@ -181,11 +182,11 @@ def test_a_reservation_counts_until_it_is_released(path: Path) -> None:
     other.reserve("two", [Charge(A, Gaussian(30.0), 5)])
     for uses in (4, 3):
         ledger.charge(Gaussian(30.0), uses=uses, run="one")
-    assert ledger.affordable("a", Gaussian(30.0)) == 0
-    assert ledger.affordable("a", Gaussian(30.0), run="one") == most - 12
+    assert affordable(ledger, Gaussian(30.0)) == 0
+    assert affordable(ledger, Gaussian(30.0), run="one") == most - 12
     ledger.release("one")
     ledger.release("one")  # as after a crash
-    assert ledger.affordable("a", Gaussian(30.0)) == most - 12
+    assert affordable(ledger, Gaussian(30.0)) == most - 12
     assert Ledger(path).account("a").history == {Gaussian(30.0): 7}  # what was charged stays
     for run in ("one", "three"):
         assert ledger.can_afford(Charge(A, Gaussian(30.0)), run=run) == [False]
@@ -200,7 +201,7 @@ def test_a_reservation_counts_until_it_is_released(path: Path) -> None:
 
 
 def test_a_run_is_charged_what_it_reserved_and_nothing_else(path: Path) -> None:
-    ledger = Ledger.create(path, {"a": Terms(BUDGET), "b": Terms(BUDGET), "c": Terms(BUDGET)})
+    ledger = Ledger.create(path, {"a": BudgetTerms(BUDGET), "b": BudgetTerms(BUDGET), "c": BudgetTerms(BUDGET)})
     ledger.reserve("run", [Charge(("a", "b"), Gaussian(30.0), 3), Charge(A, PureDpEvent(0.01))])
     ledger.charge_all([Charge(("a", "b"), Gaussian(30.0), 2), Charge(A, PureDpEvent(0.01))], run="run")
     for charge in (
@@ -225,7 +226,7 @@ def test_a_run_is_charged_what_it_reserved_and_nothing_else(path: Path) -> None:
 
 def test_many_clients_reserve_together(path: Path) -> None:
     names = tuple(f"c{number}" for number in range(40))
-    ledger = Ledger.create(path, {name: Terms(Budget(0.1 if name == "c7" else 1.0, 1e-3)) for name in names})
+    ledger = Ledger.create(path, {name: BudgetTerms(Budget(0.1 if name == "c7" else 1.0, 1e-3)) for name in names})
     with pytest.raises(BudgetExceeded, match="'c7'"):
         ledger.reserve("run", [Charge(names, Gaussian(30.0), 20)])
     able = tuple(name for name in names if name != "c7")
@@ -238,8 +239,8 @@ def test_many_clients_reserve_together(path: Path) -> None:
 
 def test_parallel_runs_do_not_spend_twice(path: Path) -> None:
     """Two processes that each saw room for a run: only one gets it."""
-    ledgers = [Ledger.create(path, {"a": Terms(BUDGET)}), Ledger(path)]
-    half = ledgers[0].affordable("a", Gaussian(30.0)) // 2 + 1
+    ledgers = [Ledger.create(path, {"a": BudgetTerms(BUDGET)}), Ledger(path)]
+    half = affordable(ledgers[0], Gaussian(30.0)) // 2 + 1
     assert all(ledger.can_afford(Charge(A, Gaussian(30.0), half)) == [True] for ledger in ledgers)
     ledgers[0].reserve("0", [Charge(A, Gaussian(30.0), half)])
     with pytest.raises(BudgetExceeded):
@@ -249,7 +250,7 @@ def test_parallel_runs_do_not_spend_twice(path: Path) -> None:
 
 
 def test_delta_is_not_introduced_later(path: Path) -> None:
-    ledger = Ledger.create(path, {"a": Terms(Budget(1.0, 0.0))})
+    ledger = Ledger.create(path, {"a": BudgetTerms(Budget(1.0, 0.0))})
     with pytest.raises(InputError, match="δ = 0"):
         ledger.change_budget("a", Budget(1.0, 1e-5), "more")
 
@@ -259,7 +260,7 @@ def test_a_budget_that_hides_numbers_of_records_pays_for_no_release_that_tells_t
     adjacency: Adjacency, tmp_path: Path
 ) -> None:
     """The price of such a release is the same number, but it is not a price of what is hidden."""
-    ledger = Ledger.create(tmp_path / "a.db", {"ward": Terms(Budget(4.0, 1e-5), adjacency="add-remove")})
+    ledger = Ledger.create(tmp_path / "a.db", {"ward": BudgetTerms(Budget(4.0, 1e-5), adjacency="add-remove")})
     step = Poisson(0.01, Gaussian(3.0))
     asked = Charge(("ward",), step, adjacency=adjacency)
     with pytest.raises(UnknownEvent, match="public rate"):

@@ -13,7 +13,7 @@ from polyeps.accounting import epsilon
 from polyeps.accounting.events import DiscreteGaussianSumDpEvent, Gaussian
 from polyeps.errors import InputError
 from polyeps.mechanisms.grid_sums import GridSum
-from polyeps.mechanisms.lattice_noise import table_for, wide_gaussian
+from polyeps.mechanisms.integer_noise import table_for, wide_gaussian
 from polyeps.mechanisms.random_words import SystemWords
 
 WILD = st.floats(allow_nan=True, allow_infinity=True, width=32)

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from polyeps.engine.noise import SeededStreams, SystemStreams
-from polyeps.mechanisms.random_words import SeededWords, SystemWords, Words, words_of
+from polyeps.mechanisms.random_words import SeededWords, SystemWords, WordStreams, words_of
 
 
-def drawn(words: Words, rows: list[int], count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+def drawn(words: WordStreams, rows: list[int], count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
     out = np.empty((len(rows), count), np.uint64)
     words.fill(out, rows)
     return out

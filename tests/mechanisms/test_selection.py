@@ -42,7 +42,7 @@ def test_published_encoding_costs_more_than_it_claims(shape: tuple[int, int], ex
 
 
 @pytest.mark.parametrize(("shape", "expected"), SOUND_KEEP.items())
-def test_sound_encoding_keeps_its_promise(shape: tuple[int, int], expected: tuple[float, ...]) -> None:
+def test_sound_encoding_keeps_its_guarantee(shape: tuple[int, int], expected: tuple[float, ...]) -> None:
     for epsilon, keep in zip(EPSILONS, expected, strict=True):
         found = selection.sound_keep(*shape, epsilon)
         assert found == pytest.approx(keep, abs=1e-8)
@@ -156,4 +156,4 @@ def test_calibrated_encoding_is_sampling_that_sometimes_abstains() -> None:
 )
 def test_meaningless_selections_are_refused(dimension: int, top: int, epsilon: float) -> None:
     with pytest.raises(InputError):
-        selection.check(dimension, top, epsilon)
+        selection.check_selection(dimension, top, epsilon)

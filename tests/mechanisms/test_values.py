@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.optimize import brentq
+from support.grid_piecewise import GridPiecewise
 
 from polyeps.errors import InputError
 from polyeps.mechanisms import values
@@ -14,12 +15,10 @@ EPSILONS = (0.5, 1.0, 2.0, 4.0)
 
 
 def test_closed_form_oracles() -> None:
-    assert [values.piecewise_bound(e) for e in EPSILONS] == pytest.approx(
-        [8.041623, 4.082988, 2.163953, 1.313035], abs=1e-6
-    )
-    assert [values.duchi_bound(e) for e in EPSILONS] == pytest.approx(
-        [4.082988, 2.163953, 1.313035, 1.037315], abs=1e-6
-    )
+    largest = values.piecewise(np.ones(4), np.array(EPSILONS), np.zeros(4), np.ones(4))
+    assert largest == pytest.approx([8.041623, 4.082988, 2.163953, 1.313035], abs=1e-6)
+    bounds = [math.sqrt(values.duchi_variance(e, 0)) for e in EPSILONS]
+    assert bounds == pytest.approx([4.082988, 2.163953, 1.313035, 1.037315], abs=1e-6)
     at_0 = [values.piecewise_variance(e, 0) for e in EPSILONS]
     at_1 = [values.piecewise_variance(e, 1) for e in EPSILONS]
     assert at_0 == pytest.approx([17.701757, 3.682103, 0.645588, 0.084836], abs=1e-6)
@@ -32,7 +31,7 @@ def test_closed_form_oracles() -> None:
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("t", [-1.0, -0.4, 0.0, 0.7, 1.0])
 def test_piecewise_moments_agree_with_its_density(epsilon: float, t: float) -> None:
-    bound, half = values.piecewise_bound(epsilon), math.exp(epsilon / 2)
+    bound, half = 1 / math.tanh(epsilon / 4), math.exp(epsilon / 2)
     left = (bound + 1) * t / 2 - (bound - 1) / 2
     right = left + bound - 1
     high = (math.exp(epsilon) - half) / (2 * half + 2)
@@ -56,14 +55,14 @@ def test_hybrid_threshold_is_where_duchi_stops_being_better() -> None:
         worst_mixed = max(
             mixed, share * values.piecewise_variance(epsilon, 0) + (1 - share) * values.duchi_variance(epsilon, 0)
         )
-        return worst_mixed - values.duchi_bound(epsilon) ** 2
+        return worst_mixed - 1 / math.tanh(epsilon / 2) ** 2
 
     assert brentq(gap, 0.3, 1.0) == pytest.approx(values.HYBRID_THRESHOLD, abs=1e-8)
 
 
 @given(epsilon=st.floats(0.05, 8), t=st.floats(-1, 1), other=st.floats(-1, 1))
 def test_grid_piecewise_is_unbiased_and_exactly_private(epsilon: float, t: float, other: float) -> None:
-    grid = values.GridPiecewise(epsilon)
+    grid = GridPiecewise(epsilon)
     mass = grid.masses(t)
     assert mass.sum() == pytest.approx(1)
     assert mass @ grid.outputs == pytest.approx(t, abs=1e-9)
@@ -72,7 +71,7 @@ def test_grid_piecewise_is_unbiased_and_exactly_private(epsilon: float, t: float
 
 
 def test_grid_piecewise_loses_next_to_nothing() -> None:
-    grid = values.GridPiecewise(1.0)
+    grid = GridPiecewise(1.0)
     assert grid.variance(1.0) == pytest.approx(5.221, abs=1e-3)
     assert grid.variance(0.0) == pytest.approx(3.682, abs=1e-3)
 
@@ -80,4 +79,4 @@ def test_grid_piecewise_loses_next_to_nothing() -> None:
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, 40.0, math.nan])
 def test_undefined_budgets_are_refused(epsilon: float) -> None:
     with pytest.raises(InputError):
-        values.check(epsilon)
+        values.check_epsilon_value(epsilon)

@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.func import functional_call
 
-from polyeps.core import Records
-from polyeps.engine.noise import Streams
+from polyeps.core import Records, Streams
 from polyeps.engine.sampling import poisson_batches
 from polyeps.models import Model
 

@@ -8,15 +8,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from support.journals import ABOUT, CLIENTS, new_journal, write_job
+from support.journals import ABOUT, CLIENTS, add_job, new_journal, write_job
 
 from polyeps.errors import InputError
 from polyeps.experiment.journal import ClientRow
 from polyeps.report.page import write_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-CONTROL = [ClientRow("ward-a", 2.0, 1e-5, 0.5, 100, 1.0, None), ClientRow("ward-b", 2.0, 1e-5, 2.0, 200, 1.0, None)]
-OPEN = [ClientRow("ward-a", None, None, 0.5, 100, None, None)]
+CONTROL = [ClientRow("ward-a", 2.0, 1e-5, 0.5, 100, 1.0), ClientRow("ward-b", 2.0, 1e-5, 2.0, 200, 1.0)]
+OPEN = [ClientRow("ward-a", None, None, 0.5, 100, None)]
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def run(tmp_path: Path) -> Path:
     for seed in (0, 1):
         write_job(journal, "fedavg", seed, accuracies=[0.5 + seed / 10, 0.6, 0.7])
         write_job(journal, "weiavg", seed, spent={"ward-a": 0.4955, "ward-b": 1.5}, left={"ward-a": 1})
-        write_job(journal, "minimum", seed, facts={"budgets": "strictest"})
-        write_job(journal, "maximum", seed, clients=CONTROL, facts={"budgets": "most-liberal"})
+        write_job(journal, "minimum", seed, facts={"budgets": "minimum"})
+        write_job(journal, "maximum", seed, clients=CONTROL, facts={"budgets": "maximum"})
         write_job(journal, "open", seed, clients=OPEN, facts={"budgets": "none"})
     journal.close()
     return folder
@@ -64,15 +64,15 @@ class Balance(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_a_stricter_budget_is_a_promise_with_its_conditions(tmp_path: Path) -> None:
+def test_a_smaller_budget_is_a_guarantee_with_its_conditions(tmp_path: Path) -> None:
     journal = new_journal(tmp_path / "run")
     hangs_on = {"trust": "secure-sum", "unit": "client", "conditions": ["It hangs on a thread."]}
-    write_job(journal, "cmp-fed", facts={"budgets": "strictest", **hangs_on})
+    write_job(journal, "cmp-fed", facts={"budgets": "minimum", **hangs_on})
     write_job(journal, "open", clients=OPEN, facts={"budgets": "none", **hangs_on})
     journal.close()
     said = words(page(tmp_path / "run"))
-    assert said.count("It hangs on a thread.") == 3  # to the strictest, the median and the most liberal client
-    assert "not the client's own but" in said
+    assert said.count("It hangs on a thread.") == 3  # smallest, median and largest budget
+    assert "not their own but" in said
 
 
 def test_the_page_says_what_happened(run: Path) -> None:
@@ -80,11 +80,11 @@ def test_the_page_says_what_happened(run: Path) -> None:
     assert "2 clients with budgets from ε 0.5 to 2 trained a model of 26,010 parameters on mnist in 3 rounds" in said
     assert "Every client stayed within its own budget: the closest came to 99.1 % of it" in said
     assert "61.7 ± 2.4 %" in said  # fedavg: 0.6 and 0.6333, by hand
-    assert "The strictest client, ward-a, own budget ε 0.5" in said
+    assert "The client with the smallest budget, ward-a, own budget ε 0.5" in said
     assert "by a factor of at most 1.642 (ε = 0.4955), except with probability at most 1 in 100 000" in said
-    assert "the budget in force is not the client's own but the most liberal of all, ε 2 for everybody" in said
+    assert "the effective budget of all clients is not their own but the largest of all, ε 2" in said
     assert "1 of 2 clients spent more than their own budgets" in said
-    assert "nothing is promised to any client" in said
+    assert "no client has a guarantee" in said
     assert "1 of 2 clients left early on average over 2 seeds, after round 2." in said
     assert "training.clip 1.0" in said
     assert "polyeps run small.toml" in said
@@ -98,10 +98,10 @@ def test_sections_come_in_order(run: Path) -> None:
     assert found == [
         "Methods",
         "Accuracy",
-        "What was promised",
+        "Guarantees",
         "Spent against budget",
         "Clients",
-        "Who left, and when",
+        "Clients that left early",
         "Bytes per client",
         "Settings",
     ]
@@ -122,7 +122,7 @@ def test_identifiers_are_unique_and_pictures_have_words(run: Path) -> None:
     assert len(identifiers) == len(set(identifiers))
     assert set(re.findall(r"url\(#([^)]*)\)", text)) <= set(identifiers)
     pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(pictures) == 3 * 2 + 4  # three for desk and phone, and one per method that promises something
+    assert len(pictures) == 3 * 2 + 4  # three for desk and phone, and one per method with a guarantee
     for picture in pictures:
         assert re.search(r'role="img" aria-label="[^"]{20,}"><title>', picture)
         assert not re.search(r"#[0-9a-f]{6}\b", picture), "a colour that does not follow the reader's scheme"
@@ -138,7 +138,7 @@ def test_spending_more_than_the_budget_is_said_loudly(tmp_path: Path) -> None:
     journal.close()
     text = page(tmp_path / "run")
     said = words(text)
-    assert "Budget exceeded. One client spent more than it may." in said
+    assert "Budget exceeded. One client spent more than its budget." in said
     assert "ward-a spent ε 0.5001 of 0.5 (fedavg, seed 0)" in said
     assert text.index("Budget exceeded") < text.index("2 clients with budgets")
     assert "Not every client stayed within its own budget: 1 did not." in said
@@ -151,7 +151,7 @@ def test_a_finished_job_that_does_not_say_what_was_spent(tmp_path: Path) -> None
     write_job(journal, spent={"ward-b": 1.0})
     journal.close()
     said = words(page(tmp_path / "run"))
-    assert "Spent is not known. Finished jobs do not say what 1 client spent" in said
+    assert "Spending is not known. Finished jobs lack the spending of 1 client" in said
     assert "Every client stayed" not in said
 
 
@@ -160,7 +160,7 @@ def test_names_cannot_write_into_the_page(tmp_path: Path) -> None:
     about = {**ABOUT, "name": evil, "command": evil, "experiment": {evil: evil}, "version": evil}
     journal = new_journal(tmp_path / "run", about)
     names = [evil, "$x_1^{", "--><b>", '" onload="x', "line\nbreak\x07", "病院"]
-    clients = [ClientRow(name, 1.0, 1e-5, 1.0, 10, 1.0, None) for name in names]
+    clients = [ClientRow(name, 1.0, 1e-5, 1.0, 10, 1.0) for name in names]
     write_job(journal, evil, clients=clients, facts={"summary": evil, "data": evil})
     journal.close()
     text = page(tmp_path / "run")
@@ -174,18 +174,18 @@ def test_names_cannot_write_into_the_page(tmp_path: Path) -> None:
 def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     journal = new_journal(tmp_path / "run")
     write_job(journal, seed=0, planned=9, finished=False)
-    journal.add_job("fedavg-1", "fedavg", "fedavg", 1, 9)
+    add_job(journal, "fedavg-1", "fedavg", "fedavg", 1, 9)
     journal.close()
     said = words(page(tmp_path / "run"))
     assert "Not finished. 0 of 2 jobs finished. fedavg with seed 0 has done 3 of 9 rounds." in said
-    assert "What the clients spent is not known yet." in said
-    assert "What it has spent is not known before the job is finished." in said
+    assert "The clients' spending is not known yet." in said
+    assert "Its spending is not known before the job is finished." in said
 
 
 def test_a_run_in_which_nothing_has_begun(tmp_path: Path) -> None:
     journal = new_journal(tmp_path / "run")
     assert "No job of this run has begun." in words(page(tmp_path / "run"))
-    journal.add_job("fedavg-1", "fedavg", "fedavg", 1, 9)
+    add_job(journal, "fedavg-1", "fedavg", "fedavg", 1, 9)
     assert "No job of this run has begun." in words(page(tmp_path / "run"))
 
 
@@ -217,7 +217,7 @@ def test_missing_terms_are_named(tmp_path: Path) -> None:
     with journal._writing() as db:
         db.execute("UPDATE jobs SET facts = ? WHERE job = ?", (json.dumps({"budgets": "own"}), job))
     said = words(page(tmp_path / "run"))
-    assert "does not say under which terms it was protected (adjacency is missing)" in said
+    assert "lacks the terms of its protection (adjacency is missing)" in said
 
 
 def test_two_runs_on_one_page(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_many_methods_get_a_legend(tmp_path: Path) -> None:
 def test_two_thousand_clients_stay_light(tmp_path: Path) -> None:
     journal = new_journal(tmp_path / "run")
     clients = [
-        ClientRow(f"hospital-{number}", epsilon, 1e-5, epsilon, 1200, 1.0, None)
+        ClientRow(f"hospital-{number}", epsilon, 1e-5, epsilon, 1200, 1.0)
         for number in range(2000)
         for epsilon in [0.05 + number / 200]
     ]

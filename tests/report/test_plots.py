@@ -9,9 +9,9 @@ from support.journals import CLIENTS, new_journal, write_job
 
 from polyeps.experiment.journal import ClientRow
 from polyeps.report.client_plots import bytes_picture, spent_picture
-from polyeps.report.plots import _ROW, _apart, accuracy_picture, active_picture
+from polyeps.report.round_plots import _ROW, _apart, accuracy_picture, active_picture
 from polyeps.report.svg import METHODS, NARROW, WIDE
-from polyeps.report.tables import Line, read
+from polyeps.report.tables import MethodRuns, read_methods
 
 
 @given(st.lists(st.floats(0, 330), min_size=1, max_size=10).map(sorted))
@@ -25,16 +25,16 @@ def test_names_at_the_ends_of_lines_never_touch(spots: list[float]) -> None:
 
 
 @pytest.fixture
-def lines(tmp_path: Path) -> tuple[Line, ...]:
+def lines(tmp_path: Path) -> tuple[MethodRuns, ...]:
     journal = new_journal(tmp_path / "run")
     for seed in (0, 1):
         write_job(journal, "pfa", seed, accuracies=[0.5, 0.6 + seed / 10, 0.7], left={"ward-a": 0})
         write_job(journal, "weiavg", seed, left={"ward-a": 0})
-        write_job(journal, "minimum", seed, facts={"budgets": "strictest"})
-    return read([journal])
+        write_job(journal, "minimum", seed, facts={"budgets": "minimum"})
+    return read_methods([journal])
 
 
-def test_only_controls_are_dashed(lines: tuple[Line, ...]) -> None:
+def test_only_controls_are_dashed(lines: tuple[MethodRuns, ...]) -> None:
     for width in (WIDE, NARROW):
         picture = accuracy_picture(lines, width)
         dashed = re.findall(
@@ -54,10 +54,10 @@ def rounds_written(picture: str) -> list[str]:
 def test_rounds_are_written_where_points_are_while_these_are_few(tmp_path: Path) -> None:
     journal = new_journal(tmp_path / "run")
     write_job(journal, accuracies=[0.5 if number % 7 == 6 else None for number in range(21)])
-    assert rounds_written(accuracy_picture(read([journal]))) == ["7", "14", "21"]
+    assert rounds_written(accuracy_picture(read_methods([journal]))) == ["7", "14", "21"]
     journal = new_journal(tmp_path / "close")  # the last two would be written over each other
     write_job(journal, accuracies=[0.5 if number in (19, 39, 40) else None for number in range(41)])
-    assert "41" not in rounds_written(accuracy_picture(read([journal]), NARROW))
+    assert "41" not in rounds_written(accuracy_picture(read_methods([journal]), NARROW))
 
 
 def test_long_names_are_wrapped_and_not_cut(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_long_names_are_wrapped_and_not_cut(tmp_path: Path) -> None:
     write_job(journal, long)
     for number in range(12):
         write_job(journal, f"other-{number}")
-    lines = read([journal])
+    lines = read_methods([journal])
     for picture in (bytes_picture, accuracy_picture):
         for few in (lines[:2], lines):
             for width in (WIDE, NARROW):
@@ -78,14 +78,14 @@ def test_long_names_are_wrapped_and_not_cut(tmp_path: Path) -> None:
 
 def test_clients_alike_share_a_bar(tmp_path: Path) -> None:
     journal = new_journal(tmp_path / "run")
-    clients = [ClientRow(f"ward-{number}", 2.0, 1e-5, 2.0, 100, 1.0, None) for number in range(200)]
+    clients = [ClientRow(f"ward-{number}", 2.0, 1e-5, 2.0, 100, 1.0) for number in range(200)]
     write_job(journal, clients=[*clients, *CLIENTS])
-    picture = spent_picture(read([journal])[0], METHODS[0])
+    picture = spent_picture(read_methods([journal])[0], METHODS[0])
     names = re.findall(r">([^<>]+ clients|ward-[^<>]*)</text>", picture)
     assert names == ["ward-a", "201 clients"]  # ward-b has the same budget and spent the same
 
 
-def test_methods_that_lost_the_same_clients_share_a_line(lines: tuple[Line, ...]) -> None:
+def test_methods_that_lost_the_same_clients_share_a_line(lines: tuple[MethodRuns, ...]) -> None:
     picture = active_picture(lines)
     assert ">pfa, weiavg</text>" in picture
     assert "pfa, weiavg from 2 to 1; minimum from 2 to 2" in picture

@@ -1,43 +1,43 @@
-"""The report's sentences: whose budgets were in force, what was promised, and which rounds were tested."""
+"""The report's sentences: effective budgets, guarantees, and the rounds that were tested."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.journals import CLIENTS, new_journal, write_job
+from support.journals import CLIENTS, add_job, new_journal, write_job
 
 from polyeps.experiment.journal import ClientRow
-from polyeps.report import sentences as words
+from polyeps.report import sentences
 from polyeps.report.page import make_page
-from polyeps.report.tables import read
+from polyeps.report.tables import read_methods
 
-ALIKE = [ClientRow(name, 2.0, 1e-5, 2.0, 100, 1.0, None) for name in ("a", "b", "c", "d")]
+ALIKE = [ClientRow(name, 2.0, 1e-5, 2.0, 100, 1.0) for name in ("a", "b", "c", "d")]
 
 
-def test_one_budget_for_all_is_everybodys_own_and_promised_once(tmp_path: Path) -> None:
+def test_one_budget_for_all_is_each_clients_own_and_guaranteed_once(tmp_path: Path) -> None:
     journal = new_journal(tmp_path / "run")
     write_job(journal, "even", clients=ALIKE)
     write_job(journal, "uneven", clients=ALIKE, spent={"a": 0.2, "b": 1.0, "c": 1.5, "d": 1.9})
-    even, uneven = read([journal])
-    ((who, _),) = words.promises(even)
-    assert "Each of 4 clients" in who
-    ((who, promise),) = words.promises(uneven)
-    assert "A typical client, b" in who
-    assert "ε\u00a0=\u00a01" in promise
-    assert words.in_force(even) == "everybody's own budget, the same for all"
-    assert "Every client stayed within its own budget" in words.opening([even, uneven])
+    even, uneven = read_methods([journal])
+    ((client, _),) = sentences.guarantees(even)
+    assert "Each of 4 clients" in client
+    ((client, guarantee),) = sentences.guarantees(uneven)
+    assert "A typical client, b" in client
+    assert "ε\u00a0=\u00a01" in guarantee
+    assert sentences.describe_budgets(even) == "each client's own budget, the same for all"
+    assert "Every client stayed within its own budget" in sentences.opening([even, uneven])
     text = make_page([journal])
     assert "Dashed" not in text
     assert "chip dashed" not in text
 
 
-def test_budgets_that_are_everybodys_own_under_one_seed_alone_are_not(tmp_path: Path) -> None:
+def test_budgets_that_are_the_clients_own_under_one_seed_alone_are_not(tmp_path: Path) -> None:
     journal = new_journal(tmp_path / "run")
     write_job(journal, seed=0, clients=CLIENTS[:1])
-    write_job(journal, seed=1, facts={"budgets": "strictest"})
-    (line,) = read([journal])
+    write_job(journal, seed=1, facts={"budgets": "minimum"})
+    (line,) = read_methods([journal])
     assert line.control
-    assert words.in_force(line) == "control: the strictest budget, for everybody"
+    assert sentences.describe_budgets(line) == "control: the smallest budget, for all clients"
 
 
 @pytest.mark.parametrize(
@@ -53,25 +53,25 @@ def test_budgets_that_are_everybodys_own_under_one_seed_alone_are_not(tmp_path: 
 def test_which_rounds_were_tested(tested: Sequence[int], rounds: int, final: str, curve: str, tmp_path: Path) -> None:
     journal = new_journal(tmp_path / "run")
     write_job(journal, accuracies=[0.5 if number + 1 in tested else None for number in range(rounds)])
-    assert words.judged(read([journal])) == final
-    assert words.evaluated(read([journal])) == curve
+    assert sentences.averaged_rounds(read_methods([journal])) == final
+    assert sentences.evaluated_rounds(read_methods([journal])) == curve
     text = make_page([journal])
     assert f"Final accuracy: the mean over {final}." in text
     assert f"Test accuracy after {curve}." in text
 
 
-def test_promises_of_different_units_are_told_apart(tmp_path: Path) -> None:
+def test_guarantees_of_different_units_are_distinguished(tmp_path: Path) -> None:
     journal = new_journal(tmp_path / "run")
     write_job(journal, "records")
     write_job(journal, "wholes", facts={"unit": "client"})
-    records, wholes = read([journal])
-    assert "Some methods protect whole clients" in words.opening([records, wholes])
-    assert "Some methods" not in words.opening([records])
+    records, wholes = read_methods([journal])
+    assert "Some methods protect whole clients" in sentences.opening([records, wholes])
+    assert "Some methods" not in sentences.opening([records])
 
 
 def test_of_a_method_that_has_not_begun_nothing_is_said(tmp_path: Path) -> None:
     journal = new_journal(tmp_path / "run")
     write_job(journal, "begun")
-    journal.add_job("later-0", "uv-fed", "later", 0, 3)
-    _, later = read([journal])
-    assert words.in_force(later) == "not begun yet"
+    add_job(journal, "later-0", "uv-fed", "later", 0, 3)
+    _, later = read_methods([journal])
+    assert sentences.describe_budgets(later) == "not begun yet"

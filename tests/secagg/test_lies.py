@@ -3,11 +3,11 @@
 import os
 
 import pytest
-from support.secure_rounds import Walk
+from support.secure_rounds import Walk, seat
 
 from polyeps.errors import MessageRefused
 from polyeps.secagg import masks
-from polyeps.secagg.client import LETTER_BYTES, Agent
+from polyeps.secagg.client import LETTER_BYTES, SumClient
 from polyeps.secagg.messages import (
     Step,
     fingerprint,
@@ -18,7 +18,6 @@ from polyeps.secagg.messages import (
     sign,
     unpack_table,
 )
-from polyeps.secagg.protocol import seat
 from polyeps.secagg.shamir import SHARE_BYTES, join, split, weights
 
 
@@ -28,7 +27,7 @@ def names(listed: str) -> bytes:
 
 def told(walk: Walk, step: Step, name: str) -> dict[str, bytes]:
     """What an honest server would have told a client, for a lying one to change."""
-    return unpack_table(open_stamped(walk.terms, step, name, walk.asked[name]))
+    return unpack_table(open_stamped(walk.setup, step, name, walk.asked[name]))
 
 
 BAD_LISTS = {
@@ -62,7 +61,7 @@ def test_two_lists_for_two_halves_give_nothing() -> None:
     signed = {name: walk.lie(Step.CONFIRM, name, names("abcd" if name in "ab" else "abc")) for name in "abc"}
     for name in "abc":
         for chosen in ("abc", "ab", "c"):
-            some = pack_table({peer: signed[peer] for peer in chosen})
+            some = pack_table({other: signed[other] for other in chosen})
             with pytest.raises(MessageRefused, match=r"lists other clients|signatures of at least 3"):
                 walk.lie(Step.UNMASK, name, some)
 
@@ -75,9 +74,9 @@ def test_a_client_signs_one_list_only() -> None:
 
 
 def test_a_client_never_gives_both_shares_of_a_peer() -> None:
-    """For each peer one share, of the kind the list calls for; and no second answer, whatever it is asked with."""
+    """For each other one share, of the kind the list calls for; and no second answer, whatever it is asked with."""
     walk = Walk(Step.UNMASK, late="d")
-    given = unpack_table(open_signed(walk.terms, Step.UNMASK, "a", walk.answer("a", Step.UNMASK)))
+    given = unpack_table(open_signed(walk.setup, Step.UNMASK, "a", walk.answer("a", Step.UNMASK)))
     held = walk.past["a"][-2].shares
     assert given.keys() == held.keys() == set("abcd")
     for name, share in given.items():
@@ -95,7 +94,7 @@ def test_without_enough_signatures_nothing_is_unmasked() -> None:
     few = {name: signed[name] for name in "ab"}
     with pytest.raises(MessageRefused, match="brings 2 signatures of at least 3"):
         walk.lie(Step.UNMASK, "a", pack_table(few))
-    made_up = sign(walk.terms, Step.CONFIRM, "c", walk.agents["d"].identity, fingerprint(names("abcd")))
+    made_up = sign(walk.setup, Step.CONFIRM, "c", walk.clients["d"].identity, fingerprint(names("abcd")))
     with pytest.raises(MessageRefused, match="step confirm: the message of client 'c' is not signed by its identity"):
         walk.lie(Step.UNMASK, "a", pack_table({**few, "c": made_up}))
     with pytest.raises(MessageRefused, match="step confirm: the message of client 'c'"):
@@ -109,8 +108,8 @@ def test_without_enough_signatures_nothing_is_unmasked() -> None:
 def test_keys_of_the_servers_own_making_are_refused() -> None:
     walk = Walk(Step.SHARE)
     signed = told(walk, Step.SHARE, "a")
-    keys = open_signed(walk.terms, Step.ADVERTISE, "b", signed["b"])
-    forged = {**signed, "b": sign(walk.terms, Step.ADVERTISE, "b", walk.agents["c"].identity, keys)}
+    keys = open_signed(walk.setup, Step.ADVERTISE, "b", signed["b"])
+    forged = {**signed, "b": sign(walk.setup, Step.ADVERTISE, "b", walk.clients["c"].identity, keys)}
     with pytest.raises(MessageRefused, match="step advertise: the message of client 'b' is not signed by its identity"):
         walk.lie(Step.SHARE, "a", pack_table(forged))
     replayed = told(Walk(Step.SHARE, round=2), Step.SHARE, "a")
@@ -123,7 +122,7 @@ def test_keys_of_the_servers_own_making_are_refused() -> None:
 def test_a_client_knows_its_own_keys_and_counts_the_others() -> None:
     walk = Walk(Step.SHARE)
     signed = told(walk, Step.SHARE, "a")
-    _, again = walk.agents["a"].advertise()  # as if it had begun the round twice
+    _, again = walk.clients["a"].advertise()  # as if it had begun the round twice
     with pytest.raises(MessageRefused, match="brings other keys for this client than its own"):
         walk.lie(Step.SHARE, "a", pack_table({**signed, "a": again}))
     for some in ("ab", "bcd"):
@@ -136,9 +135,9 @@ def test_keys_that_agree_with_everybody_are_refused_by_clients_too(part: int) ->
     """Of small order: whoever sees one knows what it agrees on. A lying server may pass on what it should refuse."""
     walk = Walk(Step.SHARE)
     signed = told(walk, Step.SHARE, "a")
-    keys = open_signed(walk.terms, Step.ADVERTISE, "b", signed["b"])
+    keys = open_signed(walk.setup, Step.ADVERTISE, "b", signed["b"])
     bad = keys[: 32 * part] + bytes(32) + keys[32 * (part + 1) :]
-    signed["b"] = sign(walk.terms, Step.ADVERTISE, "b", walk.agents["b"].identity, bad)
+    signed["b"] = sign(walk.setup, Step.ADVERTISE, "b", walk.clients["b"].identity, bad)
     match = "step advertise: the message of client 'b' holds a key that is none"
     if part == 0:
         with pytest.raises(MessageRefused, match=match):
@@ -147,7 +146,7 @@ def test_keys_that_agree_with_everybody_are_refused_by_clients_too(part: int) ->
     others = {name: walk.answer(name, Step.SHARE) for name in "bcd"}
     walk.lie(Step.SHARE, "a", pack_table(signed))
     letters = {
-        name: unpack_table(open_signed(walk.terms, Step.SHARE, name, sent))["a"] for name, sent in others.items()
+        name: unpack_table(open_signed(walk.setup, Step.SHARE, name, sent))["a"] for name, sent in others.items()
     }
     with pytest.raises(MessageRefused, match=match):
         walk.lie(Step.MASK, "a", pack_table(letters))
@@ -156,7 +155,7 @@ def test_keys_that_agree_with_everybody_are_refused_by_clients_too(part: int) ->
 def test_keys_of_the_wrong_length_are_refused() -> None:
     walk = Walk(Step.SHARE)
     signed = told(walk, Step.SHARE, "a")
-    signed["b"] = sign(walk.terms, Step.ADVERTISE, "b", walk.agents["b"].identity, bytes(95))
+    signed["b"] = sign(walk.setup, Step.ADVERTISE, "b", walk.clients["b"].identity, bytes(95))
     with pytest.raises(MessageRefused, match="client 'b' is not of the right length"):
         walk.lie(Step.SHARE, "a", pack_table(signed))
 
@@ -195,23 +194,23 @@ def test_shares_below_the_threshold_restore_no_secret() -> None:
     """What colluders hold of an honest client is worth nothing without honest shares."""
     walk = Walk(Step.CONFIRM, names="abcde", threshold=4, colluders=2)
     secret = walk.past["a"][0].seed
-    held = {walk.terms.points[name]: walk.past[name][-1].shares["a"][SHARE_BYTES:] for name in "bcde"}
+    held = {walk.setup.points[name]: walk.past[name][-1].shares["a"][SHARE_BYTES:] for name in "bcde"}
     assert join(held, weights(list(held))) == secret
     few = dict(list(held.items())[:3])
     assert join(few, weights(list(few))) != secret
 
 
 def test_a_key_is_bound_to_its_round_its_purpose_and_its_pair() -> None:
-    terms = [Walk(Step.ADVERTISE, run=run, round=round).terms for run in ("one", "two") for round in (1, 2)]
+    setup = [Walk(Step.ADVERTISE, run=run, round=round).setup for run in ("one", "two") for round in (1, 2)]
     secret = bytes(range(32))
-    keys = [masks.pair_mask_key(each, one, other, secret) for each in terms for one, other in ("ab", "ac", "bc")]
-    keys += [derived(each, "a", secret) for each in terms for derived in (masks.self_mask_key, masks.commitment)]
+    keys = [masks.pair_mask_key(each, one, other, secret) for each in setup for one, other in ("ab", "ac", "bc")]
+    keys += [derived(each, "a", secret) for each in setup for derived in (masks.self_mask_key, masks.commitment)]
     assert len(set(keys)) == len(keys)
-    assert masks.pair_mask_key(terms[0], "b", "a", secret) == keys[0]
+    assert masks.pair_mask_key(setup[0], "b", "a", secret) == keys[0]
 
 
 def test_entropy_is_the_systems_own_unless_told() -> None:
-    _, agents = seat(["a", "b"], os.urandom, "run", 0, 8, 1, 2)
-    agent = agents["a"]
-    assert Agent(agent.terms, "a", agent.identity).entropy is os.urandom
+    _, clients = seat(["a", "b"], os.urandom, "run", 0, 8, 1, 2)
+    client = clients["a"]
+    assert SumClient(client.setup, "a", client.identity).entropy is os.urandom
     assert split(bytes(32), [1, 2], 2, os.urandom) != split(bytes(32), [1, 2], 2, os.urandom)

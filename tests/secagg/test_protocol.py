@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
-from support.secure_rounds import Walk, seeded
+from support.secure_rounds import Walk, exchange, plain_sum, seat, secure_sum, seeded
 
 from polyeps.errors import InputError, SumAborted
 from polyeps.secagg import masks
-from polyeps.secagg.messages import Step, Terms, lowest_threshold
-from polyeps.secagg.protocol import exchange, plain_sum, seat, secure_sum
+from polyeps.secagg.messages import Step, SumSetup, lowest_threshold
 
 LENGTH = 20_000
 
@@ -33,13 +32,13 @@ def test_the_sum_is_exact(clients: int, length: int, bits: int) -> None:
     assert set(survivors) == {str(place) for place in range(clients)}
 
 
-def test_two_hundred_clients_of_whom_some_drop_out() -> None:
-    rows = random_rows(200, 4, 24)
-    names = [f"agent {place:03}" for place in range(200)]
-    gone = {Step.SHARE: set(names[:10]), Step.MASK: set(names[10:40]), Step.UNMASK: set(names[40:60])}
-    total, survivors = secure_sum(rows, 24, 110, "run", 0, gone, names, honest=120, colluders=15)
-    assert survivors == tuple(names[40:])
-    assert np.array_equal(total, plain_sum(rows[40:], 24))
+def test_many_clients_of_whom_some_drop_out() -> None:
+    rows = random_rows(130, 4, 24)
+    names = [f"client {place:03}" for place in range(130)]
+    gone = {Step.SHARE: set(names[:6]), Step.MASK: set(names[6:26]), Step.UNMASK: set(names[26:39])}
+    total, survivors = secure_sum(rows, 24, 72, "run", 0, gone, names, honest=78, colluders=10)
+    assert survivors == tuple(names[26:])
+    assert np.array_equal(total, plain_sum(rows[26:], 24))
 
 
 @st.composite
@@ -106,7 +105,7 @@ CONSTANTS = [(8, 0), (16, 77), (32, 2**32 - 1), (40, 0), (64, 12345)]
 def test_a_masked_vector_looks_uniform_whatever_it_hides(bits: int, constant: int) -> None:
     vector = np.full(LENGTH, constant, np.uint64)
     walk = Walk(Step.CONFIRM, vector=vector, bits=bits, names="abc", threshold=2)
-    for name in walk.agents:
+    for name in walk.clients:
         assert uniform(walk.masked(name), bits) > 1e-3
     # And of two clients nothing is alike, though their masks are the same but for the sign.
     one, other = (walk.masked(name).astype(np.float64) for name in "ab")
@@ -118,14 +117,14 @@ def test_either_kind_of_secret_alone_shows_nothing() -> None:
     first = {name: past[0] for name, past in walk.past.items()}
     # What is left of a's vector without its own mask: what the server has of a client in the sum.
     without_own = masks.Masking(walk.masked("a").copy())
-    without_own.put(masks.self_mask_key(walk.terms, "a", first["a"].seed), plus=False)
+    without_own.put(masks.self_mask_key(walk.setup, "a", first["a"].seed), plus=False)
     assert uniform(without_own.words, 32) > 1e-3
     # And without the masks it shares: what the server has of a client whose vector comes too late.
     without_pairs = masks.Masking(walk.masked("a").copy())
     private = masks.private_key(first["a"].mask_key)
-    for peer in "bc":
-        secret = masks.agree(private, masks.public_key(first[peer].mask_key))
-        key = masks.pair_mask_key(walk.terms, "a", peer, secret)
+    for other in "bc":
+        secret = masks.agree(private, masks.public_key(first[other].mask_key))
+        key = masks.pair_mask_key(walk.setup, "a", other, secret)
         without_pairs.put(key, plus=False)
         without_own.put(key, plus=False)
     assert uniform(without_pairs.words, 32) > 1e-3
@@ -145,7 +144,7 @@ def test_masks_never_repeat(other: dict[str, int | str]) -> None:
 
 def test_fresh_keys_in_every_round() -> None:
     walk = Walk(Step.ADVERTISE)
-    keys = {walk.agents["a"].advertise()[0].mask_key for _ in range(3)}
+    keys = {walk.clients["a"].advertise()[0].mask_key for _ in range(3)}
     assert len(keys) == 3
 
 
@@ -158,8 +157,8 @@ def test_a_masked_vector_is_little_more_than_its_numbers(bits: int) -> None:
         return sent
 
     rows = random_rows(3, 500, bits)
-    terms, agents = seat(["x", "y", "z"], seeded(0), "run", 0, bits, 500, 2)
-    exchange(terms, agents, dict(zip("xyz", rows, strict=True)), weigh)
+    setup, clients = seat(["x", "y", "z"], seeded(0), "run", 0, bits, 500, 2)
+    exchange(setup, clients, dict(zip("xyz", rows, strict=True)), weigh)
     numbers = 500 * -(-bits // 8)
     assert numbers < sizes[Step.MASK] <= numbers + 200
     assert sum(sizes.values()) <= numbers + 1500
@@ -189,9 +188,9 @@ def test_terms_that_protect_nobody_are_refused(problem: str) -> None:
         "bits": 8,
         "length": 1,
     }
-    Terms(**right, threshold=3)
+    SumSetup(**right, threshold=3)
     with pytest.raises(InputError, match=problem):
-        Terms(**{**right, "threshold": 3, **WRONG_TERMS[problem]})
+        SumSetup(**{**right, "threshold": 3, **WRONG_TERMS[problem]})
 
 
 def test_rows_and_names_must_match() -> None:
@@ -205,4 +204,4 @@ def test_rows_and_names_must_match() -> None:
 def test_a_client_gives_numbers_that_fit(row: NDArray[np.uint64]) -> None:
     walk = Walk(Step.MASK, vector=np.zeros(1, np.uint64), bits=8)
     with pytest.raises(InputError, match="client 'a' must give 1 uint64 numbers below 2\\^8"):
-        walk.agents["a"].mask(walk.past["a"][-1], walk.asked["a"], row)
+        walk.clients["a"].mask(walk.past["a"][-1], walk.asked["a"], row)

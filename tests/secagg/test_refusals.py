@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.secure_rounds import Walk, seeded
 
 from polyeps.errors import InputError, MessageRefused, SumAborted
-from polyeps.secagg.client import ADVERTISED, Agent, Kept
+from polyeps.secagg.client import ADVERTISED, SumClient, SumState
 from polyeps.secagg.messages import (
     Step,
     fingerprint,
@@ -27,15 +27,15 @@ ASKING = [step for step in Step if step is not Step.ADVERTISE]  # steps the serv
 LOW_ORDER = bytes(32)
 
 
-def sent(step: Step, name: str = "a", **terms: int | str) -> bytes:
-    return Walk(step, **terms).answer(name, step)  # type: ignore[arg-type]
+def sent(step: Step, name: str = "a", **setup: int | str) -> bytes:
+    return Walk(step, **setup).answer(name, step)  # type: ignore[arg-type]
 
 
 def forged(step: Step) -> bytes:
     """Right in every way, but signed by another client."""
     walk = Walk(step)
-    body = open_signed(walk.terms, step, "a", walk.answer("a", step))
-    return sign(walk.terms, step, "a", walk.agents["b"].identity, body)
+    body = open_signed(walk.setup, step, "a", walk.answer("a", step))
+    return sign(walk.setup, step, "a", walk.clients["b"].identity, body)
 
 
 BAD_UPLINKS: dict[str, Callable[[Step], bytes]] = {
@@ -86,7 +86,7 @@ def test_a_message_comes_once_and_from_somebody_asked(step: Step) -> None:
     walk.server.receive("a", content)
     with pytest.raises(MessageRefused, match="client 'a' comes twice"):
         walk.server.receive("a", content)
-    with pytest.raises(MessageRefused, match="client 'mallory' is from nobody who was asked"):
+    with pytest.raises(MessageRefused, match="client 'mallory' is from a client that was not asked"):
         walk.server.receive("mallory", content)
 
 
@@ -104,7 +104,7 @@ def test_a_sum_ends_once() -> None:
 
 def test_who_dropped_out_is_out() -> None:
     walk = Walk(Step.CONFIRM, late="d")
-    with pytest.raises(MessageRefused, match="client 'd' is from nobody who was asked"):
+    with pytest.raises(MessageRefused, match="client 'd' is from a client that was not asked"):
         walk.server.receive("d", walk.up[Step.MASK]["d"])
 
 
@@ -143,33 +143,33 @@ def test_a_round_is_entered_once() -> None:
     walk = Walk(Step.UNMASK)
     before = walk.past["a"][-1]
     with pytest.raises(MessageRefused, match="'a' has already taken part in round 1 of run 'run'"):
-        walk.agents["a"].advertise(before)
+        walk.clients["a"].advertise(before)
     with pytest.raises(MessageRefused, match="start a later round"):
-        Walk(Step.ADVERTISE, round=0).agents["a"].advertise(before)
-    Walk(Step.ADVERTISE, round=2).agents["a"].advertise(before)
-    Walk(Step.ADVERTISE, run="another").agents["a"].advertise(before)
+        Walk(Step.ADVERTISE, round=0).clients["a"].advertise(before)
+    Walk(Step.ADVERTISE, round=2).clients["a"].advertise(before)
+    Walk(Step.ADVERTISE, run="another").clients["a"].advertise(before)
 
 
 @pytest.mark.parametrize("step", ASKING)
 def test_what_was_kept_serves_its_own_round_only(step: Step) -> None:
     old, new = Walk(step), Walk(step, round=2)
-    with pytest.raises(MessageRefused, match="terms this client holds nothing of"):
-        take_step(new.agents["a"], step, old.past["a"][-1], new.asked["a"], new.vector)
+    with pytest.raises(MessageRefused, match="a sum that this client has no state of"):
+        take_step(new.clients["a"], step, old.past["a"][-1], new.asked["a"], new.vector)
 
 
 def test_a_client_needs_its_identity_and_a_beginning() -> None:
     walk = Walk(Step.SHARE)
-    with pytest.raises(InputError, match="do not list client 'a' with this identity"):
-        Agent(walk.terms, "a", walk.agents["b"].identity)
+    with pytest.raises(InputError, match="does not list client 'a' with this identity"):
+        SumClient(walk.setup, "a", walk.clients["b"].identity)
     with pytest.raises(InputError, match="before it advertised"):
-        take_step(walk.agents["a"], Step.SHARE, None, walk.asked["a"], walk.vector)
+        take_step(walk.clients["a"], Step.SHARE, None, walk.asked["a"], walk.vector)
 
 
 def test_what_is_kept_comes_back_and_secrets_are_forgotten() -> None:
     walk = Walk(Step.UNMASK)
     walk.answer("a", Step.UNMASK)
     for kept in walk.past["a"]:
-        assert Kept.decode(kept.encode()) == kept
+        assert SumState.decode(kept.encode()) == kept
         for secret in (kept.mask_key, kept.seed, kept.letter_key):
             assert not secret or repr(secret) not in repr(kept)
     first, shared, masked, _, last = walk.past["a"]
@@ -179,12 +179,12 @@ def test_what_is_kept_comes_back_and_secrets_are_forgotten() -> None:
     assert not last.shares
     for content in (b"", b"nonsense", first.encode()[:-1]):
         with pytest.raises(InputError, match="is damaged; sit this round out"):
-            Kept.decode(content)
+            SumState.decode(content)
 
 
 def signed_by(walk: Walk, step: Step, body: bytes, name: str = "a") -> bytes:
     """A message of a client that does not keep to the rules."""
-    return sign(walk.terms, step, name, walk.agents[name].identity, body)
+    return sign(walk.setup, step, name, walk.clients[name].identity, body)
 
 
 BAD_BODIES: dict[str, tuple[Step, Callable[[bytes], bytes]]] = {
@@ -210,14 +210,14 @@ BAD_BODIES: dict[str, tuple[Step, Callable[[bytes], bytes]]] = {
 def test_the_server_refuses_what_a_client_may_not_say(kind: str) -> None:
     step, change = BAD_BODIES[kind]
     walk = Walk(step, bits=12)
-    body = open_signed(walk.terms, step, "a", walk.answer("a", step))
+    body = open_signed(walk.setup, step, "a", walk.answer("a", step))
     with pytest.raises(MessageRefused, match=f"step {step.name.lower()}: the message of client 'a' does not hold"):
         walk.server.receive("a", signed_by(walk, step, change(body)))
 
 
 def test_a_letter_that_cannot_be_read_is_its_writers_fault() -> None:
     walk = Walk(Step.SHARE)
-    letters = unpack_table(open_signed(walk.terms, Step.SHARE, "a", walk.answer("a", Step.SHARE)))
+    letters = unpack_table(open_signed(walk.setup, Step.SHARE, "a", walk.answer("a", Step.SHARE)))
     letters["b"], letters["c"] = letters["c"], letters["b"]  # right size, wrong reader
     walk.server.receive("a", signed_by(walk, Step.SHARE, pack_table(letters)))
     for name in "bcd":
@@ -235,7 +235,7 @@ def test_wrong_shares_are_noticed_and_there_is_no_sum(late: str, whose: str) -> 
     for name in walk.asked:
         content = walk.answer(name, Step.UNMASK)
         if name == "a":
-            shares = unpack_table(open_signed(walk.terms, Step.UNMASK, "a", content))
+            shares = unpack_table(open_signed(walk.setup, Step.UNMASK, "a", content))
             content = signed_by(walk, Step.UNMASK, pack_table({**shares, whose: seeded(9)(SHARE_BYTES)}))
         walk.server.receive(name, content)
     with pytest.raises(SumAborted, match=f"secret of client '{whose}' do not fit"):

@@ -1,12 +1,12 @@
-"""Single rows of the quick audit, by name."""
+"""Single attacks of the quick audit, by name."""
 
-from polyeps.audit.catalogue import cases
-from polyeps.audit.rows import Effort, Row
+from polyeps.audit.attacks import all_attacks
+from polyeps.audit.results import AuditResult, Effort
 
-ERROR = 1e-4  # of a row: that of a table of a hundred
+ERROR = 1e-4  # of an attack: that of a table of a hundred
 
 
-def row(what: str, times: float = 1.0, seed: int = 0) -> Row:
-    """Return a row with so many times the trials of the quick audit."""
-    (case,) = (case for case in cases() if case.what == what)
-    return Row(case.what, case.form, case.attack, case.run(Effort(seed, times, 1 - ERROR)))
+def audited(name: str, times: float = 1.0, seed: int = 0) -> AuditResult:
+    """Run an attack with so many times the trials of the quick audit."""
+    (attack,) = (attack for attack in all_attacks() if attack.name == name)
+    return attack.audit(Effort(seed, times, 1 - ERROR))

@@ -20,7 +20,7 @@ def run(*arguments: str, status: int = 0) -> Spoken:
     """Run one command that must end with the given status."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        ended = cli.run(list(arguments))
+        ended = cli.execute(list(arguments))
     spoken = Spoken(ended, out.getvalue(), err.getvalue())
     assert ended == status, spoken
     return spoken

@@ -23,11 +23,11 @@ from polyeps.accounting.events import Gaussian
 from polyeps.core import Budget
 from polyeps.errors import BudgetExceeded, LedgerError
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Charge, Terms
+from polyeps.ledger.account import BudgetTerms, Charge
 from polyeps.ledger.head_file import head_path
 
 EVENT = Gaussian(60.0)
-TERMS = {"client": Terms(Budget(2.0, 1e-5))}
+TERMS = {"client": BudgetTerms(Budget(2.0, 1e-5))}
 STEPS = ("open", "write", "fsync", "link", "replace", "unlink", "pwrite")  # of `os`, at which a process may die
 
 

@@ -15,14 +15,15 @@ from polyeps.engine.noise import SystemStreams
 from polyeps.experiment.job import Job
 from polyeps.ledger import Ledger
 from polyeps.transport.client_files import Keeping
-from polyeps.transport.flower import client_app
+from polyeps.transport.flower_client import client_app
 from support.federations import LocalGrid, ledger_of
+from support.transports import alone
 
 
 def on_its_own(cohort: Clients, client: str, folder: Path, run: str | None = None) -> Clients:
     """One client as it is deployed: opened anew, with nothing in memory."""
     return replace(
-        cohort.alone(client),
+        alone(cohort, client),
         streams=lambda ids, _: SystemStreams(len(ids)),
         repeatable=False,
         memory={},
@@ -37,14 +38,14 @@ class DeployedGrid(LocalGrid):
 
     def __init__(self, job: Job, folder: Path, algorithm: Algorithm | None = None, run: str = "test") -> None:
         self.ledger: Ledger | None = ledger_of(job, folder / "ledger.db")
-        everybody = job.cohort(self.ledger)
+        everybody = job.clients(self.ledger)
         super().__init__(everybody, job, folder / "seats")
         self.names = {node: cohort.ids[0] for node, cohort in self.nodes.items()}
         self.folder = folder / "clients"
 
         def opened(context: Context) -> tuple[Clients, Algorithm, Any]:
             client = self.names[context.node_id]
-            return on_its_own(everybody, client, self.folder, run), algorithm or job.algorithm, job.tells
+            return on_its_own(everybody, client, self.folder, run), algorithm or job.algorithm, job.discloses
 
         self.app = client_app(opened, lambda context: self.seats[self.names[context.node_id]])
 

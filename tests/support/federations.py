@@ -20,21 +20,46 @@ from polyeps.experiment import config
 from polyeps.experiment import job as build
 from polyeps.experiment.population import populate
 from polyeps.ledger import Ledger
+from polyeps.participation import Participation
 from polyeps.secagg.messages import Step
-from polyeps.server import Participation, Round, Transport, serve
-from polyeps.transport.flower import OnFlower, client_app
+from polyeps.server import Round, Transport, serve
+from polyeps.transport.flower import OnFlower
+from polyeps.transport.flower_client import client_app
 from polyeps.transport.flower_sums import Seat
-from polyeps.transport.memory import AsBytes, InMemory
+from polyeps.transport.memory import InMemory
+from support.transports import AsBytes, alone, some_of
 
 # Two liberal clients among strict ones, so that every way to split finds two groups.
 EPSILONS = (0.5, 0.6, 8.0, 0.55, 9.0, 0.65)
+# Every algorithm under every kind of budgets it can spend, by the title a run gives it.
+METHODS: dict[str, dict[str, Any]] = {
+    name if place == 0 else f"{name} ({budgets})": {"name": name} | ({"budgets": budgets} if place else {})
+    for name, entry in ALGORITHMS.items()
+    for place, budgets in enumerate(entry.budgets)
+}
+PRIVATE = [
+    title for title, method in METHODS.items() if method.get("budgets", ALGORITHMS[method["name"]].budgets[0]) != "none"
+]
+
+
+def local(title: str) -> str:
+    """Return what the clients of a method do with their records."""
+    return ALGORITHMS[METHODS[title]["name"]].local
+
+
+def _table(algorithm: Any) -> Any:
+    """Return the settings of a method that is named by its title."""
+    if isinstance(algorithm, list):
+        return [_table(one) for one in algorithm]
+    table = {"name": algorithm} if isinstance(algorithm, str) else algorithm
+    return {**table, **METHODS.get(table["name"], {})}
 
 
 def experiment(algorithm: Any = "fedavg", **changes: Any) -> config.Experiment:
     """Six clients, three rounds, everything small; a change like training={"batch": 4} replaces single settings."""
-    name = algorithm["name"] if isinstance(algorithm, dict) else algorithm
+    method = _table(algorithm)
     budgets: dict[str, Any] = {"epsilons": EPSILONS, "delta": 1e-3}
-    if isinstance(name, str) and name in ALGORITHMS and ALGORITHMS[name].local == "gradient":
+    if isinstance(method, dict) and method["name"] in ALGORITHMS and local(method["name"]) == "gradient":
         # Pure budgets; no whole numbers, which an index sent could equal by chance.
         budgets = {"epsilons": tuple(epsilon + 0.015625 for epsilon in EPSILONS), "delta": 0.0}
     values: dict[str, Any] = {
@@ -43,7 +68,7 @@ def experiment(algorithm: Any = "fedavg", **changes: Any) -> config.Experiment:
         "data": {"name": "digits", "clients": len(EPSILONS), "size": 60},
         "budgets": budgets,
         "training": {"batch": 6, "local_steps": 4, "learning_rate": 0.2},
-        "algorithm": algorithm,
+        "algorithm": method,
     }
     for name, value in changes.items():
         values[name] = {**values[name], **value} if isinstance(value, dict) and name in values else value
@@ -67,29 +92,15 @@ def ledger_of(job: build.Job, path: Path) -> Ledger | None:
     return None if job.budgets is None else Ledger.create(path, job.terms)
 
 
-def reordered(cohort: Clients, order: list[int]) -> Clients:
-    """The same clients, listed in another order."""
-    places = np.array(order)
-    assert cohort.rows is not None
-    return replace(
-        cohort,
-        ids=tuple(cohort.ids[place] for place in order),
-        data=cohort.data.select(places),
-        scale=cohort.scale[places],
-        rows=cohort.rows[places],
-        memory={name: kept[torch.from_numpy(places)] for name, kept in cohort.memory.items()},
-    )
-
-
 Wrap = Callable[[Clients, build.Job], Transport]
 
 
 def in_memory(cohort: Clients, job: build.Job) -> Transport:
-    return InMemory(cohort, job.algorithm, job.tells)
+    return InMemory(cohort, job.algorithm, job.discloses)
 
 
 def as_bytes(cohort: Clients, job: build.Job) -> Transport:
-    return AsBytes(cohort, job.algorithm, job.tells)
+    return AsBytes(cohort, job.algorithm, job.discloses)
 
 
 def on_flower(cohort: Clients, job: build.Job) -> Transport:
@@ -118,9 +129,9 @@ def finish(
 ) -> Finished:
     """Run a job's rounds over a transport."""
     ledger = ledger_of(job, path)
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     if order is not None:
-        cohort = reordered(cohort, order)
+        cohort = some_of(cohort, np.array(order))
     seen: list[Round] = []
     state = serve(
         job.algorithm,
@@ -142,12 +153,12 @@ class LocalGrid(Grid):  # type: ignore[misc]
     """
 
     def __init__(self, cohort: Clients, job: build.Job, folder: Path | None = None) -> None:
-        self.nodes = {100 + place: cohort.alone(client) for place, client in enumerate(cohort.ids)}
+        self.nodes = {100 + place: alone(cohort, client) for place, client in enumerate(cohort.ids)}
         keys = {client: Ed25519PrivateKey.generate() for client in cohort.ids}
         roster = {client: key.public_key().public_bytes_raw() for client, key in keys.items()}
         self.seats = {client: Seat(keys[client], roster, folder / client) for client in keys} if folder else {}
         self.app = client_app(
-            lambda context: (self.nodes[context.node_id], job.algorithm, job.tells),
+            lambda context: (self.nodes[context.node_id], job.algorithm, job.discloses),
             (lambda context: self.seats[self.nodes[context.node_id].ids[0]]) if folder else None,
             rehearsal=cohort.repeatable,
         )
@@ -218,7 +229,7 @@ class Recorder(InMemory):
 
 def honest_tasks(job: build.Job, path: Path) -> list[Task]:
     """All that is asked in two rounds."""
-    recorder = Recorder(job.cohort(ledger_of(job, path)), job.algorithm, job.tells)
+    recorder = Recorder(job.clients(ledger_of(job, path)), job.algorithm, job.discloses)
     serve(job.algorithm, recorder, job.state, rounds=2, participation=Participation(), seed=5, run="test")
     return recorder.tasks
 

@@ -13,6 +13,6 @@ def forge(path: Path, *contents: dict[str, Any], kind: str = "note") -> None:
     with sqlite3.connect(path) as connection:
         for content in contents:
             seq, previous = connection.execute("SELECT seq, hash FROM rows ORDER BY seq DESC").fetchone()
-            (row,) = chain._chained([(kind, content)], Head(seq, previous), chain.now)
+            (row,) = chain._chained([(kind, content)], Head(seq, previous))
             connection.execute("INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?)", row)
     connection.close()

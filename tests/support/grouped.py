@@ -17,7 +17,8 @@ from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.clients import Clients
 from polyeps.core import Algorithm, Replies, State, Task
 from polyeps.engine.noise import SeededStreams
-from polyeps.server import Participation, serve
+from polyeps.participation import Participation
+from polyeps.server import serve
 from support.summed import MODEL, Updates, Watched
 from support.summed import cohort as of_one_group
 from support.summed import federation as with_one_group
@@ -41,12 +42,12 @@ def federation(
     """What the builder is given; groups are listed in the order of `scales`."""
     one = with_one_group(len(groups), updates, scale=0.0, clip=clip)
     noise = partial(SeededStreams, SERVER_SEED, list(scales))
-    return replace(one, groups=tuple(groups), scales=scales, rate=rate, noise=noise)
+    sizes = {name: list(groups).count(name) for name in scales}
+    return replace(one, sizes=sizes, noise_for=lambda _: scales, rate=rate, noise=noise)
 
 
 def cohort(algorithm: Algorithm, groups: Sequence[str]) -> Clients:
-    people = of_one_group(algorithm, len(groups), 0.0)
-    return replace(people, groups=dict(zip(people.ids, groups, strict=True)))
+    return replace(of_one_group(algorithm, len(groups), 0.0), groups=tuple(groups))
 
 
 @dataclass

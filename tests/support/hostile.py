@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from polyeps.engine.layout import lay_out
-from polyeps.engine.network import Loss, Network, add_gradients
+from polyeps.engine.losses import Loss
+from polyeps.engine.network import Network, add_gradients
 
 ROWS = 3  # of every candidate; the first is the one that comes and goes
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyeps.experiment.journal import Checkpoint, ClientRow, Journal
+from polyeps.experiment.journal import _NEW_JOB, Checkpoint, ClientRow, Journal
 
 FACTS = {
     "summary": "average of the clients' updates",
@@ -27,8 +27,8 @@ ABOUT: dict[str, Any] = {
     "command": "polyeps run small.toml",
 }
 CLIENTS = (
-    ClientRow("ward-a", 0.5, 1e-5, 0.5, 100, 4.0, None),
-    ClientRow("ward-b", 2.0, 1e-5, 2.0, 200, 1.5, None),
+    ClientRow("ward-a", 0.5, 1e-5, 0.5, 100, 4.0),
+    ClientRow("ward-b", 2.0, 1e-5, 2.0, 200, 1.5),
 )
 _NOWHERE = Checkpoint(0, (), b"", {})
 
@@ -39,6 +39,12 @@ def new_journal(folder: Path, about: Mapping[str, Any] | None = None) -> Journal
     return Journal.create(folder / "journal.db", ABOUT if about is None else about)
 
 
+def add_job(journal: Journal, job: str, method: str, label: str, seed: int, rounds: int) -> None:
+    """Add a job that has not begun."""
+    with journal._writing() as db:
+        db.execute(_NEW_JOB, (job, method, label, seed, rounds))
+
+
 def write_job(
     journal: Journal,
     label: str = "fedavg",
@@ -47,7 +53,7 @@ def write_job(
     accuracies: Sequence[float | None] = (0.5, 0.6, 0.7),  # None: not evaluated
     planned: int | None = None,
     clients: Sequence[ClientRow] = CLIENTS,
-    spent: Mapping[str, float] | None = None,  # half of each budget in force, if not said
+    spent: Mapping[str, float] | None = None,  # by default half of each effective budget
     left: Mapping[str, int] | None = None,  # client ↦ the journal's number of its last round
     facts: Mapping[str, Any] | None = None,
     finished: bool = True,
@@ -57,7 +63,7 @@ def write_job(
 ) -> str:
     """One job in which every client is asked in every round until it has left."""
     job, left = f"{label}-{seed}", left or {}
-    journal.add_job(job, "fedavg", label, seed, len(accuracies) if planned is None else planned)
+    add_job(journal, job, "fedavg", label, seed, len(accuracies) if planned is None else planned)
     journal.begin(job, clients, {**FACTS, **(facts or {})})
     for number, accuracy in enumerate(accuracies):
         asked = [

@@ -1,12 +1,12 @@
 """Runs an experiment in a child that is killed at random moments and resumed, until it is done; prints the kills.
 
-    python tests/killing.py FOLDER KILLS SEED [FILE]
+    python tests/support/killing.py FOLDER KILLS SEED [FILE]
 
 With a FILE of an experiment the command line runs it, and what clients keep is written down client by client, as if it
 were large.
 
-The children are forked from a parent that has imported everything and computed nothing, so that starting one is
-cheap and no thread of torch's is lost in the fork.
+The children are forked from a parent that has imported everything, loaded the data and calibrated the noise, but
+trained nothing: a child starts at once, so that kills fall into its rounds, and no thread of torch's is lost.
 """
 
 import os
@@ -19,23 +19,26 @@ from pathlib import Path
 import torch
 
 from polyeps import cli
+from polyeps.experiment import config
 from polyeps.experiment import journal_entries as entries
 from polyeps.experiment import run as runs
 from polyeps.experiment.config import Experiment
+from polyeps.experiment.job import prepare
+from polyeps.experiment.population import populate
 from support.federations import experiment
 
 
 def wanted() -> Experiment:
     participation = {"kind": "uniform", "share": 0.8}
-    return experiment(["fedavg", "public-only"], rounds=80, training={"local_steps": 8}, participation=participation)
+    methods = ["fedavg", "public-only", "weiavg", "pfa"]
+    return experiment(methods, rounds=20, training={"local_steps": 8}, participation=participation)
 
 
 def child(folder: Path, file: str | None) -> None:
-    torch.set_num_threads(1)
     begun = (folder / "journal.db").exists()
     if file is not None:
         entries._SMALL = 50
-        status = cli.run(["run", "--resume", str(folder)] if begun else ["run", file, "--output", str(folder)])
+        status = cli.execute(["run", "--resume", str(folder)] if begun else ["run", file, "--output", str(folder)])
         if status:
             sys.exit(status)
     elif begun:
@@ -45,6 +48,10 @@ def child(folder: Path, file: str | None) -> None:
 
 
 def main(folder: Path, kills: int, seed: int, file: str | None = None) -> None:
+    torch.set_num_threads(1)
+    settings = wanted() if file is None else config.read_experiment(Path(file))
+    for method in settings.algorithm:
+        prepare(settings, method, populate(settings, settings.seeds[0]))
     chance = random.Random(seed)
     killed = 0
     while True:
@@ -57,8 +64,8 @@ def main(folder: Path, kills: int, seed: int, file: str | None = None) -> None:
             finally:
                 os._exit(status)
         if killed < kills:
-            # A child needs some time to open what it finds; what comes after that is where a kill hurts.
-            time.sleep(chance.uniform(0.0, 0.6))
+            # A child needs some time to open its folder, the command line a little more; a kill hurts after that.
+            time.sleep(chance.uniform(0.0, 0.12 if file is None else 0.3))
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         if os.WIFSIGNALED(status):

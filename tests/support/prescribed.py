@@ -12,7 +12,8 @@ from torch import Tensor
 
 from polyeps.core import Algorithm, Payload, Profile, Replies, State, Task
 from polyeps.models import Model, logistic
-from polyeps.server import Participation, Round, Transport, serve
+from polyeps.participation import Participation
+from polyeps.server import Round, Transport, serve
 from polyeps.training import Training, sgd
 from polyeps.transport import codec
 

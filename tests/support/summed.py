@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,15 +14,30 @@ from torch import Tensor
 from polyeps.algorithms._averaging import Federation
 from polyeps.client import answer
 from polyeps.clients import Clients
-from polyeps.core import ENTER, PROGRESS, Algorithm, Payload, Profile, Records, Replies, State, Task, Total, Work
+from polyeps.core import (
+    ENTER,
+    PROGRESS,
+    Algorithm,
+    Payload,
+    PerClient,
+    Profile,
+    Records,
+    Replies,
+    State,
+    SumTerms,
+    Task,
+    Total,
+    Work,
+)
 from polyeps.engine.noise import SeededStreams
 from polyeps.models import Model, mlp
-from polyeps.server import Participation, serve
-from polyeps.training import Training
+from polyeps.participation import Participation
+from polyeps.server import serve
+from polyeps.training import Trainer, Training
 from polyeps.transport.memory import InMemory
 
 MODEL = mlp(features=9, hidden=(7,), classes=4)  # 7 x 9 and 4 x 7 matrices with their biases
-Updates = Callable[[int, Tensor], Tensor]  # of (row, model)
+Updates = Callable[[int, Tensor], Tensor]  # of (number of the client, model)
 
 
 def drawn(clients: int, size: int = MODEL.size, seed: int = 0) -> Updates:
@@ -35,19 +50,19 @@ def drawn(clients: int, size: int = MODEL.size, seed: int = 0) -> Updates:
 def federation(clients: int, updates: Updates, *, scale: float, clip: float = 1.0, model: Model = MODEL) -> Federation:
     """What builders are given, everybody drawn with certainty and under the same noise."""
 
-    def run(starts: Tensor, *_: Any, rows: Sequence[int] | None = None, rate_factor: float = 1.0, **__: Any) -> Tensor:
-        return rate_factor * torch.stack([updates(row, starts) for row in rows or ()])
+    def run(starts: Tensor, *_: Any, settings: PerClient, rate_factor: float = 1.0, **__: Any) -> Tensor:
+        return rate_factor * torch.stack([updates(int(number), starts) for number in settings["number"]])
 
     group = "all"
     return Federation(
         rate=1.0,
         rounds=3,
-        groups=(group,) * clients,
-        scales={group: scale},
+        sizes={group: clients},
+        noise_for=lambda _: {group: scale},
         clip=clip,
-        learning_rate=0.1,
         noise=partial(SeededStreams, 77, [group]),
-        training=lambda *_: Training(model, run, price=None),
+        training=Training(model, cast(Trainer, run), price=None),
+        learning_rate=0.1,
     )
 
 
@@ -57,11 +72,12 @@ def cohort(algorithm: Algorithm, clients: int, scale: float) -> Clients:
     return Clients(
         ids=ids,
         data=Records(torch.zeros(clients, 9), torch.zeros(clients, dtype=torch.int64), torch.arange(clients + 1)),
-        scale=np.full(clients, scale),
+        noise_multiplier=np.full(clients, scale),
         streams=partial(SeededStreams, 5),
         repeatable=True,
         ledger=None,
-        open=frozenset(ids),
+        settings={"number": np.arange(clients)},
+        guaranteed=np.zeros(clients, dtype=bool),
         memory={name: torch.zeros(clients, *shape) for name, shape in algorithm.keeps.items()},
     )
 
@@ -77,9 +93,9 @@ class Watched(InMemory):
     def __call__(self, task: Task) -> Replies:
         return super().__call__(replace(task, to=tuple(c for c in task.to if c not in self.lost.get(task.action, ()))))
 
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+    def total(self, task: Task, terms: SumTerms) -> Total:
         self.tasks.append(task)
-        self.totals.append(super().total(task, least, bits))
+        self.totals.append(super().total(task, terms))
         return self.totals[-1]
 
 
@@ -105,7 +121,7 @@ def work(scale: float, payload: Payload) -> Work:
     """One client of the cohort, in the first round."""
     nothing = Records(torch.zeros(0), torch.zeros(0), torch.zeros(2, dtype=torch.int64))
     memory = {PROGRESS: torch.tensor([[1.0, 0.0]])}
-    return Work(np.arange(1), payload, nothing, np.full(1, scale), SeededStreams(1, ["x"], 0), memory)
+    return Work(payload, nothing, np.full(1, scale), SeededStreams(1, ["x"], 0), memory=memory)
 
 
 def alone_with(algorithm: Algorithm, roster: int = 0) -> State:

@@ -20,15 +20,17 @@ from support.grouped import federation
 from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.client import answer
 from polyeps.clients import Clients
-from polyeps.core import ENTER, Replies, Task, Work
+from polyeps.core import ENTER, Replies, SumTerms, Task, Work
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.experiment.job import Job
 from polyeps.ledger import Ledger
-from polyeps.server import Participation, Round, serve
+from polyeps.participation import Participation
+from polyeps.server import Round, serve
 from polyeps.transport import codec
 from polyeps.transport.client_files import MOST_REPLIES, Keeping
-from polyeps.transport.flower import OnFlower, client_app
+from polyeps.transport.flower import OnFlower
+from polyeps.transport.flower_client import client_app
 
 SECRET = "patient 4711 has 3 records"
 
@@ -42,7 +44,7 @@ def opened(job: Job, tmp_path: Path, client: str = "2") -> Clients:
     """A client whose process has just begun."""
     path = tmp_path / "a.db"
     ledger = Ledger(path) if path.exists() else ledger_of(job, path)
-    return on_its_own(job.cohort(ledger), client, tmp_path)
+    return on_its_own(job.clients(ledger), client, tmp_path)
 
 
 def training(job: Job, model: float = 0.0, round: int = 0) -> Task:
@@ -68,9 +70,9 @@ def unfit(job: Job, tmp_path: Path) -> dict[str, Clients]:
     "case", ["repeatable", "seeded", "seeded and repeatable", "forgetful", "of any run", "of a run without a name"]
 )
 def test_clients_that_protect_nobody_are_not_deployed(case: str, job: Job, tmp_path: Path) -> None:
-    grid = LocalGrid(job.cohort(None), job)
+    grid = LocalGrid(job.clients(None), job)
     cohort = unfit(job, tmp_path)[case]
-    grid.app = client_app(lambda _: (cohort, job.algorithm, job.tells))
+    grid.app = client_app(lambda _: (cohort, job.algorithm, job.discloses))
     transport = OnFlower(grid)
     assert transport.profiles() == ()
     transport._nodes = {"2": 102}
@@ -79,7 +81,7 @@ def test_clients_that_protect_nobody_are_not_deployed(case: str, job: Job, tmp_p
     assert cohort.ledger is not None
     assert cohort.ledger.spent("2") == 0
     fit = replace(opened(job, tmp_path), run="test")
-    grid.app = client_app(lambda _: (fit, job.algorithm, job.tells))
+    grid.app = client_app(lambda _: (fit, job.algorithm, job.discloses))
     assert transport(replace(training(job), run="another")).ids == ()
     assert transport(training(job)).ids == ("2",)
 
@@ -87,7 +89,7 @@ def test_clients_that_protect_nobody_are_not_deployed(case: str, job: Job, tmp_p
 @pytest.mark.parametrize("name", ["fedhdp", "cmp-fed", "dp-randagg"])
 def test_a_deployed_server_has_no_seeded_secrets(name: str, tmp_path: Path) -> None:
     job = job_of(experiment(name, participation={"kind": "poisson", "share": 0.5}))
-    transport = OnFlower(LocalGrid(job.cohort(ledger_of(job, tmp_path / "a.db")), job))
+    transport = OnFlower(LocalGrid(job.clients(ledger_of(job, tmp_path / "a.db")), job))
     with pytest.raises(InputError, match="the server's noise is seeded"):
         serve(job.algorithm, transport, job.state, rounds=1, participation=job.participation, seed=None)
     unseeded = replace(job.algorithm, seeded=False)
@@ -119,7 +121,7 @@ def test_a_client_that_cannot_open_itself_says_one_word(job: Job, tmp_path: Path
     def fail(_: Context) -> Any:
         raise RuntimeError(SECRET)
 
-    grid = LocalGrid(job.cohort(None), job)
+    grid = LocalGrid(job.clients(None), job)
     grid.app = client_app(fail)
     assert OnFlower(grid).profiles() == ()
     assert SECRET.encode() not in b"".join(grid.carried)
@@ -158,10 +160,10 @@ def test_another_run_or_round_is_another_task(job: Job, tmp_path: Path) -> None:
 
 
 def test_only_so_many_replies_of_a_round_are_kept(tmp_path: Path) -> None:
-    job = job_of(experiment("non-private"))
+    job = job_of(experiment("fedavg (none)"))
 
     def ask(model: float) -> torch.Tensor:
-        cohort = on_its_own(job.cohort(None), "2", tmp_path)
+        cohort = on_its_own(job.clients(None), "2", tmp_path)
         return answer(cohort, job.algorithm, training(job, model)).payload["update"]
 
     found = [ask(number / 10) for number in range(MOST_REPLIES + 1)]
@@ -172,8 +174,8 @@ def test_only_so_many_replies_of_a_round_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_keeper_is_one_clients_own(job: Job, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="a keeper is one client's own, and this cohort has 6"):
-        replace(job.cohort(None), keeper=Keeping(tmp_path))
+    with pytest.raises(InputError, match="a keeper belongs to one client, and these are 6"):
+        replace(job.clients(None), keeper=Keeping(tmp_path))
 
 
 def test_a_reply_that_could_not_be_kept_is_not_sent(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +229,7 @@ def test_one_report_an_epoch_whatever_process_is_asked(tmp_path: Path) -> None:
     assert report(1, 0.2, 2).ids == ()
     cohort = opened(job, tmp_path)
     Keeping(tmp_path / "2").recall(cohort, Task("report", ("2",), {}, "run", 3))
-    assert cohort.memory["epoch"].tolist() == [2.0]
+    assert cohort.memory["progress"].tolist() == [[2.0, 1.0]]
     assert cohort.memory["residual"].abs().sum() > 0
 
 
@@ -279,9 +281,9 @@ def test_what_waits_for_the_second_release_is_on_the_disk(tmp_path: Path) -> Non
     asked: list[Task] = []
 
     class Heard(OnFlower):
-        def total(self, task: Task, least: int = 1, bits: int | None = None) -> Any:
+        def total(self, task: Task, terms: SumTerms) -> Any:
             asked.append(replace(task, to=("2",), summed=True))
-            return super().total(task, least, bits)
+            return super().total(task, terms)
 
     grid = DeployedGrid(job, tmp_path)
     algorithm = replace(job.algorithm, seeded=False)
@@ -384,7 +386,7 @@ def _invited(rounds: list[tuple[str, ...]], round: Round, _: Any) -> None:
 def test_without_a_seed_cohorts_are_the_systems(kind: Any, job: Job, tmp_path: Path) -> None:
     seen: list[list[tuple[str, ...]]] = [[], []]
     for rounds in seen:
-        cohort = replace(job.cohort(None), scale=job.scale * 0)
+        cohort = replace(job.clients(None), noise_multiplier=job.noise_multiplier * 0)
         transport = OnFlower(LocalGrid(cohort, job), rehearsal=True)
         serve(
             job.algorithm,

@@ -12,7 +12,8 @@ from support.federations import LocalGrid, experiment, finish, job_of, ledger_of
 
 from polyeps.core import State, Task
 from polyeps.experiment.job import Job
-from polyeps.server import Participation, Round, Transport, serve
+from polyeps.participation import Participation
+from polyeps.server import Round, Transport, serve
 from polyeps.transport.flower import OnFlower, server_app
 
 
@@ -34,7 +35,7 @@ class BrokenGrid(LocalGrid):
 def test_a_node_that_fails_counts_as_one_that_declined(grid_of: type[LocalGrid], job: Job, tmp_path: Path) -> None:
     ledger = ledger_of(job, tmp_path / "a.db")
     assert ledger is not None
-    grid = grid_of(job.cohort(ledger), job)
+    grid = grid_of(job.clients(ledger), job)
     seen: list[Round] = []
 
     def observe(round: Round, _: State) -> None:
@@ -52,18 +53,18 @@ def test_a_node_that_fails_counts_as_one_that_declined(grid_of: type[LocalGrid],
 def test_a_node_that_does_not_introduce_itself_is_not_enrolled(
     grid_of: type[LocalGrid], job: Job, tmp_path: Path
 ) -> None:
-    grid = grid_of(job.cohort(ledger_of(job, tmp_path / "a.db")), job)
+    grid = grid_of(job.clients(ledger_of(job, tmp_path / "a.db")), job)
     grid.failing = {100}
     assert [face.id for face in OnFlower(grid).profiles()] == ["1", "2", "3", "4", "5"]
 
 
 def test_asking_twice_who_is_there_is_no_second_name(job: Job, tmp_path: Path) -> None:
-    transport = OnFlower(LocalGrid(job.cohort(ledger_of(job, tmp_path / "a.db")), job))
+    transport = OnFlower(LocalGrid(job.clients(ledger_of(job, tmp_path / "a.db")), job))
     assert transport.profiles() == transport.profiles()
 
 
 def test_replies_come_in_the_order_asked_for(job: Job, tmp_path: Path) -> None:
-    transport = OnFlower(LocalGrid(job.cohort(ledger_of(job, tmp_path / "a.db")), job))
+    transport = OnFlower(LocalGrid(job.clients(ledger_of(job, tmp_path / "a.db")), job))
     transport.profiles()
     task = Task("train", ("4", "0", "2"), {"model": job.population.start}, "run", 0)
     assert transport(task).ids == ("4", "0", "2")  # LocalGrid answers the other way round
@@ -71,7 +72,7 @@ def test_replies_come_in_the_order_asked_for(job: Job, tmp_path: Path) -> None:
 
 def test_hidden_fields_are_not_in_the_message(tmp_path: Path) -> None:
     job = job_of(experiment("fedavg", budgets={"disclosed": False}))
-    faces = OnFlower(LocalGrid(job.cohort(ledger_of(job, tmp_path / "a.db")), job)).profiles()
+    faces = OnFlower(LocalGrid(job.clients(ledger_of(job, tmp_path / "a.db")), job)).profiles()
     assert {(face.examples, face.epsilon, face.group) for face in faces} == {(None, None, None)}
 
 
@@ -85,7 +86,7 @@ def test_a_server_app_runs_a_whole_federation(job: Job, tmp_path: Path) -> None:
             serve(job.algorithm, transport, job.state, rounds=rounds, participation=everyone, seed=5, run="test")
         )
 
-    grid = LocalGrid(job.cohort(ledger_of(job, tmp_path / "a.db")), job)
+    grid = LocalGrid(job.clients(ledger_of(job, tmp_path / "a.db")), job)
     server_app(federate)(grid, Context(1, 1, {}, RecordDict(), {"rounds": 3}))
     expected = finish(job_of(experiment("fedavg")), tmp_path / "b.db").state
     assert states[0].round == 3

@@ -13,17 +13,17 @@ import pytest
 import torch
 from support.federations import Finished, LocalGrid, experiment, finish, job_of, ledger_of
 from support.summed import MODEL
+from support.transports import AsBytes, Securely
 
 from polyeps.algorithms._secure_sums import DRAWN
-from polyeps.core import ENTER, Ask, Replies, Task
+from polyeps.core import ENTER, Ask, Replies, SumTerms, Task
 from polyeps.errors import InputError, MessageRefused
 from polyeps.experiment.job import Job
 from polyeps.secagg import masks
-from polyeps.secagg.client import Kept
+from polyeps.secagg.client import SumState
 from polyeps.secagg.messages import Step, unpack
 from polyeps.transport.flower import OnFlower
 from polyeps.transport.flower_sums import Seat
-from polyeps.transport.memory import AsBytes, Securely
 
 METHODS: dict[str, dict[str, Any]] = {
     "directions from the model": {"name": "cmp-fed", "rank": 2, "directions": "model", "noise": "skellam"},
@@ -66,7 +66,7 @@ def test_the_same_bits_as_the_protocol_in_one_process(method: str, step: Step | 
     found, _ = on_flower(job(method), tmp_path, lost)
 
     def together(cohort: Any, made: Job) -> Securely:
-        return OneByOne(cohort, made.algorithm, made.tells, dropouts=lost)
+        return OneByOne(cohort, made.algorithm, made.discloses, dropouts=lost)
 
     wanted = finish(job(method), tmp_path / "memory.db", together, rounds=2)
     assert torch.equal(found.state.model, wanted.state.model)
@@ -95,7 +95,7 @@ def test_nothing_but_masked_numbers_leaves_a_client(tmp_path: Path) -> None:
 def done(wanted: Job, folder: Path, said: int | None = None) -> dict[str, Seat]:
     """Clients that have done their task in the first round, and were not heard of again."""
     folder.mkdir()
-    cohort = wanted.cohort(ledger_of(wanted, folder / "a.db"))
+    cohort = wanted.clients(ledger_of(wanted, folder / "a.db"))
     grid = LocalGrid(cohort, wanted, folder / "seats")
     grid.lost = {Step.ADVERTISE: set(cohort.ids)}
     transport = OnFlower(grid)
@@ -114,15 +114,15 @@ class _Asked(Ask):
     def __call__(self, task: Task) -> Replies:
         raise AssertionError(task)
 
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Any:
+    def total(self, task: Task, terms: SumTerms) -> Any:
         if self.said is not None:
             task = replace(task, payload={**task.payload, DRAWN: torch.tensor(self.said)})
-        return self.transport.total(replace(task, run="test", round=0), least, bits)
+        return self.transport.total(replace(task, run="test", round=0), terms)
 
 
 def test_a_client_gives_nothing_in_the_clear(tmp_path: Path) -> None:
     wanted = job()
-    cohort = wanted.cohort(ledger_of(wanted, tmp_path / "a.db"))
+    cohort = wanted.clients(ledger_of(wanted, tmp_path / "a.db"))
     for folder in (tmp_path / "seats", None):
         transport = OnFlower(LocalGrid(cohort, wanted, folder))
         transport.profiles()
@@ -131,7 +131,7 @@ def test_a_client_gives_nothing_in_the_clear(tmp_path: Path) -> None:
         plainly = Task("embed", cohort.ids, {"model": wanted.state.model, "left": torch.ones(16)}, "test", 0)
         assert transport(plainly).ids == ()
         if folder is None:
-            assert transport.total(plainly, 2, 16).ids == ()
+            assert transport.total(plainly, SumTerms(2, 2, 0, 16)).ids == ()
 
 
 def test_floats_are_not_summed(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_what_is_kept_is_the_owners_and_holds_no_secret_in_the_end(tmp_path: Pat
     for seat in grid.seats.values():
         files = {file.name: stat.S_IMODE(file.stat().st_mode) for file in seat.folder.iterdir()}
         assert files == {"kept": 0o600, "sums": 0o600}
-        kept = Kept.decode((seat.folder / "kept").read_bytes())
+        kept = SumState.decode((seat.folder / "kept").read_bytes())
         assert (kept.step, kept.round, kept.mask_key, kept.seed, dict(kept.shares)) == (Step.UNMASK, 1, b"", b"", {})
 
 

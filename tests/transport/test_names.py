@@ -11,8 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Context
 from support.federations import LocalGrid, experiment, job_of, ledger_of
 
-from polyeps.server import Participation, Round, serve
-from polyeps.transport.flower import OnFlower, client_app
+from polyeps.participation import Participation
+from polyeps.server import Round, serve
+from polyeps.transport.flower import OnFlower
+from polyeps.transport.flower_client import client_app
 
 EVERYBODY = list("012345")
 
@@ -23,14 +25,14 @@ class Grid(LocalGrid):
     def __init__(self, folder: Path, seats: bool = False) -> None:
         job = job_of(experiment("fedavg"))
         self.job, self.away, self.keys = job, set[int](), dict[int, Ed25519PrivateKey]()
-        super().__init__(job.cohort(ledger_of(job, folder / "a.db")), job, folder / "seats" if seats else None)
+        super().__init__(job.clients(ledger_of(job, folder / "a.db")), job, folder / "seats" if seats else None)
 
         def seat(context: Context) -> Any:
             own = self.seats[self.nodes[context.node_id].ids[0]]
             return replace(own, identity=self.keys.get(context.node_id, own.identity))
 
         self.app = client_app(
-            lambda context: (self.nodes[context.node_id], job.algorithm, job.tells),
+            lambda context: (self.nodes[context.node_id], job.algorithm, job.discloses),
             seat if seats else None,
             rehearsal=True,
         )
@@ -58,7 +60,7 @@ def test_a_name_that_two_nodes_claim_at_the_start_is_nobodys(
         grid.claim(liar, "2")
     transport = OnFlower(grid, rehearsal=True)
     assert names(transport.profiles()) == list("01345")
-    assert "call themselves client '2', and are left out" in caplog.text
+    assert "claim the name of client '2', and are left out" in caplog.text
     assert names(transport.newcomers()) == []
     grid.away = set(liars)
     assert names(transport.newcomers()) == ["2"]

@@ -20,7 +20,7 @@ from support.federations import experiment, job_of
 from polyeps.core import ENTER, Algorithm, Ask, Replies, SumTerms, Task, Total
 from polyeps.errors import InputError, MessageRefused
 from polyeps.ledger.head_file import replace_file
-from polyeps.secagg.messages import Step, Terms, open_signed, pack_names, pack_table, stamp, unpack_table
+from polyeps.secagg.messages import Step, SumSetup, open_signed, pack_names, pack_table, stamp, unpack_table
 from polyeps.secagg.server import Sum
 from polyeps.transport.flower import OnFlower
 from polyeps.transport.flower_sums import Seat, run_sum, sum_name
@@ -179,14 +179,14 @@ class _Remembered(Ask):
 
     def __init__(self, transport: OnFlower, round: int) -> None:
         self.transport, self.round = transport, round
-        self.asked: list[tuple[Task, int, int | None, Total]] = []
+        self.asked: list[tuple[Task, SumTerms, Total]] = []
 
     def __call__(self, task: Task) -> Replies:
         raise AssertionError(task)
 
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+    def total(self, task: Task, terms: SumTerms) -> Total:
         task = replace(task, run="test", round=self.round)
-        self.asked.append((task, least, bits, self.transport.total(task, least, bits)))
+        self.asked.append((task, terms, self.transport.total(task, terms)))
         return self.asked[-1][-1]
 
 
@@ -211,8 +211,8 @@ def test_no_sum_is_opened_twice_for_the_difference(method: str, left_out: str | 
     assert all(total.payload for *_, total in ask.asked)
     assert grid.ledger is not None
     spent = {client: grid.ledger.spent(client) for client in ids}
-    for of, least, bits, _ in ask.asked:
-        again = transport.total(replace(of, to=tuple(client for client in ids if client != left_out)), least, bits)
+    for of, terms, _ in ask.asked:
+        again = transport.total(replace(of, to=tuple(client for client in ids if client != left_out)), terms)
         assert (again.ids, again.payload) == ((), {})
     assert {client: grid.ledger.spent(client) for client in ids} == spent
 
@@ -231,10 +231,10 @@ def late(*arguments: Any) -> None:
 def test_a_late_step_brings_no_shares_back(
     slow: str, quick: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two lists of clients at once, and the first is slow to be written: no client gives both shares of one peer."""
+    """Two lists of clients at once, and the first is slow to be written: no client gives both shares of one other."""
     seats = seats_in(tmp_path)
     of, target = task(), "a"
-    terms = Terms(sum_name(of), 0, seats["a"].roster, BITS, LENGTH, THRESHOLD)
+    setup = SumSetup(sum_name(of), 0, seats["a"].roster, BITS, LENGTH, THRESHOLD)
     summed(seats, of, Step.MASK)
     lists = {"in": NAMES, "out": NAMES[1:]}
     signed: dict[str, dict[str, bytes]] = {which: {} for which in lists}
@@ -242,19 +242,19 @@ def test_a_late_step_brings_no_shares_back(
     monkeypatch.setattr(WRITES, late)
 
     def confirm(name: str, which: str) -> None:
-        body = stamp(terms, Step.CONFIRM, name, pack_names(lists[which]))
+        body = stamp(setup, Step.CONFIRM, name, pack_names(lists[which]))
         try:
             signed[which][name] = seats[name].answer(name, asked_first(of, step=int(Step.CONFIRM)), body)
         except MessageRefused:
             return
 
     def unmask(name: str, which: str) -> None:
-        body = stamp(terms, Step.UNMASK, name, pack_table(signed[which]))
+        body = stamp(setup, Step.UNMASK, name, pack_table(signed[which]))
         try:
             sent = seats[name].answer(name, asked_first(of, step=int(Step.UNMASK)), body)
         except MessageRefused:
             return
-        shares[name][which] = unpack_table(open_signed(terms, Step.UNMASK, name, sent))[target]
+        shares[name][which] = unpack_table(open_signed(setup, Step.UNMASK, name, sent))[target]
 
     threads = [threading.Thread(target=confirm, args=(name, slow), name="slow") for name in NAMES[1:]]
     for thread in threads:

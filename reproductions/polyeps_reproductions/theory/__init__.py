@@ -1,1 +1,1 @@
-"""FedHDP's theory (paper 003): closed forms, what the paper prints beside what holds, and simulations of both."""
+"""FedHDP's theory: closed forms, the printed equations beside those that hold, and simulations of both."""

@@ -2,7 +2,7 @@
 
 Client i of group g has the point φ_i = φ + N(0, τ²), sees φ̂_i = φ_i + N(0, α²) and sends ψ_i = φ̂_i + N(0, n_g). The
 server adds noise of variance γ_g² to the mean of a group of N_g clients; the paper moves it to the clients as
-n_g = N_g·γ_g², which is the same to everyone who sees no single message. The server knows nothing of φ beforehand
+n_g = N_g·γ_g², which is the same to all that see no single message. The server knows nothing of φ beforehand
 (a flat prior), so the best estimate is the unbiased one of least variance. Errors are mean squares.
 
 Everything here follows from one fact: independent unbiased messages are best weighted by their inverse variances.
@@ -46,7 +46,7 @@ class Federation:
     def from_records(
         cls, sizes: Sequence[int], gamma2: Sequence[float], beta2: float, records: int, tau2: float
     ) -> Federation:
-        """Clients who average so many records of variance β² each: α² = β²/n."""
+        """Clients that average so many records of variance β² each: α² = β²/n."""
         return cls(tuple(sizes), tuple(gamma2), beta2 / records, tau2)
 
     @property
@@ -55,7 +55,7 @@ class Federation:
 
     @property
     def client_variance(self) -> float:
-        """σ_c² = α² + τ²: of what a client would send without noise, about φ."""
+        """σ_c² = α² + τ²: of a client's message without noise, about φ."""
         return self.alpha2 + self.tau2
 
     @property
@@ -70,7 +70,7 @@ class Federation:
 
 
 def opt_out(clients: int, private: int, alpha2: float, tau2: float, gamma2: float) -> Federation:
-    """The paper's two groups: those who opted out, then the private ones, the noise of whose mean has variance γ²."""
+    """The paper's two groups: clients that opted out, then private ones, whose mean has noise of variance γ²."""
     if not 0 <= private <= clients:
         raise InputError(f"{private} of {clients} clients cannot be private; give at most {clients}")
     return Federation((clients - private, private), (0.0, gamma2), alpha2, tau2)
@@ -87,11 +87,11 @@ def best_weights(federation: Federation) -> Floats:
 
 
 def weights_of_ratio(federation: Federation, ratio: float) -> Floats:
-    """Weight of one client, by group, where a private one counts `ratio` times as much as one who opted out."""
+    """Weight of one client, by group, where a private one counts `ratio` times as much as one that opted out."""
     relative = np.array([1.0, ratio])
     total = np.array(_two_groups(federation).sizes) @ relative
     if not (ratio >= 0 and total > 0):
-        raise InputError(f"ratio {ratio} leaves nobody a weight; give a number above 0")
+        raise InputError(f"ratio {ratio} leaves no client a weight; give a number above 0")
     return np.asarray(relative / total, dtype=np.float64)
 
 
@@ -109,7 +109,7 @@ def server_variance(federation: Federation, weights: ArrayLike | None = None) ->
 
 @dataclass(frozen=True)
 class Personal:
-    """Second moments of what a client mixes: its own error v = φ̂_j − φ_j, and the server's about *its* point.
+    """Second moments of a client's mixture: its own error v = φ̂_j − φ_j, and the server's about *its* point.
 
     θ̂_j = (φ̂_j + λ·θ̂)/(1 + λ) has the error ((1 − s)·v + s·(θ̂ − φ_j)) with s = λ/(1 + λ), so the three moments say
     all: E v² = α², E v(θ̂ − φ_j) = w·α² and E(θ̂ − φ_j)² = σ_s² + (1 − 2w)·τ², w being its own weight in θ̂. The
@@ -136,7 +136,7 @@ class Personal:
 
 
 def personal(federation: Federation, group: int, weights: ArrayLike | None = None) -> Personal:
-    """What a client of this group can mix, when the server uses these weights (the best ones unless given)."""
+    """The moments of a client of this group, when the server uses these weights (the best ones unless given)."""
     _member(federation, group)
     chosen = _weights(federation, weights)
     own, alpha2 = float(chosen[group]), federation.alpha2
@@ -153,7 +153,7 @@ def best_penalty(federation: Federation, group: int) -> float:
     own, noise = float(best_weights(federation)[group]), float(federation.message_noise[group])
     against = federation.tau2 * (1 - own) + own * noise
     if own == 1:
-        raise InputError("a single client has nobody to learn from; give at least two")
+        raise InputError("a single client has no others to learn from; give at least two")
     return federation.alpha2 * (1 - own) / against if against else math.inf
 
 
@@ -175,7 +175,7 @@ def bayes_penalty(federation: Federation, group: int) -> float:
 
 
 def bayes_error(federation: Federation, group: int) -> float:
-    """Mean squared error of (8), the least of all who see the others' messages and their own records."""
+    """Mean squared error of (8), the least of all estimates from the others' messages and their own records."""
     return federation.alpha2 / (1 + bayes_penalty(federation, group))
 
 

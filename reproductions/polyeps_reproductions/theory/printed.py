@@ -1,4 +1,4 @@
-"""Paper 003's equations (11) to (16) as printed, and what replaces those that do not hold.
+"""FedHDP's equations (11) to (16) as printed, and the corrections of those that do not hold.
 
 Two groups; N clients, N_p of them private, ρ = 1 − N_p/N opted out; x = N_p·γ² is a private message's noise;
 Υ² = τ²/α² and Γ² = x/α². Formulas are written out, not taken from `points`, so that each can be held against the other.
@@ -27,7 +27,7 @@ class OptOut:
     def at_noise(cls, clients: int, private: int, alpha2: float, tau2: float, noise: float) -> OptOut:
         """With noise of standard deviation `noise` (z·S) in the *sum*: γ² = (noise/N_p)², as the privacy fixes it."""
         if private < 1:
-            raise InputError("nobody is private, so there is no noise; give at least one private client")
+            raise InputError("private is 0, so there is no noise; give at least one private client")
         return cls(clients, private, alpha2, tau2, (noise / private) ** 2)
 
     @property
@@ -76,12 +76,12 @@ class OptOut:
 
     @property
     def fedavg_gap(self) -> float:
-        """(13): what r* gains over r = 1."""
+        """(13): the gain of r* over r = 1."""
         return self.opted_out * (1 - self.opted_out) * self.message_noise**2 / (self.clients * self._spread)
 
     @property
     def dp_fedavg_gap_printed(self) -> float:
-        """(14) as printed: what r* is said to gain over noise for everybody."""
+        """(14) as printed: the gain of r* over noise for all clients."""
         return (
             self.message_noise
             * self.opted_out
@@ -91,14 +91,14 @@ class OptOut:
 
     @property
     def dp_fedavg_variance_printed(self) -> float:
-        """What (14) implies: (σ_c² + N_p·γ²)/N, as if everybody sent the noise a private client sends."""
+        """The variance that (14) implies: (σ_c² + N_p·γ²)/N, as if all clients sent a private client's noise."""
         return self.best_variance + self.dp_fedavg_gap_printed
 
     @property
     def dp_fedavg_variance(self) -> float:
-        """DP-FedAvg at the same noise multiplier: the sum has noise (N_p·γ)², whoever is in it, the mean (N_p/N)²γ².
+        """DP-FedAvg at the same noise multiplier: the sum has noise (N_p·γ)² for any cohort, the mean (N_p/N)²γ².
 
-        That is (12): nobody gains by opting out as long as the server averages plainly, and (13) is the gap. The
+        That is (12): no client gains by opting out as long as the server averages plainly, and (13) is the gap. The
         printed one has N/N_p times that noise, hence more privacy than anybody asked for.
         """
         return self.client_variance / self.clients + self.gamma2 * (self.private / self.clients) ** 2
@@ -110,7 +110,7 @@ class OptOut:
 
     @property
     def non_private_penalty(self) -> float:
-        """(15): λ* of those who opted out, α²/τ²."""
+        """(15): λ* of clients that opted out, α²/τ²."""
         return 1 / self.heterogeneity if self.tau2 else math.inf
 
     @property
@@ -134,33 +134,3 @@ class OptOut:
     @property
     def _spread(self) -> float:
         return self.client_variance + self.opted_out * self.message_noise
-
-
-def homogeneous_data(setting: OptOut, exact: bool = True) -> float:
-    """λ_p* as τ² → 0: (N' + Γ²(N − N_p))/Γ², with N' = N − 1; the paper prints N' = N."""
-    gamma = setting.privacy
-    return (_counted(setting, exact) + gamma * (setting.clients - setting.private)) / gamma
-
-
-def homogeneous_privacy(setting: OptOut, exact: bool = True) -> float:
-    """λ_p* as N_p → N: N'/(Υ²N' + Γ²)."""
-    counted = _counted(setting, exact)
-    return counted / (setting.heterogeneity * counted + setting.privacy)
-
-
-def homogeneous(setting: OptOut, exact: bool = True) -> float:
-    """λ_p* as τ² → 0 and N_p → N: N'/Γ²."""
-    return _counted(setting, exact) / setting.privacy
-
-
-def gap_limits(setting: OptOut) -> tuple[float, float]:
-    """What (13) and (14) are said to approach with N: (1 − ρ)²γ² and (1 − ρ)γ².
-
-    True while γ² stays as it is. But γ² = (z·S/N_p)², so at one privacy it falls with N, and both gaps go to 0.
-    """
-    share = 1 - setting.opted_out
-    return share**2 * setting.gamma2, share * setting.gamma2
-
-
-def _counted(setting: OptOut, exact: bool) -> int:
-    return setting.clients - 1 if exact else setting.clients

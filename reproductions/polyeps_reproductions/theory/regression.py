@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from polyeps.errors import InputError
 from polyeps_reproductions.theory.points import Federation, Personal
-from polyeps_reproductions.theory.simulation import Measured, in_blocks, summarised
 
 Floats = NDArray[np.float64]
 
@@ -134,38 +133,3 @@ def losses(regression: Regression, client: int) -> dict[str, float]:
         moments = personal(regression, client, weights)
         found[f"client, {name}"] = float(moments.error(moments.best_penalty))
     return found
-
-
-def simulate(
-    regression: Regression,
-    client: int,
-    weights: Floats,
-    penalty: float,
-    trials: int,
-    generator: np.random.Generator,
-) -> Measured:
-    """Squared errors of the server, of the client with this λ and of (8), from records drawn and regressions solved."""
-    count, records, dimension = regression.designs.shape
-    solver = np.linalg.pinv(regression.designs)  # least squares of all clients
-    noise = np.sqrt(regression.message_noise)[:, None]
-    precision = np.linalg.inv(regression.message_covariance)
-    rest = precision.sum(axis=0) - precision[client]
-    from_others = np.linalg.inv(np.linalg.inv(rest) + regression.tau2 * np.eye(dimension))
-    from_own = np.linalg.inv(regression.own_covariance[client])
-    truth = np.arange(1.0, dimension + 1)  # φ; nothing may depend on it
-
-    def errors(size: int) -> Floats:
-        points = truth + np.sqrt(regression.tau2) * generator.standard_normal((size, count, dimension))
-        seen = np.einsum("ird,tid->tir", regression.designs, points)
-        seen += np.sqrt(regression.beta2) * generator.standard_normal((size, count, records))
-        estimates = np.einsum("idr,tir->tid", solver, seen)
-        messages = estimates + noise * generator.standard_normal(estimates.shape)
-        server = np.einsum("iab,tib->ta", weights, messages)
-        local = (estimates[:, client] + penalty * server) / (1 + penalty)
-        weighed = np.einsum("iab,tib->tia", precision, messages)
-        others = (weighed.sum(axis=1) - weighed[:, client]) @ np.linalg.inv(rest)
-        bayes = (estimates[:, client] @ from_own + others @ from_others) @ np.linalg.inv(from_own + from_others)
-        misses = [server - truth, local - points[:, client], bayes - points[:, client]]
-        return np.stack([(miss**2).sum(axis=1) for miss in misses], axis=1)
-
-    return summarised(in_blocks(trials, count * (2 * dimension + records), errors))

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyeps_reproductions.theory.points import Federation, bayes_penalty, best_weights
-from polyeps_reproductions.theory.printed import OptOut
+from polyeps_reproductions.theory.points import Federation, best_weights
 
 Floats = NDArray[np.float64]
 BLOCK = 1_000_000  # normal numbers drawn at once, so that memory stays small
@@ -28,7 +27,7 @@ class Measured:
     error: Floats
 
     def off(self, expected: ArrayLike) -> Floats:
-        """Distance from what was expected, in standard errors; 0 where both agree without any spread."""
+        """Return the distance from the expected value, in standard errors; 0 where both agree without any spread."""
         distance = np.abs(self.value - np.asarray(expected, dtype=np.float64))
         return np.asarray(np.divide(distance, self.error, out=np.zeros_like(distance), where=distance > 1e-12))
 
@@ -76,7 +75,7 @@ def summarised(samples: Floats) -> Measured:
 def measure(
     federation: Federation, trials: int, generator: np.random.Generator, rule: Callable[[Draws], Floats]
 ) -> Measured:
-    """The mean of what a rule makes of each federation."""
+    """Return the mean of a rule over federations."""
     work = in_blocks(trials, 3 * federation.clients, lambda count: rule(draw(federation, count, generator)))
     return summarised(work)
 
@@ -91,18 +90,6 @@ def server_variance(
         trials,
         generator,
         lambda draws: np.stack([(draws.server(one) - TRUE_POINT) ** 2 for one in chosen], axis=1),
-    )
-
-
-def server_gap(
-    federation: Federation, weights: ArrayLike, better: ArrayLike, trials: int, generator: np.random.Generator
-) -> Measured:
-    """By how much the server's variance is larger with some weights than with others, on the same random numbers."""
-    return measure(
-        federation,
-        trials,
-        generator,
-        lambda draws: (draws.server(weights) - TRUE_POINT) ** 2 - (draws.server(better) - TRUE_POINT) ** 2,
     )
 
 
@@ -132,61 +119,3 @@ def personal_error(
     return measure(
         federation, trials, generator, lambda draws: personal_errors(draws, group, chosen, np.atleast_1d(penalties))
     )
-
-
-def excess_error(
-    federation: Federation, group: int, penalty: float, better: float, trials: int, generator: np.random.Generator
-) -> Measured:
-    """By how much one λ errs more than another one, on the same random numbers."""
-    weights = best_weights(federation)
-
-    def excess(draws: Draws) -> Floats:
-        first, second = personal_errors(draws, group, weights, [penalty, better]).T
-        return np.asarray(first - second)
-
-    return measure(federation, trials, generator, excess)
-
-
-def best_penalty(federation: Federation, group: int, trials: int, generator: np.random.Generator) -> Measured:
-    """The λ that fits best, found by least squares of φ_j − φ̂_j on θ̂ − φ̂_j, without any formula for it.
-
-    The slope is s = λ/(1 + λ); its standard error is that of a ratio of means (linearised), carried over to λ.
-    """
-    weights = best_weights(federation)
-
-    def products(draws: Draws) -> Floats:
-        members = draws.members(group)
-        pull = draws.server(weights)[:, None] - draws.estimates[:, members]
-        target = draws.points[:, members] - draws.estimates[:, members]
-        return np.stack([(pull * target).mean(axis=1), (pull * pull).mean(axis=1)], axis=1)
-
-    samples = in_blocks(trials, 3 * federation.clients, lambda count: products(draw(federation, count, generator)))
-    above, below = samples.mean(axis=0)
-    slope = above / below
-    spread = summarised((samples[:, 0] - slope * samples[:, 1]) / below).error
-    return Measured(np.asarray(slope / (1 - slope)), spread / (1 - slope) ** 2)
-
-
-def bayes_error(federation: Federation, group: int, trials: int, generator: np.random.Generator) -> Measured:
-    """Twin of `points.bayes_error`: each client takes its own message out of the server's sum, noise and all."""
-    weights, penalty = best_weights(federation), bayes_penalty(federation, group)
-    own_weight = weights[group]
-
-    def squared(draws: Draws) -> Floats:
-        members = draws.members(group)
-        others = (draws.server(weights)[:, None] - own_weight * draws.messages[:, members]) / (1 - own_weight)
-        estimate = (draws.estimates[:, members] + penalty * others) / (1 + penalty)
-        return np.asarray(((estimate - draws.points[:, members]) ** 2).mean(axis=1))
-
-    return measure(federation, trials, generator, squared)
-
-
-def dp_fedavg_variance(setting: OptOut, trials: int, generator: np.random.Generator) -> Measured:
-    """DP-FedAvg as it is run: all estimates summed, noise N_p·γ (z·S, as for the private group) added once, over N."""
-    noise = setting.private * np.sqrt(setting.gamma2)
-
-    def squared(draws: Draws) -> Floats:
-        total = draws.estimates.sum(axis=1) + noise * generator.standard_normal(len(draws.estimates))
-        return np.asarray((total / setting.clients - TRUE_POINT) ** 2)
-
-    return measure(setting.federation, trials, generator, squared)

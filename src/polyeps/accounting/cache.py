@@ -1,4 +1,4 @@
-"""Noise scales found earlier, kept on disk as hints: where to look first, never what to believe."""
+"""Noise multipliers found earlier, stored on disk as hints for calibration; every hint is checked before use."""
 
 import hashlib
 import json
@@ -9,43 +9,43 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Raised whenever an accountant may give another figure for the same event: older files are then not found.
+# Increased whenever an accountant may return another figure for the same event: older files are then not found.
 _ACCOUNTANTS_VERSION = 3
 _LARGEST = 1 << 24  # bytes of a file
 
 
 def default_directory() -> Path:
-    """Where this user's hints lie, by the platform's custom; POLYEPS_CACHE overrides it."""
+    """Return the folder for hints: POLYEPS_CACHE, or polyeps in the platform's cache folder."""
     if chosen := os.environ.get("POLYEPS_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyeps"
 
 
-def load(directory: Path, subject: Mapping[str, Any]) -> dict[int, float]:
-    """The scales kept for a subject, by step of its ladder; none if there is no such file, or it is malformed.
+def load_hints(directory: Path, subject: Mapping[str, Any]) -> dict[int, float]:
+    """Return the noise multipliers stored for a subject, by step; empty if the file is missing or malformed.
 
-    Anybody who can write to the folder can put any number here, so the caller computes what each of them costs.
+    Anyone with write access to the folder can store any number here, so the caller computes the price of each.
     """
     try:
         with os.fdopen(os.open(_path(directory, subject), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))) as file:
             stored = json.loads(file.read(_LARGEST))
         if stored["subject"] != _plain(subject):
             return {}
-        kept = {int(step): float(scale) for step, scale in stored["scales"]}
+        found = {int(step): float(multiplier) for step, multiplier in stored["scales"]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return {}
-    return {step: scale for step, scale in kept.items() if math.isfinite(scale) and scale > 0}
+    return {step: multiplier for step, multiplier in found.items() if math.isfinite(multiplier) and multiplier > 0}
 
 
-def save(directory: Path, subject: Mapping[str, Any], scales: Mapping[int, float]) -> None:
-    """Keep scales in a file that only its owner can read; a cache that cannot be written is no reason to fail."""
-    content = {"subject": _plain(subject), "scales": sorted(scales.items())}
+def save_hints(directory: Path, subject: Mapping[str, Any], multipliers: Mapping[int, float]) -> None:
+    """Store noise multipliers in a file that only its owner can read; ignore a folder that cannot be written."""
+    content = {"subject": _plain(subject), "scales": sorted(multipliers.items())}
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=directory, suffix=".tmp")  # mode 0600
         with os.fdopen(handle, "w") as file:
             json.dump(content, file)
-        Path(name).replace(_path(directory, subject))  # takes the place of a link, does not follow it
+        Path(name).replace(_path(directory, subject))  # replaces a symbolic link, does not follow it
     except OSError:
         return
 

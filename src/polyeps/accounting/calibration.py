@@ -1,9 +1,9 @@
-"""Inverting a price: the noise scale that spends a budget, for thousands of budgets at once.
+"""Calibration: the noise multiplier that spends a budget, for thousands of budgets at once.
 
-A budget's scale depends on nothing but that budget, its price, how often it is used and how it is judged: neither on
-other budgets nor on what was calibrated before. A budget is first lowered to the next step of a fixed ladder, so that
-many budgets share a search; each step is searched from the same fixed scales (docs/decisions/0003). What is returned is
-always a scale whose ε was computed, so nothing rests on interpolation: it only chooses where to look next.
+A budget's noise multiplier depends only on that budget, its price, the number of uses and the accountant: neither on
+other budgets nor on earlier calibrations. A budget is first lowered to the next step of a fixed ladder, so that many
+budgets share a search; each step is searched from the same fixed multipliers (docs/decisions/0003). The ε of every
+returned multiplier was computed; interpolation only chooses the next candidate.
 """
 
 import math
@@ -17,34 +17,35 @@ import numpy as np
 from dp_accounting.dp_event import DpEvent
 from numpy.typing import NDArray
 
-from polyeps.accounting import Accountant, cache, rdp
-from polyeps.accounting.afford import best_accountant, known_epsilon
-from polyeps.accounting.events import canonical, check_uses, history_of
+from polyeps.accounting import Accountant, best_accountant, cache, rdp
+from polyeps.accounting.affordability import known_epsilon
+from polyeps.accounting.events import canonical_json, check_uses
+from polyeps.accounting.histories import history_of
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import InputError
 
-Price = Callable[[float], DpEvent]  # scale ↦ what one use costs
-Progress = Callable[[int, int], None]  # budgets served, budgets in all
+PriceFunction = Callable[[float], DpEvent]  # noise multiplier ↦ price of one use
+ProgressCallback = Callable[[int, int], None]  # budgets done, budgets in all
 # fixed: composed exactly. adaptive: by the Rényi filter that a ledger of this budget keeps.
 _Schedule = Literal["fixed", "adaptive"]
 
-_PROBES = (0.7390851332151607, 2.718281828459045, 23.140692632779267)  # scales that tell prices apart
-_LOWERED = 0.7  # of the tolerance: by how much a budget may be lowered to the ladder; the rest is for the search
-_APART = 4  # fixed scales from which every search starts, for each factor of two
-_FIRST, _LAST = -7 * _APART, 23 * _APART  # of them: about 0.01 and 10⁷, beyond which a search is given up
+_PROBES = (0.7390851332151607, 2.718281828459045, 23.140692632779267)  # multipliers at which prices are compared
+_LOWERED = 0.7  # share of the tolerance by which a budget may be lowered to the ladder; the rest is for the search
+_PER_OCTAVE = 4  # fixed multipliers from which every search starts, for each factor of two
+_FIRST, _LAST = -7 * _PER_OCTAVE, 23 * _PER_OCTAVE  # about 0.01 and 10⁷; no search goes beyond
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Row i answers budget i: the scale to use, and the ε certified for it, at or below the budget."""
+    """For budget i in row i: the noise multiplier, and the ε certified for it, at or below the budget."""
 
-    scale: NDArray[np.float64]
+    noise_multiplier: NDArray[np.float64]
     certified: NDArray[np.float64]
 
 
 def calibrate(
     budgets: Sequence[Budget],
-    price: Price,
+    price: PriceFunction,
     uses: int,
     *,
     adjacency: Adjacency = "zero-out",
@@ -52,13 +53,13 @@ def calibrate(
     schedule: _Schedule = "fixed",
     tolerance: float = 0.01,
     directory: Path | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Calibration:
-    """The smallest scales found whose `uses`-fold price stays within each budget and spends all but `tolerance` of it.
+    """Find noise multipliers whose `uses`-fold price is within each budget and spends all but `tolerance` of it.
 
-    Hints are kept in `directory`; without one nothing is read from or written to disk. Without an accountant every
-    scale is judged by the one that a ledger would take for it: which that is may depend on the scale. With an adaptive
-    schedule it is judged by the Rényi filter of the budget, as a ledger with that schedule does.
+    Hints are stored in `directory`; without one nothing is read from or written to disk. With `accountant=None` every
+    candidate is priced by the accountant that a ledger would choose for it. With an adaptive schedule it is priced by
+    the Rényi filter of the budget, as in a ledger with that schedule.
 
     >>> from polyeps.accounting.events import Gaussian
     >>> answer = calibrate([Budget(1.0, 1e-5), Budget(4.0, 1e-5)], Gaussian, uses=100)
@@ -66,30 +67,30 @@ def calibrate(
     (True, True)
     """
     uses = check_uses(uses, least=1)
-    scale, certified = np.empty(len(budgets)), np.empty(len(budgets))
+    multiplier, certified = np.empty(len(budgets)), np.empty(len(budgets))
     alike: dict[tuple[float, float | None], list[int]] = {}
     for row, budget in enumerate(budgets):
         order = rdp.filter_order(budget) if schedule == "adaptive" and budget.delta else None
         alike.setdefault((budget.delta, order), []).append(row)
-    served = 0
+    done = 0
     for (delta, order), rows in alike.items():
 
-        def judge(at: float, delta: float = delta, order: float | None = order) -> float:
+        def epsilon_at(at: float, delta: float = delta, order: float | None = order) -> float:
             history = history_of(price(at), uses)
             if order is not None:
                 return rdp.filter_epsilon(history, order, delta, adjacency)
             return known_epsilon(history, delta, adjacency, accountant or best_accountant(history))
 
-        ladder = _Ladder(judge, tolerance, "raise the budget" if delta else "give a delta above 0")
+        ladder = _Ladder(epsilon_at, tolerance, "raise the budget" if delta else "give a delta above 0")
         subject = {
-            "price": [canonical(price(probe)) for probe in _PROBES],
+            "price": [canonical_json(price(probe)) for probe in _PROBES],
             "uses": uses,
             "delta": delta,
             "adjacency": adjacency,
             "accountant": accountant or "best" if order is None else f"filter of order {order}",
             "tolerance": tolerance,
         }
-        hints = cache.load(directory, subject) if directory else {}
+        hints = cache.load_hints(directory, subject) if directory else {}
         sharing: dict[int, list[int]] = {}
         for row in rows:
             sharing.setdefault(ladder.step(budgets[row].epsilon), []).append(row)
@@ -99,13 +100,13 @@ def calibrate(
                 at, cost = ladder.checked(step, hints.get(step)) or ladder.search(step)
             except _OutOfReachError as problem:
                 raise InputError(f"epsilon {budgets[sharers[0]].epsilon:g} {problem}") from None
-            found[step], scale[sharers], certified[sharers] = at, at, cost
-            served += len(sharers)
+            found[step], multiplier[sharers], certified[sharers] = at, at, cost
+            done += len(sharers)
             if progress:
-                progress(served, len(budgets))
+                progress(done, len(budgets))
         if directory and any(hints.get(step) != at for step, at in found.items()):
-            cache.save(directory, subject, hints | found)
-    return Calibration(scale, certified)
+            cache.save_hints(directory, subject, hints | found)
+    return Calibration(multiplier, certified)
 
 
 def calibrate_each(
@@ -116,14 +117,14 @@ def calibrate_each(
     adjacency: Adjacency = "zero-out",
     schedule: _Schedule = "fixed",
     directory: Path | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Calibration:
-    """Calibrate clients whose prices (scale, row) may differ, each as if it were alone."""
+    """Calibrate clients whose prices (noise multiplier, row) may differ, each as if it were alone."""
     alike: dict[tuple[DpEvent | str, ...], list[int]] = {}
     for row in range(len(budgets)):
         alike.setdefault(tuple(_key(price(probe, row)) for probe in _PROBES[:2]), []).append(row)
-    scale, certified = np.empty(len(budgets)), np.empty(len(budgets))
-    served = 0
+    multiplier, certified = np.empty(len(budgets)), np.empty(len(budgets))
+    done = 0
     for rows in alike.values():
 
         def alone(at: float, row: int = rows[0]) -> DpEvent:
@@ -137,43 +138,43 @@ def calibrate_each(
             accountant=None,
             schedule=schedule,
             directory=directory,
-            progress=partial(_report, progress, served, len(budgets)) if progress else None,
+            progress=partial(_report, progress, done, len(budgets)) if progress else None,
         )
-        scale[rows], certified[rows] = answer.scale, answer.certified
-        served += len(rows)
-    return Calibration(scale, certified)
+        multiplier[rows], certified[rows] = answer.noise_multiplier, answer.certified
+        done += len(rows)
+    return Calibration(multiplier, certified)
 
 
 def _key(event: DpEvent) -> DpEvent | str:
-    """What equal events have in common: themselves, unless they hold a list."""
+    """Return a hashable stand-in for an event: the event itself, unless it holds a list."""
     try:
         hash(event)
     except TypeError:
-        return canonical(event)
+        return canonical_json(event)
     return event
 
 
-def _report(progress: Progress, earlier: int, total: int, served: int, _: int) -> None:
-    progress(earlier + served, total)
+def _report(progress: ProgressCallback, earlier: int, total: int, done: int, _: int) -> None:
+    progress(earlier + done, total)
 
 
 class _OutOfReachError(Exception):
-    """No scale of any use costs this ε."""
+    """No noise multiplier in the range that is searched costs this ε."""
 
 
 class _Ladder:
-    """Steps of ε, each a fixed share below the next, and the search for the scale of one of them.
+    """Steps of ε, each a fixed share below the next, and the search for the noise multiplier of one of them.
 
-    Every search sees only what it computed itself and fixed scales, so that it ends at the same scale in any company.
+    A search uses only fixed multipliers and its own results, so it ends the same whatever else is calibrated.
     """
 
-    def __init__(self, judge: Callable[[float], float], tolerance: float, remedy: str) -> None:
-        self.judge, self.tolerance, self.remedy = judge, tolerance, remedy  # the remedy where no noise is enough
-        self.fixed: dict[int, float] = {}  # ε of the fixed scales
+    def __init__(self, epsilon_at: Callable[[float], float], tolerance: float, remedy: str) -> None:
+        self.epsilon_at, self.tolerance, self.remedy = epsilon_at, tolerance, remedy  # remedy: if no noise is enough
+        self.fixed: dict[int, float] = {}  # ε of the fixed multipliers
         self.width = -math.log1p(-_LOWERED * tolerance)
 
     def step(self, epsilon: float) -> int:
-        """The highest step at or below an ε."""
+        """Return the highest step at or below an ε."""
         step = math.ceil(math.log(epsilon) / self.width) + 1
         while self.level(step) > epsilon:
             step -= 1
@@ -183,46 +184,48 @@ class _Ladder:
         return math.exp(step * self.width)
 
     def least(self, step: int) -> float:
-        """The ε below which a scale has too much noise for a step."""
+        """Return the ε below which a multiplier adds too much noise for a step."""
         return self.level(step) * (1 - (1 - _LOWERED) * self.tolerance)
 
-    def checked(self, step: int, scale: float | None) -> tuple[float, float] | None:
-        """A scale that was kept and what it costs, computed now, if that is within the step; else nothing."""
-        if scale is None or not _scale(_FIRST - 1) <= scale <= _scale(_LAST):
+    def checked(self, step: int, multiplier: float | None) -> tuple[float, float] | None:
+        """Return a stored multiplier and its ε, computed now, if that ε is within the step; else None."""
+        if multiplier is None or not _multiplier(_FIRST - 1) <= multiplier <= _multiplier(_LAST):
             return None
-        value = self.judge(scale)
-        return (scale, value) if self.least(step) <= value <= self.level(step) else None
+        value = self.epsilon_at(multiplier)
+        return (multiplier, value) if self.least(step) <= value <= self.level(step) else None
 
     def search(self, step: int) -> tuple[float, float]:
-        """The scale for a step, and what it costs."""
+        """Return the multiplier for a step, and its ε."""
         level, least = self.level(step), self.least(step)
         first = self._bracket(level)
-        table = {_scale(place): self._at(place) for place in range(first - 1, first + 3) if _FIRST <= place <= _LAST}
-        above, below = _scale(first), _scale(first + 1)  # their ε are above the step, and at or below it
+        table = {
+            _multiplier(place): self._at(place) for place in range(first - 1, first + 3) if _FIRST <= place <= _LAST
+        }
+        above, below = _multiplier(first), _multiplier(first + 1)  # their ε are above the step, and at or below it
         for _ in range(6):
             guess = _between(table, above, below, (least + level) / 2)
-            table[guess] = value = self.judge(guess)
+            table[guess] = value = self.epsilon_at(guess)
             if least <= value <= level:
                 return guess, value
             above, below = (guess, below) if value > level else (above, guess)
         # The curve is steeper than interpolation can follow: halve the bracket, keeping the sound side.
         while table[below] < least and below - above > 1e-12 * below:
             middle = math.sqrt(above * below)
-            table[middle] = self.judge(middle)
+            table[middle] = self.epsilon_at(middle)
             above, below = (middle, below) if table[middle] > level else (above, middle)
         return below, table[below]
 
     def _bracket(self, level: float) -> int:
-        """The fixed scale whose ε is above a level while that of the next is not."""
-        low, high = -_APART, 0
+        """Return the place of the fixed multiplier whose ε is above a level while that of the next is not."""
+        low, high = -_PER_OCTAVE, 0
         while self._at(high) > level:
             if high == _LAST:
                 raise _OutOfReachError(f"cannot be reached however large the noise; {self.remedy}")
-            low, high = high, min(high + 2 * max(_APART, high), _LAST)
+            low, high = high, min(high + 2 * max(_PER_OCTAVE, high), _LAST)
         while self._at(low) <= level:
             if low <= _FIRST:
                 raise _OutOfReachError("is more than this price can cost; lower the budget")
-            low, high = low - _APART, low
+            low, high = low - _PER_OCTAVE, low
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._at(middle) > level else (low, middle)
@@ -230,17 +233,19 @@ class _Ladder:
 
     def _at(self, place: int) -> float:
         if place not in self.fixed:
-            self.fixed[place] = self.judge(_scale(place))
+            self.fixed[place] = self.epsilon_at(_multiplier(place))
         return self.fixed[place]
 
 
-def _scale(place: int) -> float:
-    return float(2.0 ** (place / _APART))
+def _multiplier(place: int) -> float:
+    return float(2.0 ** (place / _PER_OCTAVE))
 
 
 def _between(table: dict[float, float], above: float, below: float, aim: float) -> float:
-    """Where ε should equal `aim`, by the cubic through the nearest entries, log against log; else half-way."""
-    entries = [(math.log(value / aim), math.log(scale)) for scale, value in table.items() if 0 < value < math.inf]
+    """Guess where ε equals `aim`: by the cubic through the nearest entries, log against log; else half-way."""
+    entries = [
+        (math.log(value / aim), math.log(multiplier)) for multiplier, value in table.items() if 0 < value < math.inf
+    ]
     nearest = sorted(entries, key=lambda entry: abs(entry[0]))[:4]
     guess = math.sqrt(above * below)
     if len(nearest) > 1 and len({x for x, _ in nearest}) == len(nearest):

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 from dp_accounting.dp_event import DpEvent
 
-from polyeps.accounting import Accountant
-from polyeps.accounting.afford import known_epsilon
-from polyeps.accounting.events import FixedSize, History, Poisson, history_of
-from polyeps.accounting.known_draws import epsilon_if_draws_known
+from polyeps.accounting import Accountant, epsilon_if_draws_known
+from polyeps.accounting.affordability import known_epsilon
+from polyeps.accounting.events import FixedSize, Poisson
+from polyeps.accounting.histories import History, history_of
 from polyeps.core import Adjacency, Algorithm, Arithmetic, Trust, Unit, check_delta
 
 Form = Literal["sound", "published"]
-Sampler = Literal["poisson", "fixed", "none"]
+SampledBy = Literal["poisson", "fixed", "none"]
 
 # Conditions of guarantees.
 PUBLIC_GROUP = "The client's privacy level is public, and not protected."
@@ -55,7 +55,7 @@ class Certificate:
     delta: float
     adjacency: Adjacency
     unit: Unit
-    sampler: Sampler
+    sampler: SampledBy
     trust: Trust
     accountant: Accountant
     details: Mapping[str, Any]
@@ -130,7 +130,7 @@ def certify(
     )
 
 
-def sampler_of(history: History) -> Sampler:
+def sampler_of(history: History) -> SampledBy:
     """Return how the records or clients behind a history were sampled."""
     kinds = {type(step) for step in history}
     return "poisson" if Poisson in kinds else "fixed" if FixedSize in kinds else "none"

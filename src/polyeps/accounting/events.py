@@ -1,262 +1,268 @@
-"""Events in normal form, and as JSON: what every accountant reads, and what a ledger writes."""
+"""Privacy events: the types a mechanism can cost, the numbers they may hold, and their JSON form.
+
+Events are those of dp-accounting and five more. Everywhere in polyeps a Gaussian's `noise_multiplier` is the standard
+deviation divided by the *clip norm*, whatever the adjacency: under replace-one a value can move by twice the clip norm,
+and the accountant applies that factor. (The accountants of dp-accounting disagree with each other here, so none of
+its events reaches them without translation.)
+"""
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import dp_accounting as dp
+import numpy as np
 from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 
-from polyeps.accounting.kinds import (
-    KNOWN,
-    NAMES,
-    DiscreteGaussianSumDpEvent,
-    FixedSize,
-    Gaussian,
-    Poisson,
-    PureDpEvent,
-    RareFailureDpEvent,
-    SkellamDpEvent,
-    TogetherDpEvent,
-    Truncated,
-    check_adjacency,
-    check_event,
-    check_uses,
-    is_whole,
-)
+from polyeps.core import Adjacency
 from polyeps.errors import InputError, UnknownEvent
 
-__all__ = [
-    "KNOWN",
-    "DiscreteGaussianSumDpEvent",
-    "FixedSize",
-    "Gaussian",
-    "History",
-    "Poisson",
-    "PureDpEvent",
-    "RareFailureDpEvent",
-    "SkellamDpEvent",
-    "TogetherDpEvent",
-    "Truncated",
-    "canonical",
-    "check_adjacency",
-    "check_event",
-    "check_uses",
-    "describe",
-    "fold",
-    "history_of",
-    "is_pure",
-    "on_one_sample",
-    "pure_sum",
-    "split_clip_bit",
-    "understand",
-    "without_failures",
-]
-
-History = Mapping[DpEvent, int]  # what was done, and how often
+_DEEPEST = 64  # levels of an event tree
+_LARGEST = 1 << 20  # events in a tree, each counted as often as it occurs
 
 
-def fold(*noise_multipliers: float) -> float:
-    """The one Gaussian that costs as much as several on the same sample: (Σ σᵢ⁻²)^(-1/2).
+@attrs.frozen
+class PureDpEvent(DpEvent):
+    """A release whose probabilities change by a factor of at most e^epsilon between any two inputs."""
 
-    >>> fold(1.0, 1.0)
-    0.7071067811865475
+    epsilon: float
+
+
+@attrs.frozen
+class SkellamDpEvent(DpEvent):
+    """Sum of integer vectors plus Skellam noise; sensitivities and variance are in grid units.
+
+    For integer vectors v_i with ‖v_i‖₁ ≤ l1_sensitivity and ‖v_i‖₂ ≤ l2_sensitivity and noise
+    z ~ Skellam of the given variance in each coordinate, the release is Σ v_i + z.
     """
-    if min(noise_multipliers) <= 0:
-        return 0.0
-    return 1 / math.hypot(*(1 / sigma for sigma in noise_multipliers))
+
+    l1_sensitivity: float
+    l2_sensitivity: float
+    variance: float
 
 
-def split_clip_bit(noise_multiplier: float, clip_bit_sigma: float) -> float:
-    """The noise left for the update when a clip bit, released with it, shares one total multiplier.
+@attrs.frozen
+class DiscreteGaussianSumDpEvent(DpEvent):
+    """Sum of integer vectors to which each of `clients` honest clients added discrete Gaussian noise.
 
-    The bit is counted as ±1/2, so its own multiplier is twice its standard deviation.
-
-    >>> round(split_clip_bit(1.0, 5.0), 7)
-    1.0050378
+    `deviation` is one client's, in grid units like the sensitivity. A sum of discrete Gaussians is only nearly a
+    discrete Gaussian, and the cost of the difference grows with the dimension.
     """
-    left = noise_multiplier**-2 - (2 * clip_bit_sigma) ** -2
-    if left <= 0:
-        raise InputError(
-            f"the clip bit's noise {clip_bit_sigma} alone costs more than the total multiplier {noise_multiplier} "
-            f"allows; make clip-bit-sigma larger than {noise_multiplier / 2:g}"
-        )
-    return 1 / math.sqrt(left)
+
+    l2_sensitivity: float
+    deviation: float
+    clients: int
+    dimension: int
 
 
-def history_of(event: DpEvent, uses: int = 1) -> Counter[DpEvent]:
-    """Flatten an event tree into its steps and their counts, folding Gaussians that share a sample.
+@attrs.frozen
+class TogetherDpEvent(DpEvent):
+    """Several releases about one sample, integer noise among them: a client drawn for one was drawn for all.
 
-    Malformed events and counts are refused here, so that no accountant meets one.
+    So their costs add up before amplification by sampling, not after.
     """
-    check_event(event)
-    history: Counter[DpEvent] = Counter()
-    if times := check_uses(uses):
-        _add(history, event, times)
-    return history
+
+    events: tuple[DpEvent, ...] = attrs.field(converter=tuple)
 
 
-def _add(history: Counter[DpEvent], event: DpEvent, uses: int) -> None:
-    match event:
-        case dp.NoOpDpEvent():
-            return
-        case dp.ComposedDpEvent() | TogetherDpEvent():
-            for part in event.events:
-                _add(history, part, uses)
-        case dp.SelfComposedDpEvent():
-            if event.count > 0:
-                _add(history, event.event, uses * int(event.count))
-        case Poisson(sampling_probability=1.0):
-            _add(history, event.event, uses)
-        case Poisson():
-            _add_sampled(history, event.event, uses, lambda inner: Poisson(event.sampling_probability, inner))
-        case dp.RandomizedResponseDpEvent():
-            # Trap X1: the library's PLD accountant forgets how often this event was repeated. Ours never
-            # sees it: with k buckets and noise p the output odds are at most (1 - p + p/k) / (p/k).
-            share = event.noise_parameter / event.num_buckets
-            if share <= 0:
-                history[dp.NonPrivateDpEvent()] += uses
-            elif event.num_buckets > 1:
-                history[PureDpEvent(math.log1p((1 - event.noise_parameter) / share))] += uses
-        case Truncated(sampling_probability=0):
-            return
-        case Gaussian() if event.noise_multiplier == 0:
-            history[dp.NonPrivateDpEvent()] += uses
-        case FixedSize():
-            size, drawn = event.source_dataset_size, event.sample_size
-            _add_sampled(history, event.event, uses, lambda inner: FixedSize(size, drawn, inner))
-        case RepeatAndSelectDpEvent():
-            parts = [dp.SelfComposedDpEvent(step, times) for step, times in history_of(event.event).items()]
-            if parts:  # as a tuple in a fixed order, so that equal ones are counted together
-                inside = TogetherDpEvent(sorted(parts, key=repr))
-                history[RepeatAndSelectDpEvent(inside, event.mean, event.shape)] += uses
-        case _:
-            history[event] += uses
+@attrs.frozen
+class RareFailureDpEvent(DpEvent):
+    """A release that reveals everything with a small probability and nothing otherwise: (0, probability)-DP.
+
+    Its probability is subtracted from the δ of the whole history, for every unit and adjacency.
+    """
+
+    probability: float
 
 
-def _add_sampled(history: Counter[DpEvent], event: DpEvent, uses: int, sampled: Callable[[DpEvent], DpEvent]) -> None:
-    """Add what is done to one sample. Failures may reveal the data too, so sampling makes them no cheaper."""
-    inside, failure = without_failures(history_of(event))
-    if failure:
-        history[RareFailureDpEvent(failure)] += uses
-    if inside:
-        step = sampled(_as_one(inside))
-        if not (isinstance(step, Poisson) and step.sampling_probability == 0):
-            history[step] += uses
+Gaussian = dp.GaussianDpEvent
+Poisson = dp.PoissonSampledDpEvent
+FixedSize = dp.SampledWithoutReplacementDpEvent
+
+# All events that a ledger may hold: for each, at least one accountant must have a rule.
+EVENT_TYPES: dict[str, type[DpEvent]] = {
+    "none": dp.NoOpDpEvent,
+    "non-private": dp.NonPrivateDpEvent,
+    "gaussian": Gaussian,
+    "poisson": Poisson,
+    "fixed-size": FixedSize,
+    "pure": PureDpEvent,
+    "skellam": SkellamDpEvent,
+    "discrete-gaussian-sum": DiscreteGaussianSumDpEvent,
+    "together": TogetherDpEvent,
+    "rare-failure": RareFailureDpEvent,
+    "repeat-and-select": RepeatAndSelectDpEvent,
+    "composed": dp.ComposedDpEvent,
+    "self-composed": dp.SelfComposedDpEvent,
+}
+_NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
 
 
-def on_one_sample(event: DpEvent) -> DpEvent:
-    """What is done to one sample, as one event: several Gaussians become one before amplification."""
-    inside, failure = without_failures(history_of(event))
-    if not inside:
-        return RareFailureDpEvent(failure) if failure else dp.NoOpDpEvent()
-    return TogetherDpEvent([_as_one(inside), RareFailureDpEvent(failure)]) if failure else _as_one(inside)
-
-
-def _as_one(inside: Counter[DpEvent]) -> DpEvent:
-    if dp.NonPrivateDpEvent() in inside:
-        return dp.NonPrivateDpEvent()
-    if len(inside) == 1 and inside.total() == 1:
-        return next(iter(inside))
-    if all(isinstance(step, Gaussian) for step in inside):
-        return Gaussian(fold(*(step.noise_multiplier / math.sqrt(uses) for step, uses in inside.items())))
-    if all(isinstance(step, Gaussian | SkellamDpEvent | DiscreteGaussianSumDpEvent) for step in inside):
-        return TogetherDpEvent(sorted(inside.elements(), key=repr))
-    raise UnknownEvent("only noisy sums can share one sample; account the others separately")
-
-
-def without_failures(history: History) -> tuple[Counter[DpEvent], float]:
-    """A history without its rare failures, and the probability that any of them happens (at most)."""
-    rest, failure = Counter[DpEvent](), 0.0
-    for step, uses in history.items():
-        if isinstance(step, RareFailureDpEvent):
-            failure += uses * step.probability
-        else:
-            rest[step] = uses
-    return rest, min(failure, 1.0)
-
-
-def is_pure(history: History) -> bool:
-    """Whether every step holds for any two inputs, so that unit and adjacency do not matter."""
-    return all(isinstance(step, PureDpEvent) for step in history)
-
-
-def pure_sum(history: History) -> float:
-    """What a history costs by mere addition, at δ = 0: infinite unless every step is pure."""
+def _number(value: Any) -> bool:
+    """Return whether a value is a finite number of full precision, and not a bool."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer):
+        return False
     try:
-        return sum(step.epsilon * uses for step, uses in history.items()) if is_pure(history) else math.inf
-    except OverflowError:  # more uses than a double can count
-        return math.inf
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond a double's range
+        return False
 
 
-def describe(event: DpEvent) -> dict[str, Any]:
-    """An event as plain JSON data, the inverse of `understand`."""
+def _is_whole(value: Any) -> bool:
+    """Return whether a value is of an integer type: neither 2.0 nor True is."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _event(value: Any) -> bool:
+    return isinstance(value, DpEvent)
+
+
+_Rule = tuple[Callable[[Any], bool], str]
+_NOT_NEGATIVE: _Rule = (lambda value: _number(value) and value >= 0, "a finite number, at least 0")
+_PROBABILITY: _Rule = (lambda value: _number(value) and 0 <= value <= 1, "a number between 0 and 1")
+_COUNT: _Rule = (lambda value: _is_whole(value) and value >= 0, "a whole number, at least 0")
+_SIZE: _Rule = (lambda value: _is_whole(value) and _number(value) and value >= 1, "a whole number, at least 1")
+_MEAN: _Rule = (lambda value: _number(value) and value >= 1, "a finite number, at least 1")
+_SHAPE: _Rule = (lambda value: value == math.inf or _NOT_NEGATIVE[0](value), "a number, at least 0")
+_EVENT: _Rule = (_event, "an event")
+_EVENTS: _Rule = (lambda value: isinstance(value, list | tuple) and all(map(_event, value)), "a list of events")
+_REALS = ("noise_multiplier", "epsilon", "l1_sensitivity", "l2_sensitivity", "variance", "deviation")
+_SIZES = ("clients", "dimension", "source_dataset_size", "sample_size", "num_buckets")
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(_REALS, _NOT_NEGATIVE),
+    **dict.fromkeys(("sampling_probability", "probability", "noise_parameter"), _PROBABILITY),
+    **dict.fromkeys(_SIZES, _SIZE),
+    "count": _COUNT,
+    "mean": _MEAN,
+    "shape": _SHAPE,
+    "event": _EVENT,
+    "events": _EVENTS,
+}
+# Randomised response is accepted but never stored: it becomes a pure event.
+_FIELDS = {kind: [field.name for field in attrs.fields(kind)] for kind in [*_NAMES, dp.RandomizedResponseDpEvent]}
+
+
+def check_uses(uses: Any, least: int = 0) -> int:
+    """Return the number of uses of an event as an int; refuse anything but a whole number of at least `least`."""
+    if not (_is_whole(uses) and uses >= least):
+        raise InputError(f"an event can only be used a whole number of times, at least {least}, not {uses!r}")
+    return int(uses)
+
+
+def check_adjacency(adjacency: Any) -> None:
+    """Refuse an unknown adjacency, which must not be mistaken for the weakest one."""
+    if adjacency not in get_args(Adjacency):
+        raise InputError(f"adjacency must be one of {', '.join(get_args(Adjacency))}, not {adjacency!r}")
+
+
+def check_event(event: DpEvent) -> None:
+    """Refuse an event tree with an unknown event, an impossible number, or too many levels or parts."""
+    _check(event, 1, {})
+
+
+def _check(event: DpEvent, level: int, seen: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Return the height and size of a tree; parts that occur twice are checked once."""
+    if id(event) in seen:
+        height, size = seen[id(event)]
+    else:
+        if level > _DEEPEST:
+            raise InputError(f"an event can have at most {_DEEPEST} levels; compose its parts side by side")
+        if type(event) not in _FIELDS:
+            raise UnknownEvent(f"no accountant here knows the event {type(event).__name__}")
+        height, size = 0, 1
+        for name in _FIELDS[type(event)]:
+            value = getattr(event, name)
+            holds, allowed = _RULES[name]
+            if not holds(value):
+                shown = type(value).__name__ if isinstance(value, list | tuple | DpEvent) else repr(value)
+                raise InputError(f"{name} of {_name(event)} must be {allowed}, not {shown}")
+            for part in (value,) if name == "event" else value if name == "events" else ():
+                part_height, part_size = _check(part, level + 1, seen)
+                height, size = max(height, part_height), size + part_size
+        height += 1
+        if isinstance(event, FixedSize) and event.sample_size > event.source_dataset_size:
+            raise InputError(f"cannot draw {event.sample_size} of {event.source_dataset_size} without replacement")
+        seen[id(event)] = height, size
+    if level + height - 1 > _DEEPEST:
+        raise InputError(f"an event can have at most {_DEEPEST} levels; compose its parts side by side")
+    if size > _LARGEST:
+        raise InputError(f"an event can have at most {_LARGEST} parts; use self-composed events for repetitions")
+    return height, size
+
+
+def _name(event: DpEvent) -> str:
+    return f"a {_NAMES[type(event)]} event" if type(event) in _NAMES else f"a {type(event).__name__}"
+
+
+def event_to_dict(event: DpEvent) -> dict[str, Any]:
+    """Return an event as plain JSON data; `event_from_dict` is the inverse."""
     check_event(event)
-    return _described(event)
+    return _to_dict(event)
 
 
-def _described(event: DpEvent) -> dict[str, Any]:
-    if type(event) not in NAMES:
+def _to_dict(event: DpEvent) -> dict[str, Any]:
+    if type(event) not in _NAMES:
         raise UnknownEvent(f"a {type(event).__name__} cannot be stored; use a pure event in its place")
-    return {"kind": NAMES[type(event)]} | {
+    return {"kind": _NAMES[type(event)]} | {
         field.name: _plain(getattr(event, field.name)) for field in attrs.fields(type(event))
     }
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, DpEvent):
-        return _described(value)
+        return _to_dict(value)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return int(value) if is_whole(value) else float(value)
+    return int(value) if _is_whole(value) else float(value)
 
 
-def understand(data: Mapping[str, Any]) -> DpEvent:
-    """Rebuild an event from its description; what is unknown or malformed is refused.
+def event_from_dict(data: Mapping[str, Any]) -> DpEvent:
+    """Rebuild an event from its JSON data; refuse unknown or malformed events.
 
-    >>> understand(describe(Poisson(0.01, Gaussian(2.0))))
+    >>> event_from_dict(event_to_dict(Poisson(0.01, Gaussian(2.0))))
     PoissonSampledDpEvent(sampling_probability=0.01, event=GaussianDpEvent(noise_multiplier=2.0))
     """
     try:
-        event = _rich(data)
+        event = _from_dict(data)
     except RecursionError:
-        raise InputError("the description of an event is nested too deeply") from None
+        raise InputError(f"this event is nested too deeply; it can have at most {_DEEPEST} levels") from None
     check_event(event)
     return event
 
 
-def _rich(data: Any) -> DpEvent:
+def _from_dict(data: Any) -> DpEvent:
     if not isinstance(data, Mapping):
         raise InputError(f"an event is described by an object with a kind, not by {type(data).__name__}")
     kind = data.get("kind")
-    if not isinstance(kind, str) or kind not in KNOWN:
+    if not isinstance(kind, str) or kind not in EVENT_TYPES:
         raise UnknownEvent(f"no accountant here knows an event of kind {kind!r}")
     fields = {name: value for name, value in data.items() if name != "kind"}
+    if "agents" in fields and "clients" not in fields:  # as version 0.1 wrote sums of discrete Gaussians
+        fields["clients"] = fields.pop("agents")
     if "event" in fields:
-        fields["event"] = _rich(fields["event"])
+        fields["event"] = _from_dict(fields["event"])
     if isinstance(fields.get("events"), list | tuple):
-        fields["events"] = [_rich(item) for item in fields["events"]]
+        fields["events"] = [_from_dict(item) for item in fields["events"]]
     try:
-        return KNOWN[kind](**fields)
+        return EVENT_TYPES[kind](**fields)
     except TypeError as problem:
         raise InputError(f"the description of a {kind} event is malformed: {problem}") from None
 
 
-def canonical(event: DpEvent) -> str:
-    """One string per event, the same on every machine: the key of caches and the text that is hashed."""
+def canonical_json(event: DpEvent) -> str:
+    """Return one string per event, the same on every machine: the key of caches and of charges."""
     check_event(event)
     try:
-        return _remembered(event)
+        return _cached_json(event)
     except TypeError:  # a composition holds a list and cannot be a key
-        return _spell(event)
+        return _json(event)
 
 
-def _spell(event: DpEvent) -> str:
-    return json.dumps(_described(event), sort_keys=True, separators=(",", ":"), allow_nan=False)
+def _json(event: DpEvent) -> str:
+    return json.dumps(_to_dict(event), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-_remembered = lru_cache(maxsize=1 << 14)(_spell)  # a cohort pays the same events round after round
+_cached_json = lru_cache(maxsize=1 << 14)(_json)  # a cohort pays the same events round after round

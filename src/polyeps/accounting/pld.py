@@ -1,10 +1,10 @@
-"""The exact accountant: privacy loss distributions, discretised so that what is printed is an upper bound.
+"""The PLD accountant: privacy loss distributions, discretised so that every ε returned is an upper bound.
 
 Each step's profile is put on a grid by "connect the dots" (chords in e^ε, which can only raise δ), and all steps are
-composed in one Fourier transform per direction. Before that the losses are tilted, weighted by e^(θ·loss), so that
-those that decide about δ are the likely ones: then rounding errors are small beside δ, however small it is, and the
-window need hold little else. The grid is as fine as the answer needs: it is compared with one twice as coarse. Mass
-outside the window, and the rounding of the transform, count as infinite loss.
+composed in one Fourier transform per direction. Before that the losses are tilted, weighted by e^(θ·loss), so that the
+losses that determine δ become likely: rounding errors are then small relative to δ, however small δ is, and the window
+is narrow. The grid is as fine as the tolerance needs, found by comparison with a grid twice as coarse. Mass outside
+the window, and the rounding errors of the transform, count as infinite loss.
 """
 
 import math
@@ -16,28 +16,36 @@ from dp_accounting.dp_event import DpEvent
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import gammaln
 
-from polyeps.accounting.events import Gaussian, History, PureDpEvent, fold, pure_sum
-from polyeps.accounting.gaussians import gaussian_epsilon
-from polyeps.accounting.lattice import as_gaussians
-from polyeps.accounting.losses import Losses, cumulant, gridded, least_ratio, spaced, tilt_towards
-from polyeps.accounting.open_cohorts import with_draws_known
-from polyeps.accounting.profiles import Array, Delta, Profile, is_private, profile, second_moment
+from polyeps.accounting.discrete_gaussians import as_gaussians
+from polyeps.accounting.events import Gaussian, PureDpEvent
+from polyeps.accounting.histories import History, fold_gaussians, pure_sum
+from polyeps.accounting.known_cohorts import with_draws_known
+from polyeps.accounting.privacy_losses import PrivacyLosses, cumulant, gridded, least_ratio, spaced, tilt_towards
+from polyeps.accounting.privacy_profiles import (
+    DeltaFunction,
+    FloatArray,
+    PrivacyProfile,
+    gaussian_epsilon,
+    is_private,
+    second_moment,
+    step_profile,
+)
 from polyeps.core import Adjacency, clip_norms_moved
 
-TOLERANCE = 5e-4  # of ε, roughly: what the grid may add to it
-_MOST_POINTS = 1 << 20  # a coarser grid is still an upper bound; an endless one is no answer
+TOLERANCE = 5e-4  # relative error that the grid may add to ε, roughly
+_MOST_POINTS = 1 << 20  # points of the window: with more, the grid is made coarser, which is still an upper bound
 _LONGEST = 1 << 19  # points of one step's grid
 _FEWEST = 50  # intervals in ε
-_FAR = 1e6  # of the sum of all releases, in deviations: beyond it, losses of a sampled one have not digits enough
-_CUT = 1e-6  # of δ: what may be lost to the cut of single losses, and again to the window
-_BEYOND = 1e-13  # of the tilted distribution, left on either side of the window
+_FAR = 1e6  # signal-to-noise ratio of all releases beyond which losses of a sampled one lack digits
+_CUT = 1e-6  # share of δ that may be lost to the cut of single losses, and again to the window
+_BEYOND = 1e-13  # mass of the tilted distribution on either side of the window
 _FORGOTTEN = 45.0  # losses with weights below e^−45 may be rounded up
 _ONE_BY_ONE = 1 << 20  # pure steps whose numbers of flips are enumerated
-_SMALL = 0.02  # of the spread: an ε smaller than this need not be found more precisely than this
+_SMALL = 0.02  # share of the spread below which ε need not be more precise
 
 
-def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
-    """The smallest ε certified for this history at δ."""
+def pld_epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
+    """Return the smallest ε that this accountant certifies for a history at δ."""
     if adjacency != "replace-one":
         history = as_gaussians(history)
     if not all(is_private(step) for step in history):
@@ -53,7 +61,7 @@ def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
             return pure_epsilon(step.epsilon, uses, delta)
         if isinstance(step, Gaussian):
             return gaussian_epsilon(clip_norms_moved(adjacency) / step.noise_multiplier, delta)
-    known = with_draws_known(steps, adjacency)  # which costs no less: who knows the draws knows more
+    known = with_draws_known(steps, adjacency)  # an upper bound: that observer knows more
     if known is None:
         return _on_a_grid(steps, delta, adjacency)
     if known.delta(0.0) <= delta:
@@ -64,12 +72,12 @@ def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
 
 def _on_a_grid(steps: History, delta: float, adjacency: Adjacency) -> float:
     total = sum(steps.values())
-    pairs = [(profile(step, adjacency, _CUT * delta / total), uses) for step, uses in steps.items()]
+    pairs = [(step_profile(step, adjacency, _CUT * delta / total), uses) for step, uses in steps.items()]
     if total == 1:
         return min(max(_inverse(pairs[0][0].remove, delta), _inverse(pairs[0][0].add, delta)), pure_sum(steps))
     spread = math.sqrt(sum(uses * second_moment(step, adjacency) for step, uses in steps.items()))
     if not (spread > 0 and all(math.isfinite(spread + pair.highest_remove + pair.highest_add) for pair, _ in pairs)):
-        raise OverflowError("losses that no double can hold")
+        raise OverflowError("privacy losses beyond a double's range")
     answer = _composed_epsilon(pairs, delta, spread)
     if not all(pair.symmetric for pair, _ in pairs):
         answer = max(answer, _composed_epsilon([(pair.reversed(), uses) for pair, uses in pairs], delta, spread))
@@ -77,7 +85,7 @@ def _on_a_grid(steps: History, delta: float, adjacency: Adjacency) -> float:
 
 
 def pure_epsilon(step_epsilon: float, uses: int, delta: float) -> float:
-    """Optimal composition of equal pure-ε steps, roughly.
+    """Return the ε of equal pure steps under optimal composition.
 
     The worst case is randomised response: δ(x) = Σₗ Bin(uses, 1/(1+e^ε))(l)·(1 − e^(x − (uses−2l)ε))₊, which
     between its kinks is linear in e^x, so it is inverted in closed form.
@@ -94,16 +102,16 @@ def pure_epsilon(step_epsilon: float, uses: int, delta: float) -> float:
 
 
 def _merge_gaussians(history: History) -> dict[DpEvent, int]:
-    """Gaussian releases on the whole data add up in precision; steps that promise everything drop out."""
+    """Merge unsampled Gaussians, whose precisions add up, and drop steps of ε = 0."""
     steps = {step: uses for step, uses in history.items() if not isinstance(step, Gaussian)}
     alone = [step.noise_multiplier / math.sqrt(uses) for step, uses in history.items() if isinstance(step, Gaussian)]
     if alone:
-        steps[Gaussian(min(fold(*alone), 1e300))] = 1  # no noise is so large that nothing is released
+        steps[Gaussian(min(fold_gaussians(*alone), 1e300))] = 1  # finite, however large the noise
     return {step: uses for step, uses in steps.items() if not (isinstance(step, PureDpEvent) and step.epsilon == 0)}
 
 
-def _inverse(delta_at: Delta, delta: float) -> float:
-    """The ε at which one step's δ is small enough, from above."""
+def _inverse(delta_at: DeltaFunction, delta: float) -> float:
+    """Return an ε, from above, at which one step's δ is at most `delta`."""
     low, high = 0.0, 1.0
     if delta_at(np.zeros(1))[0] <= delta:
         return 0.0
@@ -116,8 +124,8 @@ def _inverse(delta_at: Delta, delta: float) -> float:
     return high
 
 
-def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, spread: float) -> float:
-    """ε of all steps in one direction."""
+def _composed_epsilon(pairs: Sequence[tuple[PrivacyProfile, int]], delta: float, spread: float) -> float:
+    """Return the ε of all steps in one direction."""
     uses = sum(uses for _, uses in pairs)
     rough = [spaced(pair, n, 1e-4 * spread / math.sqrt(uses)) for pair, n in pairs]
     tilt, bound = least_ratio(lambda at: cumulant(rough, at) - math.log(delta), 1 / spread)
@@ -130,7 +138,7 @@ def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, spread
         finest = max(finest, widest / _LONGEST)
         interval = max(interval, finest)
         fine, coarse = zip(*(gridded(pair, n, interval, lowest) for pair, n in pairs), strict=True)
-        # What a grid twice as coarse would add to ε if losses were many and small: no less than this one has added.
+        # What a grid twice as coarse would add to ε for many small losses: at least as much as this one has added.
         excess = (cumulant(coarse, tilt) - cumulant(fine, tilt)) / tilt * max(1.0, hazard / (1 + tilt))
         if excess <= TOLERANCE * wanted or interval <= 1.1 * finest:
             found = _tilted_epsilon(fine, rough, delta, tilt, interval)
@@ -149,7 +157,7 @@ def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, spread
                 tilt = better
                 continue
             excess, hazard = excess * max(found.hazard, 1 + tilt) / max(hazard, 1 + tilt), found.hazard
-            excess = max(excess, TOLERANCE * _FEWEST * interval)  # of ε, a few intervals show nothing
+            excess = max(excess, TOLERANCE * _FEWEST * interval)  # a few intervals in ε show nothing
             if excess <= 1.5 * TOLERANCE * wanted or interval <= 1.1 * finest:
                 break
         interval *= max(0.2, 0.8 * math.sqrt(TOLERANCE * wanted / excess))
@@ -159,21 +167,21 @@ def _composed_epsilon(pairs: Sequence[tuple[Profile, int]], delta: float, spread
 @dataclass(frozen=True)
 class _Found:
     epsilon: float
-    hazard: float  # how fast δ falls there: it is what a wider distribution adds to ε
-    points: int  # of the window; nothing was computed if they are too many
-    blurred: bool  # errors of the transform were a notable part of δ: another tilt would do better
+    hazard: float  # how fast δ falls there: this is what a wider distribution adds to ε
+    points: int  # of the window; nothing was computed if there are too many
+    blurred: bool  # errors of the transform were a notable part of δ: another tilt is better
 
 
 def _tilted_epsilon(
-    losses: Sequence[Losses], rough: Sequence[Losses], delta: float, tilt: float, interval: float
+    losses: Sequence[PrivacyLosses], rough: Sequence[PrivacyLosses], delta: float, tilt: float, interval: float
 ) -> _Found:
-    """ε of a composition, by the transform of its tilted losses."""
+    """Return the ε of a composition, by the transform of its tilted losses."""
     total, cut = cumulant(losses, tilt), math.log(_CUT * delta)
     base, beyond = cumulant(rough, tilt), math.log(_BEYOND)
     up, _ = least_ratio(lambda at: cumulant(rough, at) - cut, tilt)
     over, _ = least_ratio(lambda at: cumulant(rough, tilt + at) - base - beyond, tilt)
     down, _ = least_ratio(lambda at: cumulant(rough, tilt - at) - base - beyond, tilt)
-    # The first is what makes the answer sound; where the tilted losses end, what is beyond would only raise it.
+    # The first makes the answer sound; beyond the end of the tilted losses, more room would only raise it.
     top = max((cumulant(losses, up) - cut) / up, (cumulant(losses, tilt + over) - total - beyond) / over)
     bottom = -(cumulant(losses, tilt - down) - total - beyond) / down
     firsts = sum(each.uses * round(each.at[0] / interval) for each in losses)
@@ -184,14 +192,14 @@ def _tilted_epsilon(
         return _Found(math.inf, 0.0, size, True)
     size = next_fast_len(max(size, 2), real=True)
     likely = np.roll(_convolve(losses, tilt, size), (firsts - first) % size)
-    decay = min(size, 1 + 1 / (2 * tilt * interval))  # losses that count, at most
+    decay = min(size, 1 + 1 / (2 * tilt * interval))  # number of relevant losses, at most
     rounding = 1e-15 * (100 + 4 * sum(each.uses for each in losses)) * math.sqrt(float(np.sum(likely**2)) * decay)
     loss = interval * (first + np.arange(size))
-    kept = loss > -2 * interval  # negative ε is of no interest
+    kept = loss > -2 * interval  # negative ε are not needed
     loss, likely = loss[kept], likely[kept]
     if not len(loss):
         return _Found(0.0, 0.0, size, False)
-    factor = np.exp(np.minimum(total - tilt * loss, 700.0))  # what undoes the tilt; the cap is far above any mass
+    factor = np.exp(np.minimum(total - tilt * loss, 700.0))  # undoes the tilt; the cap is far above any mass
     mass = likely * factor
     infinite = -math.expm1(sum(each.uses * math.log1p(-each.infinite) for each in losses))
     blur = (_BEYOND + rounding) * factor
@@ -206,27 +214,27 @@ def _tilted_epsilon(
     return _Found(answer, density / left if left > 0 else 0.0, size, blurred)
 
 
-def _convolve(losses: Sequence[Losses], tilt: float, size: int) -> Array:
-    """Masses of the sum of all tilted losses, counted from the sum of the first indices and modulo `size`."""
+def _convolve(losses: Sequence[PrivacyLosses], tilt: float, size: int) -> FloatArray:
+    """Return the masses of the sum of all tilted losses, from the sum of the first indices on, modulo `size`."""
     log_magnitude, phase = np.zeros(size // 2 + 1), np.zeros(size // 2 + 1)
     for each in losses:
         spectrum = rfft(np.bincount(np.arange(len(each.mass)) % size, each.tilted(tilt), size))
         log_magnitude += each.uses * np.log(np.abs(spectrum) + 1e-300)
         phase += each.uses * np.angle(spectrum)
     product = np.zeros(size // 2 + 1, dtype=complex)
-    audible = log_magnitude > -80  # the rest adds nothing a double can hold
-    product[audible] = np.exp(log_magnitude[audible]) * np.exp(1j * phase[audible])
+    relevant = log_magnitude > -80  # the rest is below a double's precision
+    product[relevant] = np.exp(log_magnitude[relevant]) * np.exp(1j * phase[relevant])
     return np.maximum(irfft(product, size), 0.0)
 
 
-def _invert(loss: Array, mass: Array, scaled: Array, errors: Array, delta: float) -> float:
-    """The smallest ε ≥ 0 with errors(ε) + Σ_{loss > ε} (mass − e^ε·scaled) ≤ δ, where scaled = mass·e^(−loss).
+def _invert(loss: FloatArray, mass: FloatArray, scaled: FloatArray, errors: FloatArray, delta: float) -> float:
+    """Return the smallest ε ≥ 0 with errors(ε) + Σ_{loss > ε} (mass − e^ε·scaled) ≤ δ, for scaled = mass·e^(−loss).
 
-    Errors are those at each loss, and fall with it.
+    Errors are given at each loss, and decrease with it.
     """
     above = np.cumsum(mass[::-1])[::-1]  # mass with at least this loss
     below = np.cumsum(scaled[::-1])[::-1]
-    # δ at ε = loss, decreasing; the cap only matters where nothing is left below, and raises δ
+    # δ at ε = loss, decreasing; the cap matters only where nothing is left below, and raises δ
     at_loss = errors + above - np.exp(np.minimum(loss, 700.0)) * below
     met = at_loss <= delta
     if not met.any():

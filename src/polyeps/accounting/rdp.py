@@ -1,4 +1,4 @@
-"""The second judge: Rényi differential privacy. Looser than PLD, but it prices integer noise, tuning and filters."""
+"""The RDP accountant (Rényi differential privacy): looser than PLD; prices integer noise, tuning and filters."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,28 +7,23 @@ import dp_accounting as dp
 import numpy as np
 from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
-from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
+from polyeps.accounting.discrete_gaussians import gap_of_sum
 from polyeps.accounting.events import (
     DiscreteGaussianSumDpEvent,
     FixedSize,
     Gaussian,
-    History,
     Poisson,
     PureDpEvent,
     SkellamDpEvent,
     TogetherDpEvent,
     check_adjacency,
-    history_of,
-    pure_sum,
-    without_failures,
 )
-from polyeps.accounting.lattice import gap_of_sum
+from polyeps.accounting.histories import History, history_of, pure_sum, without_failures
+from polyeps.accounting.privacy_profiles import FloatArray
 from polyeps.core import Adjacency, Budget
 from polyeps.errors import UnknownEvent
-
-Array = NDArray[np.float64]
 
 # ε = 0.05 at δ = 1e-5 (8000 steps at 8/1200) has its best order near 215; larger ones serve smaller budgets.
 ORDERS: tuple[float, ...] = (
@@ -36,46 +31,50 @@ ORDERS: tuple[float, ...] = (
     *range(11, 65),
     *(round(64 * 2 ** (step / 4)) for step in range(1, 29)),
 )
-FAILURE_SHARE = 1 / 16  # of δ, kept for rare failures under an adaptive schedule; costs others about 0.3 % of ε
-_MARGIN = 1 + 1e-9  # far above what rounding can take from a sum of positive terms
-_TOO_SMALL = 1e-3  # of a noise multiplier, to integrate by steps of 1e-4 or less
+FAILURE_SHARE = 1 / 16  # of δ, reserved for rare failures under an adaptive schedule; costs about 0.3 % of ε
+_MARGIN = 1 + 1e-9  # far above the rounding error of a sum of positive terms
+_TOO_SMALL = 1e-3  # noise multiplier below which steps of 1e-4 are too coarse to integrate
 
 
-def epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
-    """The smallest ε certified over all orders."""
-    total = curve(history, adjacency, ORDERS)
+def rdp_epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
+    """Return the smallest ε certified over all orders."""
+    total = renyi_curve(history, adjacency, ORDERS)
     finite = np.isfinite(total)
     if delta == 0 or not finite.any():
         return pure_sum(history)
     return min(float(compute_epsilon(np.array(ORDERS)[finite], total[finite], delta)[0]), pure_sum(history))
 
 
-def curve(history: History, adjacency: Adjacency, orders: Sequence[float]) -> Array:
-    """The Rényi divergence of the whole history at each order."""
-    return sum((uses * step_curve(step, adjacency, orders) for step, uses in history.items()), np.zeros(len(orders)))
+def renyi_curve(history: History, adjacency: Adjacency, orders: Sequence[float]) -> FloatArray:
+    """Return the Rényi divergence of a history at each order."""
+    return sum(
+        (uses * step_renyi_curve(step, adjacency, orders) for step, uses in history.items()), np.zeros(len(orders))
+    )
 
 
-def step_curve(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> Array:
-    """The Rényi divergence of one step at each order; what has no rule is refused."""
+def step_renyi_curve(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> FloatArray:
+    """Return the Rényi divergence of one step at each order; refuse a step without a rule."""
     alpha = np.asarray(orders, dtype=float)
     match step:
         case dp.NonPrivateDpEvent():
             return np.full(len(alpha), np.inf)
         case PureDpEvent():
-            return pure(step.epsilon, alpha)
-        # Sensitivities are one vector's against zeros: one vector in another's place moves a sum by up to twice that.
+            return pure_curve(step.epsilon, alpha)
+        # Sensitivities are those of a vector against zeros; replacing a vector moves a sum by up to twice that.
         case SkellamDpEvent() if adjacency != "replace-one":
-            return skellam(step, alpha)
+            return skellam_curve(step, alpha)
         case DiscreteGaussianSumDpEvent() if adjacency != "replace-one":
-            return discrete_gaussian_sum(step, alpha)
+            return discrete_gaussian_sum_curve(step, alpha)
         case Poisson(event=SkellamDpEvent() | DiscreteGaussianSumDpEvent() | TogetherDpEvent()) if (
             adjacency != "replace-one"
         ):
             inside = history_of(step.event)
             if all(isinstance(part, Gaussian | SkellamDpEvent | DiscreteGaussianSumDpEvent) for part in inside):
-                return sampled_sum(step.sampling_probability, lambda at: curve(inside, adjacency, at.tolist()), alpha)
+                return sampled_sum_curve(
+                    step.sampling_probability, lambda at: renyi_curve(inside, adjacency, at.tolist()), alpha
+                )
         case Poisson(event=Gaussian()) if adjacency != "replace-one":
-            return sampled_gaussian(step, alpha)
+            return sampled_gaussian_curve(step, alpha)
         case Gaussian() | FixedSize(event=Gaussian()) | RepeatAndSelectDpEvent():
             return _library(step, adjacency, orders)
         case Poisson(event=dp.NonPrivateDpEvent()) | FixedSize(event=dp.NonPrivateDpEvent()):
@@ -85,29 +84,29 @@ def step_curve(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> 
     )
 
 
-def _library(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> Array:
-    """A step the library knows, translated into what it means there by a noise multiplier."""
+def _library(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> FloatArray:
+    """Return the curve of a step by dp-accounting's rule, with the noise multiplier as defined there."""
     relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     if adjacency == "replace-one":
         relation = dp.NeighboringRelation.REPLACE_ONE
     step = _translated(step, adjacency)
-    judge = RdpAccountant(orders, relation)
-    if not judge.supports(step):
+    accountant = RdpAccountant(orders, relation)
+    if not accountant.supports(step):
         raise UnknownEvent(f"the RDP accountant does not know {type(step).__name__} under {adjacency} adjacency")
     try:
-        found = np.asarray(judge.compose(step).rdp, dtype=float)
-    except ValueError:  # numbers that its formulas cannot hold
+        found = np.asarray(accountant.compose(step).rdp, dtype=float)
+    except ValueError:  # numbers out of its range
         return np.full(len(orders), np.inf)
-    # The library's sums for samples of fixed size are off by up to this; a Gaussian's cost is in closed form.
+    # Its sums for samples of fixed size are off by up to this; a Gaussian's cost is in closed form.
     return found if isinstance(step, Gaussian) else np.maximum(found, 0.0) + 1e-11
 
 
-def sampled_gaussian(step: Poisson, alpha: Array) -> Array:
-    """Rényi divergence of (1−q)·N(0,σ²) + q·N(1,σ²) from N(0,σ²), the worse of the two orders.
+def sampled_gaussian_curve(step: Poisson, alpha: FloatArray) -> FloatArray:
+    """Return the Rényi divergence of (1−q)·N(0,σ²) + q·N(1,σ²) from N(0,σ²), the worse of the two directions.
 
     Whole orders are a binomial sum. The others are integrated: for this integrand the trapezoid rule is exact to
-    rounding. Both give e^((α−1)R) − 1, of terms that are all positive, so that rare draws have their digits too. Where
-    noise is too small for the steps of the rule, other orders have what they cost without sampling.
+    rounding. Both give e^((α−1)R) − 1 as a sum of positive terms, so rare draws keep their digits. Where noise is too
+    small for the rule's step, the other orders take the divergence without sampling.
     """
     rate, sigma = step.sampling_probability, step.event.noise_multiplier
     result = np.empty(len(alpha))
@@ -122,8 +121,8 @@ def sampled_gaussian(step: Poisson, alpha: Array) -> Array:
     return np.minimum(result * _MARGIN, alpha / 2 / sigma / sigma)  # sampling never costs privacy
 
 
-def _amplified(rate: float, order: int, log_moments: Array) -> float:
-    """log(1 + Σ_l C(α,l)·(1−q)^(α−l)·q^l·(e^m(l) − 1))/(α−1), for moments m of l = 2, …, α."""
+def _amplified(rate: float, order: int, log_moments: FloatArray) -> float:
+    """Return log(1 + Σ_l C(α,l)·(1−q)^(α−l)·q^l·(e^m(l) − 1))/(α−1), for moments m of l = 2, …, α."""
     draws = np.arange(2, order + 1)
     log_choose = gammaln(order + 1) - gammaln(draws + 1) - gammaln(order - draws + 1)
     terms = log_choose + draws * math.log(rate) + (order - draws) * math.log1p(-rate)
@@ -145,14 +144,14 @@ def _integrated(rate: float, sigma: float, order: float) -> float:
     return float(np.logaddexp(0, logsumexp(np.where(grown > 50, grown, np.log(positive)) + log_base))) / (order - 1)
 
 
-def _log_expm1(x: Array) -> Array:
-    """log(e^x − 1) for x ≥ 0, without overflow."""
+def _log_expm1(x: FloatArray) -> FloatArray:
+    """Return log(e^x − 1) for x ≥ 0, without overflow."""
     tiny = np.maximum(x, 1e-300)
     return tiny + np.log(-np.expm1(-tiny))
 
 
 def _translated(event: DpEvent, adjacency: Adjacency) -> DpEvent:
-    """Trap X2: under replace-one the library's RDP divides by the sensitivity, ours (and its PLD) by the clip norm."""
+    """Translate noise multipliers: under replace-one, dp-accounting's RDP divides by twice the clip norm."""
     match event:
         case Gaussian():
             return Gaussian(event.noise_multiplier / (2 if adjacency == "replace-one" else 1))
@@ -167,10 +166,10 @@ def _translated(event: DpEvent, adjacency: Adjacency) -> DpEvent:
             raise UnknownEvent(f"the RDP accountant does not know {type(event).__name__} under {adjacency} adjacency")
 
 
-def pure(epsilon: float, alpha: Array) -> Array:
-    """Rényi divergence of randomised response, the worst of all ε-pure releases.
+def pure_curve(epsilon: float, alpha: FloatArray) -> FloatArray:
+    """Return the Rényi divergence of randomised response, which dominates every ε-pure release.
 
-    e^((α−1)R) − 1 = (e^(αε) − 1)·(1 − e^(−(α−1)ε))/(1 + e^ε): no digits are lost where it is small.
+    e^((α−1)R) − 1 = (e^(αε) − 1)·(1 − e^(−(α−1)ε))/(1 + e^ε), precise where it is small.
     """
     if epsilon == 0:
         return np.zeros(len(alpha))
@@ -178,8 +177,8 @@ def pure(epsilon: float, alpha: Array) -> Array:
     return np.logaddexp(0, excess) / (alpha - 1)
 
 
-def skellam(step: SkellamDpEvent, alpha: Array) -> Array:
-    """Bound for Skellam noise; proved for whole orders, so others take the next one up."""
+def skellam_curve(step: SkellamDpEvent, alpha: FloatArray) -> FloatArray:
+    """Return a bound for Skellam noise; proved for whole orders, so others are rounded up."""
     order, l1, l2 = np.ceil(alpha), step.l1_sensitivity, step.l2_sensitivity
     if step.variance == 0:
         return np.full(len(alpha), np.inf)
@@ -188,23 +187,23 @@ def skellam(step: SkellamDpEvent, alpha: Array) -> Array:
     return gaussian + excess
 
 
-def discrete_gaussian_sum(step: DiscreteGaussianSumDpEvent, alpha: Array) -> Array:
-    """Bound for a sum of discrete Gaussians: a Gaussian's, plus what the sum lacks to be one, per coordinate."""
+def discrete_gaussian_sum_curve(step: DiscreteGaussianSumDpEvent, alpha: FloatArray) -> FloatArray:
+    """Return a bound for a sum of discrete Gaussians: a Gaussian's, plus the gap between the two per coordinate."""
     if step.deviation < 0.5:  # the bound's own condition
         return np.full(len(alpha), np.inf)
-    gap = gap_of_sum(step.deviation, step.agents)
-    u = step.l2_sensitivity / (math.sqrt(step.agents) * step.deviation)
+    gap = gap_of_sum(step.deviation, step.clients)
+    u = step.l2_sensitivity / (math.sqrt(step.clients) * step.deviation)
     return np.minimum(alpha * u * u / 2 + gap * step.dimension, alpha / 2 * (u + math.sqrt(step.dimension) * gap) ** 2)
 
 
-def sampled_sum(rate: float, inner: Callable[[Array], Array], alpha: Array) -> Array:
-    """Amplification by Poisson sampling of sums with noise that is as likely as its opposite; other orders round up.
+def sampled_sum_curve(rate: float, inner: Callable[[FloatArray], FloatArray], alpha: FloatArray) -> FloatArray:
+    """Return a bound for Poisson-sampled sums with symmetric noise; orders that are not whole are rounded up.
 
-    (α−1)·ε(α) ≤ log Σ_l C(α,l)·(1−q)^(α−l)·q^l·e^((l−1)ε(l)), for the mixture against the noise alone, and turned round
-    as well: a reflection of the lattice exchanges noise and noise with the vector (docs/soundness.md).
+    (α−1)·ε(α) ≤ log Σ_l C(α,l)·(1−q)^(α−l)·q^l·e^((l−1)ε(l)), for the mixture against the noise alone and in the other
+    direction: a reflection of the lattice exchanges noise and noise plus vector (docs/reference/soundness.md).
     """
     whole = np.ceil(alpha).astype(int)
-    result = np.array(inner(alpha))  # sampling never costs privacy, and is all that is known for huge orders
+    result = np.array(inner(alpha))  # sampling never costs privacy; for huge orders nothing better is known
     largest = 1024
     at = np.arange(2, largest + 1, dtype=float)
     log_moments = (at - 1) * inner(at)
@@ -215,10 +214,10 @@ def sampled_sum(rate: float, inner: Callable[[Array], Array], alpha: Array) -> A
 
 
 def filter_order(budget: Budget) -> float:
-    """The one order at which an adaptive ledger keeps its count, fixed by the budget before anything is spent.
+    """Return the order of the Rényi filter of an adaptive ledger, fixed by the budget before anything is spent.
 
-    It is somewhat below the order that leaves most room to a cost growing in proportion to it, as a Gaussian's does:
-    sampled Gaussians cost more than in proportion at high orders. (What that takes: docs/decisions/0003.)
+    It is somewhat below the best order for a cost proportional to the order, such as a Gaussian's: sampled Gaussians
+    cost more than proportionally at high orders (docs/decisions/0003).
     """
     alpha = np.concatenate([np.arange(11, 110) / 10, np.arange(11.0, 1000), np.geomspace(1000, 8192, 200).round()])
     slack = np.log1p(-1 / alpha) - (math.log((1 - FAILURE_SHARE) * budget.delta) + np.log(alpha)) / (alpha - 1)
@@ -227,19 +226,19 @@ def filter_order(budget: Budget) -> float:
 
 
 def filter_epsilon(history: History, order: float, delta: float, adjacency: Adjacency) -> float:
-    """ε of a history whose steps may have been chosen by looking at earlier answers.
+    """Return the ε of a history whose steps may have been chosen adaptively, after earlier answers.
 
-    A Rényi filter at one order, fixed beforehand, stays valid then (Feldman and Zrnic 2021); composing privacy
-    loss distributions, or taking the best of many orders afterwards, is not known to.
+    A Rényi filter at one order, fixed beforehand, is valid then (Feldman and Zrnic 2021); composing privacy loss
+    distributions, or choosing the best of many orders afterwards, is not known to be.
 
-    Rare failures have a fixed share of δ of their own. Sharing all of it would let whoever looks at the answers spend δ
-    on failures where the noise held, and on noise where it did not: up to twice the δ in all.
+    Rare failures have a fixed share of δ. If they shared all of it, an adaptive analyst could spend δ on failures where
+    the noise held and on noise where it did not: up to twice the δ in total.
     """
     check_adjacency(adjacency)
     history, failure = without_failures(history)
     if failure > FAILURE_SHARE * delta:
         return math.inf
-    (spent,) = curve(history, adjacency, [order])
+    (spent,) = renyi_curve(history, adjacency, [order])
     if not math.isfinite(spent):
         return math.inf
     return float(max(0.0, compute_epsilon(np.array([order]), np.array([spent]), (1 - FAILURE_SHARE) * delta)[0]))

@@ -1,1 +1,1 @@
-"""The server's linear algebra: subspaces, thin factors, groups of clients, noise levels and weights."""
+"""The server's linear algebra: subspaces, low-rank factors, client groups, noise estimates and weights."""

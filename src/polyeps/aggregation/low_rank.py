@@ -1,14 +1,17 @@
-"""Paper 004's linear algebra: updates as products of thin matrices, found by one power step all clients share.
+"""CMP-Fed's linear algebra: updates as products of thin matrices, from one power step shared by all clients.
+
+CMP-Fed: Guo et al., "Agent-Level Differentially Private Federated Learning via Compressed Model Perturbation", IEEE CNS
+2022, https://openreview.net/forum?id=IRG_AP-IHR.
 
     Δ_i  an update, tensor by tensor [out, all else]     r  rank, at most that of the tensor
     V_t  right factors, from the round before            U_i = Δ_i V_t    the first release, `subspace_of`
     Û    left factors: U's mean made orthonormal         V_i = Δ_iᵀ Û     the second release, `embedding_of`
 
-Û V̄ᵀ is the step. Both releases are linear in the update, so the server needs only their sums. What a release may
-reveal is decided by `mechanisms.clipping` and the noise after it; everything the server does with the sums is
-post-processing. Û may also be taken from the public model, and then there is no first release. Tensors that are not
-compressed travel whole within the second release, under the same clip: the paper does not mention biases, and nothing
-may leave a client unclipped.
+Û V̄ᵀ is the step. Both releases are linear in the update, so the server needs only their sums. The privacy of a release
+rests on `mechanisms.clipping` and the noise after it; everything the server does with the sums is post-processing. Û
+may also be taken from the public model, and then there is no first release. Tensors that are not compressed are sent
+whole within the second release, under the same clip: the paper does not mention biases, and nothing may leave a client
+unclipped.
 """
 
 from __future__ import annotations
@@ -20,19 +23,19 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from polyeps.aggregation.subspace import ROUNDING
+from polyeps.aggregation.subspace import FLOAT32_ROUNDING
 from polyeps.errors import InputError
 from polyeps.models import Slice
 
-Whole = Literal["when-cheaper", "biases"]
-Directions = Literal["paid", "model"]
+WholeTensors = Literal["when-cheaper", "biases"]
+DirectionSource = Literal["paid", "model"]
 WarmStart = Literal["orthonormal", "raw"]
-# A column that the columns before it explain but for this part of itself is float32's rounding: no direction.
-_FLOOR = 8 * ROUNDING
+# A column whose part orthogonal to earlier columns is below this share of it is rounding error: no direction.
+_FLOOR = 8 * FLOAT32_ROUNDING
 
 
 class Reader(NamedTuple):
-    """The tensor that reads a layer's outputs: where it lies in the vector, and its shape as a matrix."""
+    """The tensor that reads a layer's outputs: its place in the vector, and its rows as a matrix."""
 
     start: int
     stop: int
@@ -40,7 +43,7 @@ class Reader(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """A compressed tensor: where it lies in the vector, its shape as a matrix, its rank, and who reads its outputs."""
+    """A compressed tensor: its place in the vector, its shape as a matrix, its rank, and the reader of its outputs."""
 
     start: int
     stop: int
@@ -52,10 +55,10 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class Compression:
-    """Which tensors of a model are sent as two factors and which are sent whole; built by `low_rank`.
+    """Which tensors of a model are sent as two factors, and which whole; built by `low_rank`.
 
-    Factors are vectors, the matrices' one after another: `left` (Σ rows · rank), `right` (Σ columns · rank). With
-    nothing to compress the first release is empty, and need not be asked for.
+    The factors of all matrices are concatenated into vectors: `left` (Σ rows · rank), `right` (Σ columns · rank). If
+    nothing is compressed, the first release is empty and need not be asked for.
 
     >>> from polyeps.models import mcmahan_cnn
     >>> low_rank(mcmahan_cnn().slices, 16, whole="biases").uplink
@@ -66,9 +69,9 @@ class Compression:
 
     size: int  # d, the parameters of the model
     matrices: tuple[Matrix, ...]
-    whole: tuple[tuple[int, int], ...]  # where the tensors lie that are sent as they are
+    whole: tuple[tuple[int, int], ...]  # places of the tensors that are sent whole
     warm_start: WarmStart = "orthonormal"
-    directions: Directions = "paid"  # whether the left factors come from a release, or from the model
+    directions: DirectionSource = "paid"  # of the left factors: a release, or the model
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -76,22 +79,22 @@ class Compression:
 
     @property
     def subspace_size(self) -> int:
-        """Floats of the first release, and of the left factors sent back."""
+        """Return the number of floats of the first release, and of the left factors sent back."""
         return sum(self._left_sizes)
 
     @property
     def right_size(self) -> int:
-        """Floats of the right factors sent with the model."""
+        """Return the number of floats of the right factors sent with the model."""
         return sum(self._right_sizes)
 
     @property
     def embedding_size(self) -> int:
-        """Floats of the second release: embeddings, then the tensors sent whole."""
+        """Return the number of floats of the second release: embeddings, then the tensors sent whole."""
         return self.right_size + sum(self._whole_sizes)
 
     @property
     def uplink(self) -> int:
-        """Floats a client sends in a round."""
+        """Return the number of floats a client sends in a round."""
         return (self.subspace_size if self.directions == "paid" else 0) + self.embedding_size
 
     @property
@@ -107,22 +110,22 @@ class Compression:
         return [stop - start for start, stop in self.whole]
 
     def start(self, generator: torch.Generator) -> Tensor:
-        """Right factors for the first round, Gaussian: they must not depend on anybody's data."""
+        """Draw right factors for the first round, independent of all data."""
         drawn = torch.randn(self.right_size, generator=generator, device=generator.device)
         return drawn if self.warm_start == "raw" else _orthonormal(drawn, self._rights)
 
     def next_right(self, embedding: Tensor) -> Tensor:
-        """Right factors for the next round, from this round's mean embedding, whole tensors left out.
+        """Return the right factors for the next round, from this round's mean embedding.
 
-        The paper takes them as they are ("raw"), so that U has the scale of ‖Δ‖², noise included, and needs a clip
-        of its own. Made orthonormal they span the same space, and U has the scale of Δ.
+        The paper takes them as they are ("raw"), so that U has the scale of ‖Δ‖², noise included, and needs a clip of
+        its own. Orthonormalised they span the same space, and U has the scale of Δ.
         """
         _check_columns("an embedding", embedding, self.embedding_size)
         right = embedding[: self.right_size]
         return right.clone() if self.warm_start == "raw" else _orthonormal(right, self._rights)
 
     def subspace_of(self, updates: Tensor, right: Tensor) -> Tensor:
-        """U_i = Δ_i V: the first release (n, subspace_size) of updates (n, d), before clipping."""
+        """Return U_i = Δ_i V: the first release (n, subspace_size) of updates (n, d), before clipping."""
         _check_columns("updates", updates, self.size, dimensions=2)
         pieces = [
             torch.bmm(stack, factor.expand(len(updates), -1, -1)).flatten(1)
@@ -131,7 +134,7 @@ class Compression:
         return torch.cat(pieces, dim=1) if pieces else updates[:, :0]
 
     def embedding_of(self, updates: Tensor, left: Tensor) -> Tensor:
-        """V_i = Δ_iᵀ Û, and the tensors sent whole: the second release (n, embedding_size), before clipping."""
+        """Return V_i = Δ_iᵀ Û and the tensors sent whole: the second release (n, embedding_size), before clipping."""
         _check_columns("updates", updates, self.size, dimensions=2)
         pieces = [
             torch.bmm(stack.mT, factor.expand(len(updates), -1, -1)).flatten(1)
@@ -140,31 +143,33 @@ class Compression:
         return torch.cat([*pieces, *(updates[:, start:stop] for start, stop in self.whole)], dim=1)
 
     def orthonormal(self, subspace: Tensor) -> Tensor:
-        """Û: the left factors (subspace_size,) that span what the mean of the first release spans."""
+        """Return Û: orthonormal left factors (subspace_size,) with the span of the mean of the first release."""
         return _orthonormal(subspace, self._lefts)
 
     def left_of(self, model: Tensor, generator: torch.Generator) -> Tensor:
-        """Û without a release: for every matrix directions in which the next layer reads its outputs.
+        """Return Û without a release: for every matrix, directions in which the next layer reads its outputs.
 
-        A gradient comes back through the weights of the layer that follows, so its left factor lies near the space
-        they span. The model is public; what is computed from it costs nothing. They are mixed at random: the strongest
-        alone would be the same in every round, and what the others read would never be learnt.
+        A gradient comes back through the weights of the next layer, so its left factor lies near the space they span.
+        The model is public, so this costs nothing. Directions are mixed at random: the strongest alone would be the
+        same in every round, and the others would never be learnt.
         """
         _check_columns("a model", model, self.size)
         fine = model.to("cpu", torch.float64)
         if not bool(torch.isfinite(fine).all()):
-            raise InputError("the model holds a number that is not finite; take a smaller learning rate")
+            raise InputError("the model holds a number that is not finite; use a smaller learning rate")
         pieces = []
         for matrix in self.matrices:
             assert matrix.reader is not None
             start, stop, readers = matrix.reader
-            ways = fine[start:stop].view(readers, matrix.rows, -1).transpose(0, 1).flatten(1)  # of using each output
+            ways = (
+                fine[start:stop].view(readers, matrix.rows, -1).transpose(0, 1).flatten(1)
+            )  # in which each output is used
             mixed = ways @ torch.randn(ways.shape[1], matrix.rank, generator=generator, dtype=torch.float64)
             pieces.append(_orthonormal_columns(mixed).flatten())
         return torch.cat(pieces).to(model) if pieces else model[:0]
 
     def rebuild(self, left: Tensor, embedding: Tensor) -> Tensor:
-        """Û V̄ᵀ for every matrix, and the whole tensors in their places: an update (d,)."""
+        """Return the update (d,): Û V̄ᵀ for every matrix, and the whole tensors in their places."""
         _check_columns("an embedding", embedding, self.embedding_size)
         update = embedding.new_empty(self.size)
         factors = zip(self.matrices, self._lefts(left), self._rights(embedding[: self.right_size]), strict=True)
@@ -176,7 +181,7 @@ class Compression:
         return update
 
     def _stacks(self, updates: Tensor) -> list[Tensor]:
-        """Each matrix of all clients, (n, rows, columns), as views: a product of views needs no copy."""
+        """Return each matrix of all clients, (n, rows, columns), as views, which products need not copy."""
         return [torch.unflatten(updates[:, m.start : m.stop], 1, (m.rows, m.columns)) for m in self.matrices]
 
     def _lefts(self, left: Tensor) -> list[Tensor]:
@@ -194,22 +199,22 @@ def low_rank(
     slices: Mapping[str, Slice],
     rank: int,
     *,
-    whole: Whole = "when-cheaper",
+    whole: WholeTensors = "when-cheaper",
     warm_start: WarmStart = "orthonormal",
-    directions: Directions = "paid",
+    directions: DirectionSource = "paid",
 ) -> Compression:
-    """How to send updates of a model with these slices at a rank; no tensor has more than its smaller side.
+    """Return how to send updates of a model with these slices at a rank, at most a tensor's smaller side.
 
-    "when-cheaper" sends whole what two factors would not make smaller: fewer floats, less noise, nothing lost.
-    "biases" is the paper's count, in which every tensor of two or more dimensions is compressed. Where directions come
-    from the model, a tensor has no more than there are ways in which its reader uses an output, and is sent whole if
-    nothing reads it.
+    "when-cheaper" sends a tensor whole if two factors would not be smaller: fewer floats, less noise, nothing lost.
+    "biases" is the paper's rule: every tensor of two or more dimensions is compressed. Where directions come from the
+    model, a tensor's rank is at most the number of ways in which its reader uses an output, and a tensor without a
+    reader is sent whole.
     """
     if rank < 1:
         raise InputError(f"rank must be at least 1, not {rank}")
-    _check_choice("whole", whole, Whole)
+    _check_choice("whole", whole, WholeTensors)
     _check_choice("warm_start", warm_start, WarmStart)
-    _check_choice("directions", directions, Directions)
+    _check_choice("directions", directions, DirectionSource)
     matrices, spans, end = [], [], 0
     for name, part in slices.items():
         if part.start != end:
@@ -221,7 +226,8 @@ def low_rank(
         rows = part.shape[0]
         columns = (part.stop - part.start) // rows
         reader = _reader(part, slices) if directions == "model" else None
-        found = min(rank, rows, columns, *((_ways(reader, rows),) if reader else ()))
+        ways = [(reader.stop - reader.start) // rows] if reader else []  # in which the reader uses each output
+        found = min(rank, rows, columns, *ways)
         cheaper = found * (rows + columns) < rows * columns or whole == "biases"
         if cheaper and (reader is not None or directions == "paid"):
             matrices.append(Matrix(part.start, part.stop, rows, columns, found, reader))
@@ -240,10 +246,10 @@ def _check_choice(name: str, value: str, choices: Any) -> None:
 
 
 def _reader(part: Slice, slices: Mapping[str, Slice]) -> Reader | None:
-    """The next tensor of two or more dimensions, if it can be the one that reads this one's outputs.
+    """Return the next tensor of two or more dimensions, if it can be the reader of this one's outputs.
 
-    As in networks that are a sequence of layers, where it takes every output alike often: once, or for a convolution
-    or a flattened image once for each place. A wrong guess costs accuracy, never privacy.
+    In a sequence of layers the reader uses every output equally often: once, or, for a convolution or a flattened
+    image, once for each place. A wrong guess costs accuracy, never privacy.
     """
     later = [other for other in slices.values() if other.start >= part.stop and len(other.shape) > 1]
     if not later or (later[0].stop - later[0].start) % (later[0].shape[0] * part.shape[0]):
@@ -251,22 +257,18 @@ def _reader(part: Slice, slices: Mapping[str, Slice]) -> Reader | None:
     return Reader(later[0].start, later[0].stop, later[0].shape[0])
 
 
-def _ways(reader: Reader, outputs: int) -> int:
-    """In how many ways a reader uses each output."""
-    return (reader.stop - reader.start) // outputs
-
-
 def _orthonormal(flat: Tensor, factors_of: Callable[[Tensor], list[Tensor]]) -> Tensor:
-    """Factors made orthonormal column by column, as Gram and Schmidt do it; flat again.
+    """Orthonormalise factors column by column (Gram-Schmidt) and concatenate them again.
 
-    A column without a direction of its own (zero, or explained by those before it) is replaced by a unit vector
-    that depends on the columns before it alone. Left at zero it would stay zero as the next start; taken from
-    rounding it would differ between machines. Always on the CPU, where factors so thin take no longer, and where
-    the treatment of such columns does not hang on the device.
+    A column without a direction of its own (zero, or spanned by earlier columns) is replaced by a unit vector that
+    depends only on earlier columns. A zero column would stay zero as the next start; a column of rounding errors would
+    differ between machines. Always on the CPU, where thin factors take no longer and all machines agree.
     """
     fine = flat.to("cpu", torch.float64)
     if not bool(torch.isfinite(fine).all()):
-        raise InputError("a sum of releases holds a number that is not finite; a client sent what it did not clip")
+        raise InputError(
+            "a sum of releases holds a number that is not finite; a client sent an update that it did not clip"
+        )
     pieces = [_orthonormal_columns(factor).flatten() for factor in factors_of(fine)]
     return torch.cat(pieces).to(flat) if pieces else flat
 
@@ -278,7 +280,7 @@ def _orthonormal_columns(matrix: Tensor) -> Tensor:
     _, corner = torch.linalg.qr(unit, mode="r")
     remainders = corner.diagonal().abs()
     alive &= remainders > _FLOOR * torch.linalg.vector_norm(unit, dim=0)
-    # Householder's reflections pass over a column of zeros, and complete the others to an orthonormal set.
+    # Householder reflections skip a column of zeros, and complete the others to an orthonormal set.
     fine, corner = torch.linalg.qr(torch.where(alive, unit, 0.0))
     return torch.mul(fine, torch.where(corner.diagonal() < 0, -1.0, 1.0))
 

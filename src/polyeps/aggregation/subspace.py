@@ -9,35 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from polyeps.errors import InputError
+from polyeps.models import Slice
 
-# Updates are float32: what is smaller than this part of a matrix is its rounding, whatever arithmetic we use.
-ROUNDING = torch.finfo(torch.float32).eps
-
-
-class Span(Protocol):
-    """Where a named tensor lies in the vector: `polyeps.models.Slice` is one."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
+# Updates are float32: parts of a matrix below this share of it are rounding errors.
+FLOAT32_ROUNDING = torch.finfo(torch.float32).eps
 
 
-Slices = Mapping[str, Span]
-Kind = Literal["set", "mean", "centred"]
+Slices = Mapping[str, Slice]
+BasisKind = Literal["set", "mean", "centred"]
 RandomKind = Literal["gaussian", "sparse"]
 
 
 def weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
-    """The mean of rows (n, d) by weights (n,); equal weights give the same bits whatever they equal.
+    """Return the mean of rows (n, d) with weights (n,); equal weights give the same bits whatever their value.
 
-    Rows of weight zero are not looked at, so a client left out cannot spoil the mean with a NaN.
+    Rows of weight zero are not read, so a client that is left out cannot spoil the mean with a NaN.
     """
     shares = _shares(rows, weights)
     if not bool(shares.all()):
@@ -46,32 +38,32 @@ def weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def _shares(rows: Tensor, weights: Tensor) -> Tensor:
-    """Weights as shares of one, in float64."""
+    """Return weights as shares of one, in float64."""
     if rows.ndim != 2 or weights.shape != rows.shape[:1]:
         raise InputError(f"weights must be one number per row of {tuple(rows.shape)}, not {tuple(weights.shape)}")
     weights = weights.to(rows.device, torch.float64)
     if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
-        raise InputError("weights must be finite and at least 0; give the client to leave out a weight of 0")
+        raise InputError("weights must be finite and at least 0; a weight of 0 leaves a client out")
     if not bool(weights.any()):
         raise InputError("weights are all 0, so there is nothing to average; give at least one client a weight")
-    # By the largest first: equal weights are then exactly ones, and their sum cannot overflow.
+    # Divided by the largest first: equal weights are then exactly 1, and their sum cannot overflow.
     weights = weights / weights.max()
     return weights.div(weights.sum())
 
 
 def variances_of_norms(squares: Tensor, size: int) -> Tensor:
-    """Noise variances per coordinate from squared norms (n,) of updates with `size` coordinates."""
-    # An update of exactly zero is no update: it must not pass for the quietest one.
-    quietest = float(squares.where(squares > 0, math.inf).min())
-    if math.isinf(quietest):
+    """Return noise variances per coordinate from squared norms (n,) of updates with `size` coordinates."""
+    # An update of exactly zero is no update: it must not pass for the one with the least noise.
+    least = float(squares.where(squares > 0, math.inf).min())
+    if math.isinf(least):
         return squares
-    return (squares - quietest).clamp(min=quietest * math.sqrt(2 / size)).div(size)
+    return (squares - least).clamp(min=least * math.sqrt(2 / size)).div(size)
 
 
 def inverse_variance_weights(variances: Tensor, signal: float = 0.0) -> Tensor:
-    """Shares ∝ 1/(variance + signal²), where `signal` is the deviation of clients' true updates per coordinate.
+    """Return shares ∝ 1/(variance + signal²), where `signal` is the deviation of true updates per coordinate.
 
-    If some clients have neither, they share everything equally: the limit as the signal goes to zero.
+    If some clients have neither, they share the weight equally: the limit as the signal goes to zero.
     """
     if not (math.isfinite(signal) and signal >= 0):
         raise InputError(f"signal must be a finite number of at least 0, not {signal}")
@@ -80,13 +72,15 @@ def inverse_variance_weights(variances: Tensor, signal: float = 0.0) -> Tensor:
     totals = variances.double() + signal**2
     least = totals.min() if len(totals) else torch.tensor(math.inf)
     if not bool(torch.isfinite(least)):
-        raise InputError("variances are finite for no client, so there is nobody to weigh; ask other clients")
+        raise InputError(
+            "variances are finite for no client, so there is no mean; leave out clients whose updates are not finite"
+        )
     weights = (totals == 0).double() if least == 0 else least / totals  # at most one, never overflows
     return weights.div(weights.sum())
 
 
 class Part(NamedTuple):
-    """Directions (k, stop - start) for one stretch of the vector."""
+    """Directions (k, stop - start) for one section of the vector."""
 
     start: int
     stop: int
@@ -107,24 +101,15 @@ class Basis:
     def ranks(self) -> tuple[int, ...]:
         return tuple(len(part.matrix) for part in self.parts)
 
-    @property
-    def orthonormal(self) -> bool:
-        """Whether `project` is a projection, which done twice is done once; a random one is not."""
-        for _, _, matrix in self.parts:
-            one = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-            if not torch.allclose(matrix @ matrix.T, one, rtol=0, atol=1e-4):
-                return False
-        return True
-
     def coordinates(self, rows: Tensor) -> Tensor:
-        """What a client of PFA+ uploads: (n, Σk) for rows (n, d)."""
+        """Return the coordinates (n, Σk) of rows (n, d), which PFA+ uploads."""
         if rows.shape[-1:] != self.centre.shape:
             raise InputError(f"rows must have {len(self.centre)} columns, not shape {tuple(rows.shape)}")
         pieces = [(rows[..., a:b] - self.centre[a:b]) @ matrix.T for a, b, matrix in self.parts]
         return torch.cat(pieces, dim=-1)
 
     def rebuild(self, coordinates: Tensor) -> Tensor:
-        """Rows (n, d) from coordinates (n, Σk)."""
+        """Return rows (n, d) from coordinates (n, Σk)."""
         if coordinates.shape[-1:] != (sum(self.ranks),):
             raise InputError(f"coordinates must have {sum(self.ranks)} columns, not shape {tuple(coordinates.shape)}")
         rows = self.centre.expand(*coordinates.shape[:-1], -1).clone()
@@ -134,11 +119,11 @@ class Basis:
         return rows
 
     def project(self, rows: Tensor) -> Tensor:
-        """Rows with all but the directions of this basis taken away and the centre put in its place."""
+        """Project rows onto the directions of this basis around its centre."""
         return self.rebuild(self.coordinates(rows))
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Named tensors for a payload or a checkpoint; a zero centre travels as no numbers."""
+        """Return named tensors for a payload or a checkpoint; a zero centre is sent empty."""
         return {
             "basis": torch.cat([part.matrix.flatten() for part in self.parts]),
             "ranks": torch.tensor(self.ranks, dtype=torch.int64),
@@ -147,7 +132,7 @@ class Basis:
 
 
 def basis_from_tensors(tensors: Mapping[str, Tensor], slices: Slices | None, size: int) -> Basis:
-    """The basis `to_tensors` wrote, by someone who knows the model's slices and number of parameters."""
+    """Rebuild a basis from `to_tensors`, given the model's slices and number of parameters."""
     spans = _spans(slices, size)
     if missing := {"basis", "ranks", "centre"} - set(tensors):
         raise InputError(f"a basis needs the tensor {min(missing)!r}; write it with to_tensors")
@@ -170,24 +155,21 @@ def subspace(
     slices: Slices | None = None,
     *,
     rank: int | Literal["auto"] = 1,
-    kind: Kind = "set",
+    kind: BasisKind = "set",
     weights: Tensor | None = None,
-    dominance: float = 1.0,
 ) -> Basis:
-    """The directions most of the public updates (n, d) lie in: per tensor, or of the whole vector without slices.
+    """Return the main directions of PFA's public updates (n, d), per tensor, or of the whole vector without slices.
 
-    "set": the leading eigenvectors of Σ w·Δ·Δᵀ. "mean": those of x̄·x̄ᵀ for the weighted mean x̄, as paper 000 is
-    written, which has one only. "centred": of the updates around their plain mean, which becomes the centre, as
-    its code does; nobody is weighed, and one update alone is not centred.
+    "set": the leading eigenvectors of Σ w·Δ·Δᵀ. "mean": those of x̄·x̄ᵀ for the weighted mean x̄, as PFA is written,
+    which has only one. "centred": of the updates around their plain mean, which becomes the centre, as in PFA's
+    reference code; there are no weights, and a single update is not centred.
 
-    No part has more directions than its updates have rank: one of zero updates has none. `rank` "auto" is paper
-    000's Remark 3: the fewest directions whose singular values sum to at least `dominance` times the sum of the
-    others; the paper calls that constant domain-dependent and gives no value.
+    No part has more directions than its updates have rank: zero updates have none. `rank` "auto" is PFA's Remark 3: the
+    fewest directions whose singular values sum to at least the sum of the others; the paper's constant factor, which it
+    calls domain-dependent without giving a value, is 1.
     """
     _check_rank(rank if rank != "auto" else 1)
-    _check_kind(kind, get_args(Kind))
-    if not 0 <= dominance < math.inf:
-        raise InputError(f"dominance must be a finite number of at least 0, not {dominance}")
+    _check_kind(kind, get_args(BasisKind))
     if rows.ndim != 2 or not len(rows):
         raise InputError(f"a subspace needs the updates of at least one client, not shape {tuple(rows.shape)}")
     shares = _shares(rows, rows.new_ones(len(rows)) if weights is None or kind == "centred" else weights)
@@ -198,8 +180,8 @@ def subspace(
     for a, b in _spans(slices, rows.shape[1]):
         block = rows[:, a:b].double()
         matrix = block * shares.sqrt()[:, None]
-        # Relative to the rows themselves: a mean, or a rest after centring, may be nothing but their rounding.
-        smallest = ROUNDING * float(torch.linalg.vector_norm(matrix))
+        # Relative to the rows themselves: a mean, or the rest after centring, may be only rounding errors.
+        smallest = FLOAT32_ROUNDING * float(torch.linalg.vector_norm(matrix))
         if not math.isfinite(smallest):
             raise InputError("an update holds a number that is not finite; leave that client out")
         if kind == "mean":
@@ -208,12 +190,12 @@ def subspace(
             mean = block.mean(0)
             centre[a:b] = mean.to(rows.dtype)
             matrix = (block - mean) * shares.sqrt()[:, None]
-        parts.append(Part(a, b, _directions(matrix, rank, smallest, dominance).to(rows.dtype)))
+        parts.append(Part(a, b, _directions(matrix, rank, smallest).to(rows.dtype)))
     return Basis(tuple(parts), centre)
 
 
-def _directions(matrix: Tensor, rank: int | Literal["auto"], smallest: float, dominance: float) -> Tensor:
-    """Right singular vectors (k, size) of a float64 matrix (n, size) whose singular values exceed `smallest`."""
+def _directions(matrix: Tensor, rank: int | Literal["auto"], smallest: float) -> Tensor:
+    """Return right singular vectors (k, size) of a float64 matrix (n, size) with singular values above `smallest`."""
     tall = matrix.shape[0] > matrix.shape[1]
     # The smaller Gram matrix: its eigenvalues resolve singular values down to 1e-8, finer than float32 rows are.
     values, vectors = torch.linalg.eigh(matrix.T @ matrix if tall else matrix @ matrix.T)
@@ -222,14 +204,14 @@ def _directions(matrix: Tensor, rank: int | Literal["auto"], smallest: float, do
     if rank == "auto":
         values = values[:count]
         rest = values.flip(0).cumsum(0).flip(0) - values  # what is left after the first k
-        enough = values.cumsum(0) >= dominance * rest
+        enough = values.cumsum(0) >= rest
         count = int(enough.to(torch.int8).argmax()) + 1 if count else 0
     else:
         count = min(rank, count)
     if tall:
         return torch.t(vectors[:, :count])
     raw = (vectors[:, :count].T @ matrix) / values[:count, None]
-    # Weak directions inherit rounding from strong ones; made orthonormal in order, the strong stay as they are.
+    # Weak directions inherit rounding errors of strong ones; orthonormalising in order leaves the strong unchanged.
     fine, corner = torch.linalg.qr(raw.T)
     return torch.mul(fine.T, corner.diagonal().sign()[:, None])
 
@@ -241,11 +223,11 @@ def random_basis(
     generator: torch.Generator,
     kind: RandomKind = "gaussian",
 ) -> Basis:
-    """Paper 000's control (figure 6b): random directions R (k, size) of data nobody holds, rebuilt by Rᵀ.
+    """Return random directions R (k, size), rebuilt by Rᵀ: the control of PFA's figure 6b.
 
     "gaussian" has entries N(0, 1/k); "sparse" is the Johnson–Lindenstrauss transform with entries ±√(3/k), each
     one time in six, else 0. RᵀR is the identity on average only: what is rebuilt is right in the mean, off by about
-    √(size/k) times the row, and not idempotent, so `orthonormal` is False. A part takes at most as many
+    √(size/k) times the row, and not idempotent. A part takes at most as many
     directions as it has parameters.
     """
     _check_rank(rank)

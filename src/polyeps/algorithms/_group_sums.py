@@ -1,7 +1,7 @@
-"""Noisy sums of updates by privacy group, and of clip bits: made by a trusted server, or of shares clients add.
+"""Noisy sums of updates by privacy group, and of clip bits: by a trusted server, or of shares that clients add.
 
-A group's noise multiplier is the noise of its sum over the clip norm; a group of multiplier 0 is promised nothing,
-and no noise is added for it. Everything released about a group is in here, so this is what its price is for.
+A group's noise multiplier is the noise of its sum over the clip norm; a group of multiplier 0 has no guarantee, and no
+noise is added for it. Everything released about a group is in this module, so its price covers this module.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyeps.algorithms._secure_sums import Release, SecureSums
+from polyeps.algorithms._releases import Release
+from polyeps.algorithms._secure_sums import SecureSums
 from polyeps.core import Ask, Payload, State, Streams, Task, Work
-from polyeps.mechanisms.clipping import clip_to_norm, norms_of
+from polyeps.mechanisms.clipping import clip_to_norm, row_norms
 from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.mechanisms.random_words import words_of
 
@@ -30,7 +31,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class GroupSums:
-    """What a round released."""
+    """The releases of a round."""
 
     sums: dict[str, Tensor]  # (d,) of every group whose sum was made
     bits: float  # over all of those groups
@@ -39,9 +40,9 @@ class GroupSums:
 def summed_by_server(
     state: State, ask: Ask, asked: Payload, noise: Noise, streams: Callable[[int], Streams]
 ) -> GroupSums:
-    """Sum rows the server is trusted with, on a grid of integers, and add noise to each group's sum.
+    """Return each group's sum of rows that the server is trusted with, on a grid of integers, with noise.
 
-    A group of which nobody was drawn is noise alone: who was is secret.
+    The sum of a group without drawn clients is noise alone: who was drawn is secret.
     """
     names, size = list(noise.sums), len(state.model)
     replies = ask(Task("train", tuple(client.id for client in state.roster), asked))
@@ -78,11 +79,11 @@ class GroupRelease:
     bits: float | None  # z/(2w): the deviation of the bits' noise; None: no bits are sent
 
     def from_clients(self, work: Work, updates: Tensor, clip: float) -> Payload:
-        """Return what clients send."""
+        """Return the replies of clients."""
         of_update, of_bit = self._factors(clip)
         values = clip_to_norm(updates, clip) * of_update
         if self.bits is not None:
-            within = (norms_of(updates) <= clip).to(updates) - 0.5
+            within = (row_norms(updates) <= clip).to(updates) - 0.5
             values = torch.cat([values, (2 * of_bit) * within[:, None]], 1)
         return self.sums.from_clients(self.release, work, values)
 
@@ -96,7 +97,7 @@ class GroupRelease:
         return found[:size] / of_update, float(found[size]) / (2 * of_bit) if self.bits is not None else 0.0
 
     def _factors(self, clip: float) -> tuple[float, float]:
-        """Return what updates are multiplied by, and what bits are, in the vector that is sent."""
+        """Return the factors of updates and of bits in the vector that is sent."""
         if not self.multiplier:
             return 1.0, 0.5
         ratio = self.multiplier / (2 * self.bits) if self.bits else 0.0
@@ -105,7 +106,7 @@ class GroupRelease:
 
 
 def summed_securely(state: State, ask: Ask, asked: Payload, groups: Mapping[str, GroupRelease]) -> GroupSums:
-    """Sums of noisy rows nobody sees, one for each group; a group of which too few answered is left out."""
+    """Return each group's secure sum of noisy rows; a group of which too few answered is left out."""
     sums: dict[str, Tensor] = {}
     bits = 0.0
     for name, group in groups.items():

@@ -1,34 +1,33 @@
-"""What FedSel and its baselines share: clients that send a little of their gradient once an epoch, and the step.
+"""Shared by FedSel and its baselines: clients that send a little of their gradient once per epoch, and the step.
 
-The price of a report is one pure ε for everything a client holds (unit client, any two states of it); nobody is
-trusted. Which epoch it is, the server says; a client answers only if it has not answered in that or a later one.
+The price of a report is one pure ε for all records of a client (unit client, replace-one); no server is trusted. The
+server sends the epoch; a client answers only if it has not answered in that epoch or a later one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.algorithms._averaging import Course, step
 from polyeps.core import Action, Algorithm, Ask, Payload, Profile, Replies, Spec, Specs, State, Task, Work
+from polyeps.engine.per_client import Floats
 from polyeps.mechanisms.values import IDEAL_ONLY
 from polyeps.messages import MOST_ROUNDS, update, vector, whole_number
 from polyeps.training import Training
 
-Floats = NDArray[np.float64]
-# What a client makes of a task and of what it kept (n, d) before: the reply, and what it keeps from now on.
+# (work, residual kept before (n, d)) -> the reply, and the residual to keep
 Draw = Callable[[Work, Tensor | None], tuple[Payload, Tensor | None]]
 
 
 def reporting(
     course: Course,
     draw: Draw,
-    price: Callable[[float, int], Any] | None,
+    price: Callable[[float, Mapping[str, float]], Any] | None,
     direction: Callable[[State, Replies], Tensor],
     *,
     gives: Specs,
@@ -37,16 +36,12 @@ def reporting(
     residual: int | None = None,
     value: str = "exact",
 ) -> Algorithm:
-    """One report per client and epoch; the server steps against the direction (d,) it reads from a round's reports."""
+    """Return an algorithm with one report per client and epoch; the server steps against their direction (d,)."""
     rate = course.learning_rate if learning_rate is None else learning_rate
 
     def run(work: Work) -> tuple[Payload, Payload]:
         payload, held = draw(work, work.memory.get("residual"))
-        kept = {"epoch": work.payload["epoch"].to(work.memory["epoch"]).expand(len(work.rows))}
-        return payload, kept if held is None or residual is None else {**kept, "residual": held}
-
-    def allows(payload: Payload, memory: Payload) -> Tensor:
-        return payload["epoch"].to(memory["epoch"]) > memory["epoch"]
+        return payload, {} if held is None or residual is None else {"residual": held}
 
     def round(state: State, ask: Ask) -> State:
         asked = tuple(client.id for client in state.roster)
@@ -56,32 +51,33 @@ def reporting(
 
     takes = {"model": vector(size), "epoch": whole_number(1, MOST_ROUNDS)}
     return Algorithm(
-        {"report": Action(run, price, allows, pure=price is not None, takes=takes, gives=lambda _: gives)},
+        {"report": Action(run, price, takes=takes, gives=lambda _: gives)},
         round,
+        once_per="epoch",
         unit="client",
         adjacency="replace-one",
         arithmetic="ideal" if value in IDEAL_ONLY else "exact",
-        claimed=None if price is None else lambda scale, rounds, *_: rounds / scale,  # ε′ for each report
-        memory={"epoch": ()} | ({} if residual is None else {"residual": (residual,)}),
+        claimed=None if price is None else lambda noise, rounds, *_: rounds / noise,  # ε′ for each report
+        memory={} if residual is None else {"residual": (residual,)},
     )
 
 
 def gradients_of(training: Training, work: Work) -> Tensor:
-    """The gradient of every client's mean loss at the model received, (n, d): a full step of size one, turned round.
+    """Return the gradient of every client's mean loss at the model received, (n, d): minus a full step of size one.
 
-    A server that sends a model under which a record overflows must not spoil what the client keeps: NaN becomes 0.
+    NaN becomes 0: a server that sends a model under which a record overflows must not spoil what the client keeps.
     """
-    steps = training.run(work.payload["model"], work.data, work.streams, None, rows=work.rows.tolist())
+    steps = training.run(work.payload["model"], work.data, work.streams, settings=work.settings)
     return steps.neg_().nan_to_num_(nan=0.0)
 
 
 def sparse(count: int, size: int) -> Specs:
-    """Return what a report of a few coordinates holds; index -1 stands for none."""
+    """Return the specification of a report of a few coordinates; index -1 stands for none."""
     return {"index": Spec((count,), "int64", -1, size - 1), "value": update(count)}
 
 
 def sparse_mean(replies: Replies, size: int, weights: Tensor | None = None) -> Tensor:
-    """The mean over all who answered of vectors with a few entries each; an index outside the vector is none."""
+    """Return the mean over all replies of vectors with a few entries each; indices outside the vector are ignored."""
     index, value = replies.payload["index"].long(), replies.payload["value"].double()
     if weights is not None:
         value = value * weights[:, None].to(value.device)
@@ -92,9 +88,9 @@ def sparse_mean(replies: Replies, size: int, weights: Tensor | None = None) -> T
 
 
 def disclosed(roster: tuple[Profile, ...], ids: tuple[str, ...]) -> Floats | None:
-    """The budgets of some of a round's clients; None when one of them does not say, or when all are equal."""
+    """Return the budgets of some of a round's clients; None if one of them is undisclosed, or if all are equal."""
     known = {client.id: client.epsilon for client in roster}
-    told = [known[client] for client in ids]
-    if any(epsilon is None for epsilon in told) or len(set(told)) == 1:
+    found = [known[client] for client in ids]
+    if any(epsilon is None for epsilon in found) or len(set(found)) == 1:
         return None
-    return np.array(told, dtype=np.float64)
+    return np.array(found, dtype=np.float64)

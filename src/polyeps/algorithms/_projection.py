@@ -1,4 +1,4 @@
-"""What PFA, PFA+ and PDP-FL share: directions from the public updates, and the mean over both groups."""
+"""Shared by PFA, PFA+ and PDP-FL: directions from the public updates, and the mean over both groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from polyeps.core import Action, Ask, Payload, Spec, Specs, State, Task, Work
 from polyeps.messages import LARGEST, update, vector
 from polyeps.training import Training
 
-Rank = Annotated[int, Field(ge=1)] | Literal["auto"]  # an option of a file: checked before anybody is asked
+Rank = Annotated[int, Field(ge=1)] | Literal["auto"]  # an option of a file: checked before any client is asked
 SubspaceOf = Literal["set", "mean", "centred"]
 Projection = Literal["subspace", "gaussian", "sparse"]
 BASIS = ("basis", "ranks", "centre")  # the tensors a basis travels as
@@ -28,7 +28,7 @@ Directions = Callable[[Tensor, Sequence[float], int], Basis]
 def directions_of(
     training: Training, rank: Rank, subspace: SubspaceOf, per_tensor: bool, projection: Projection = "subspace"
 ) -> Directions:
-    """The subspace of the public updates, or random directions, fresh every round, as the paper's control."""
+    """Return the subspace of the public updates or, as the paper's control, random directions, new in every round."""
     slices = training.model.slices if per_tensor else None
 
     def directions(public: Tensor, weights: Sequence[float], round: int) -> Basis:
@@ -47,7 +47,7 @@ def directions_of(
 def combine(
     rows: Tensor, weights: Sequence[float], public: Collection[int], directions: Directions, round: int
 ) -> tuple[Tensor, Basis | None]:
-    """The public mean and the projected private mean, each with the weight of its group; and the directions.
+    """Return the mean of the public mean and the projected private mean, by the groups' weights; and the directions.
 
     Without public rows, or if they are all zero, there is nothing to project onto, and without private ones nothing
     to project: then it is the weighted mean of all.
@@ -71,9 +71,9 @@ def thin_round(
     training: Training,
     per_tensor: bool,
 ) -> State:
-    """Public clients upload in full, the others their coordinates in the subspace the state holds.
+    """Run a round in which public clients upload in full, and the others their coordinates in the kept subspace.
 
-    If it holds none yet, it is the one of this round's public clients; without any, all upload in full.
+    Without a kept subspace, that of this round's public clients is used; without any of them, all upload in full.
     """
     full = ask_updates(state, ask, [client for client in state.roster if client.id in public])
     private = [client for client in state.roster if client.id not in public]
@@ -99,12 +99,12 @@ def thin_round(
 
 
 def unless_empty(basis: Basis) -> Basis | None:
-    """A basis that has a direction or a centre: else it stands for public updates of zero, which show no way."""
+    """Return a basis if it has a direction or a centre: public updates of zero give neither."""
     return basis if any(basis.ranks) or bool(basis.centre.any()) else None
 
 
 def kept_basis(basis: Basis | None) -> dict[str, Tensor]:
-    """A basis as the state keeps it; where there is none, the last one stays."""
+    """Return a basis as the state keeps it; without one, the last one stays."""
     return {} if basis is None else basis.to_tensors()
 
 
@@ -113,7 +113,7 @@ def _together(groups: Sequence[tuple[Tensor, float]]) -> Tensor:
 
 
 def project_locally(training: Training, per_tensor: bool) -> Action:
-    """Train as ever, with all the noise; send only the update's coordinates in the subspace received."""
+    """Return the action that trains with all the noise and sends the update's coordinates in the subspace received."""
 
     def run(work: Work) -> tuple[Payload, Payload]:
         device = work.data.features.device
@@ -137,6 +137,6 @@ def project_locally(training: Training, per_tensor: bool) -> Action:
 
 
 def received_basis(training: Training, tensors: Payload, per_tensor: bool) -> Basis:
-    """The basis some tensors stand for; what does not fit the model is refused."""
+    """Return the basis that some tensors stand for; refuse tensors that do not fit the model."""
     slices = training.model.slices if per_tensor else None
     return basis_from_tensors({name: tensors[name] for name in BASIS}, slices, training.model.size)

@@ -1,14 +1,14 @@
 """Public counts of secure sums: how many clients may be missing or collude, and which variance is released.
 
-n clients are drawn. Of them at most D fail to answer and at most C tell others their noise: counts that are public and
-settled before the first round. Each client adds v/max(1, n - D - C), so the honest ones that answer add at least v, the
-variance that is paid for. A sum is opened if at most D are missing, whatever n is, and the server tops its noise up to
-one variance V. So neither the noise nor whether there is a sum tells whether one more client was drawn.
+n clients are drawn. Of them at most D fail to answer and at most C disclose their noise to others: counts that are
+public and fixed before the first round. Each client adds v/max(1, n - D - C), so the honest ones that answer add at
+least v, the variance that is paid for. A sum is opened if at most D are missing, whatever n is, and the server tops its
+noise up to one variance V. So neither the noise nor the existence of a sum reveals whether one more client was drawn.
 
-Masks hold if a sum takes more than (n + C)/2 answers (see `transport.envelopes`), so D > 0 needs n ≥ 2D + C + 1, and V
-is the smaller the larger the smallest cohort is. Cohorts below a public size are therefore not asked at all: the server
-releases noise instead, as it does where nobody was drawn. One client matters to that if the others are just one too
-few, which is so rare that its probability is charged (docs/soundness.md, "Secure sums with one law").
+Masks hold if a sum takes more than (n + C)/2 answers (see `secagg.messages`), so D > 0 needs n ≥ 2D + C + 1, and V
+decreases with the size of the smallest cohort. Cohorts below a public size are therefore not asked at all: the server
+releases noise instead, as it does for an empty cohort. One client matters to that if the others are just one too few,
+which is so rare that its probability is charged (docs/reference/soundness.md, "Secure sums with one law").
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.stats import binom
 
+from polyeps.algorithms._averaging import Federation
 from polyeps.errors import InputError
 
 SET_ASIDE = 0.01  # the share of δ that may pay for cohorts of the one size at which a client matters
@@ -29,10 +30,10 @@ _SLACK = 1e-9  # of floats: 0.1 of 30 clients are 3
 
 @dataclass(frozen=True)
 class Rule:
-    """What the server does in a round, given how many clients entered it."""
+    """The server's rule for a round, given how many clients entered it."""
 
-    fewest: int  # clients that are asked; of fewer the server releases noise alone
-    dropouts: int  # of those drawn, in a sum that is opened
+    fewest: int  # the smallest cohort that is asked; for a smaller one the server releases noise alone
+    dropouts: int  # the most clients drawn that may be missing in a sum that is opened
     surplus: Fraction  # the released variance over the one that is paid for
 
 
@@ -41,18 +42,18 @@ class Counts:
     """The counts of one federation, or of one privacy group of it."""
 
     enrolled: int
-    rate: float  # of every client to be drawn for a round; 1: all take part, which is no secret
+    rate: float  # the probability of every client to be drawn; 1: all take part, which is no secret
     dropouts: int
     colluders: int
-    rare: float = 0.0  # the most a round may be charged for cohorts that are too small
+    rare: float = 0.0  # the most that a round may be charged for cohorts that are too small
 
     @classmethod
     def settled(
         cls, enrolled: int, rate: float, dropouts: float, colluders: float = 0.0, *, delta: float = 0.0, rounds: int = 1
     ) -> Counts:
-        """Return the counts for shares of a cohort as expected: colluders rounded up, dropouts as many as can be had.
+        """Return the counts for shares of the expected cohort: colluders rounded up, dropouts as many as possible.
 
-        Fewer dropouts are allowed where cohorts may be so small that a secure sum could not bear them.
+        Fewer dropouts are allowed where cohorts may be too small for them.
         """
         _check(dropouts, colluders)
         expected = enrolled * rate
@@ -66,9 +67,16 @@ class Counts:
         )
         return cls(enrolled, rate, counts.rule(enrolled).dropouts, counts.colluders, rare)
 
+    @classmethod
+    def of(cls, federation: Federation, dropouts: float, colluders: float = 0.0, group: str | None = None) -> Counts:
+        """Return the counts of all clients of a federation, or of one group."""
+        enrolled = federation.clients if group is None else federation.sizes[group]
+        rate, rounds, delta = federation.rate, federation.rounds, federation.delta
+        return cls.settled(enrolled, rate, dropouts, colluders, delta=delta, rounds=rounds)
+
     @property
     def failure(self) -> float:
-        """The probability to charge for a round: nothing where every cohort is asked."""
+        """The probability that is charged for a round: 0 where every cohort is asked."""
         return self.rare if self.dropouts or self.colluders else 0.0
 
     @property
@@ -76,23 +84,23 @@ class Counts:
         return self.rate * self.enrolled
 
     def parts(self, drawn: int) -> int:
-        """Return by how many each of so many clients divides the variance that is paid for."""
+        """Return the number of parts into which each of so many clients divides the variance that is paid for."""
         return max(1, drawn - self.dropouts - self.colluders)
 
     def least(self, drawn: int) -> int:
-        """Return how many answers a client insists on: all of its noise, and masks that cannot be opened twice.
+        """Return the fewest answers that a client insists on, for enough noise and masks that cannot be opened twice.
 
         If no more than the colluders were drawn, each client adds all of the noise itself and needs no masks.
         """
         return min(drawn, max(drawn - self.dropouts, (drawn + self.colluders) // 2 + 1))
 
     def rule(self, entered: int) -> Rule:
-        """Return what is done in a round that so many clients have paid for: a number free of their data."""
+        """Return the rule for a round that so many clients have paid for: a number independent of their data."""
         return _rule(self, entered)
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The smallest and the largest cohort that are likely, to check that noise can be drawn."""
+        """The smallest and the largest likely cohort, to check that noise can be drawn."""
         if self.rate == 1:
             return self.enrolled, self.enrolled
         spread = 6 * math.sqrt(self.expected)
@@ -112,9 +120,9 @@ def _rule(counts: Counts, entered: int) -> Rule:
 
 
 def _fewest(entered: int, rate: float, rare: float) -> int:
-    """Return the largest size m so that a client is rarely the one that makes a cohort of m - 1 one of m.
+    """Return the largest size m such that a client rarely turns a cohort of m - 1 into one of m.
 
-    It is if m - 1 of the others were drawn, and itself. (Of one client or none the released law is the same.)
+    It does if it is drawn with m - 1 of the others. (For one client or none the released law is the same.)
     """
     sizes = np.arange(2, math.floor(rate * entered) + 1)
     matters = np.flatnonzero(rate * binom.pmf(sizes - 1, entered - 1, rate) > rare)
@@ -126,7 +134,7 @@ def _check(dropouts: float, colluders: float) -> None:
         if not 0 <= share < 1:
             raise InputError(f"{name} must be at least 0 and below 1, not {share}")
     if not dropouts + colluders < 1:
-        raise InputError("dropouts and colluders leave nobody to add noise; together they must be below 1")
+        raise InputError("dropouts and colluders leave no client to add noise; together they must be below 1")
     most = (1 - colluders) / 2
     if dropouts > most + _SLACK:
         raise InputError(

@@ -1,10 +1,14 @@
-"""FedAvg: every participant trains, the server takes the plain mean of their updates (the baseline of paper 000).
+"""FedAvg: every client of the cohort trains, and the server takes the plain mean of their updates.
 
-With each client's own budget it is the paper's "FedAvg"; the paper's Minimum, Maximum and non-private baselines
-are the same algorithm with other budgets, which `polyeps.algorithms.ALGORITHMS` says. `public_only` is a control
-the paper lacks: the mean over the liberal clients alone, without which a gain over FedAvg shows nothing.
+It is the baseline of PFA, with each client's own budget. The baselines Minimum, Maximum and non-private are the same
+algorithm under other budgets (`polyeps.algorithms`). `public_only` is a control that the paper lacks: the mean over the
+high-ε clients alone, without which a gain over FedAvg shows nothing.
 
-Departure: the mean is over who answered, not over who was asked, so a client that declines does not shrink the step.
+Paper: Liu et al., "Projected Federated Averaging with Heterogeneous Differential Privacy", VLDB 2022,
+https://doi.org/10.14778/3503585.3503592
+
+Departure: averages over the clients that replied, not over those that were invited, so a client that declines does not
+shrink the step.
 """
 
 from typing import Literal
@@ -16,7 +20,7 @@ from polyeps.algorithms._averaging import (
     mean,
     public_clients,
     step,
-    with_noise_of_their_own,
+    with_local_noise,
 )
 from polyeps.core import Algorithm, Ask, Field, State
 from polyeps.errors import InputError
@@ -24,9 +28,9 @@ from polyeps.training import Training
 
 
 def fedavg(training: Training, *, weights: Literal["equal", "examples"] = "equal") -> Algorithm:
-    """Average all updates, with equal weights or by the clients' numbers of records."""
+    """Return averaging of all updates, with equal weights or by the clients' numbers of records."""
     if weights == "examples" and training.adjacency == "add-remove":
-        raise InputError('weights = "examples" needs the numbers of records that training.rate hides; leave out one')
+        raise InputError('weights = "examples" needs the numbers of records, which training.rate hides; leave out one')
 
     def round(state: State, ask: Ask) -> State:
         replies = ask_updates(state, ask, state.roster)
@@ -37,11 +41,11 @@ def fedavg(training: Training, *, weights: Literal["equal", "examples"] = "equal
         return step(state, mean(replies.payload["update"], by))
 
     needs: tuple[Field, ...] = ("examples",) if weights == "examples" else ()
-    return with_noise_of_their_own(training, round, needs=needs)
+    return with_local_noise(training, round, needs=needs)
 
 
 def public_only(training: Training, *, split: Split = "mixture", split_at: float | None = None) -> Algorithm:
-    """The mean of the liberal clients' updates; the others are never asked."""
+    """Return averaging of the high-ε clients' updates; the others are never asked."""
     check_split(split, split_at)
 
     def round(state: State, ask: Ask) -> State:
@@ -49,4 +53,4 @@ def public_only(training: Training, *, split: Split = "mixture", split_at: float
         replies = ask_updates(state, ask, [client for client in state.roster if client.id in public])
         return step(state, mean(replies.payload["update"])) if replies.ids else state
 
-    return with_noise_of_their_own(training, round, needs=("epsilon",))
+    return with_local_noise(training, round, needs=("epsilon",))

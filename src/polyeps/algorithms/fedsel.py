@@ -1,26 +1,29 @@
-"""FedSel (paper 001, algorithm 1): every report is one coordinate, chosen privately, and its private value.
+"""FedSel (algorithm 1): every report is one coordinate, chosen privately, and its private value.
 
-    ε′ = ε/E   1/scale, of one report     r     memory "residual"      j, s*_j   the reply: index, value
+Paper: Liu et al., "FedSel: Federated SGD under Local Differential Privacy with Top-k Dimension Selection", DASFAA 2020,
+https://arxiv.org/abs/2003.10637
+
+    ε′ = ε/E   1/noise multiplier         r     memory "residual"      j, s*_j   the reply: index, value
     ε1 = μ·ε′  share of it, for j         g     gradients_of           m, α, E   Course: cohort, learning rate, epochs
     ε2         the rest, for s*_j         η     discount               k         top (a tenth of d)
 
-A client answers once an epoch and refuses a second request before it pays. With one epoch it keeps no residual:
-there is nothing to accumulate yet.
+A client answers once per epoch and refuses a second request before it pays. With one epoch it keeps no residual, since
+there is nothing to accumulate.
 
 Departures. Algorithm 1 is missing from our copy of the paper; lines 11 and 15–18 are rebuilt from the text. η is
 not given and line 17 is a guess: s_j = r_j + η·r_j of before this gradient, which needs no second buffer. The sum is
-divided by how many answered. PE is calibrated to keep its promise (`form = "published"` is the paper's), the value
-is drawn on a grid. `share = "auto"` is the rule without hyper-parameters: ε2 is at least √(d·ln d/m) and (1 − θ)·ε′.
-`weights = "variance"` is ours: reports under unequal disclosed budgets count by what their noise leaves of them.
-`on_top = True` is the paper's control "-C": ε1 comes on top of ε′, and is charged.
+divided by the number of replies. PE is calibrated to keep its guarantee (`form = "published"` is the paper's), the
+value is drawn on a grid. `share = "auto"` is the rule without hyper-parameters: ε2 is at least √(d·ln d/m) and
+(1 − θ)·ε′. `weights = "variance"` is ours: reports under unequal disclosed budgets are weighted by the inverse of their
+variance. `on_top = True` is the paper's control "-C": ε1 comes on top of ε′, and is charged.
 
-A hidden budget is a hidden number only: the grid on which a client's values lie gives its ε2 away.
+An undisclosed budget hides only the number: the grid on which a client's values lie reveals its ε2.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -29,14 +32,13 @@ from torch import Tensor
 
 from polyeps.accounting.events import PureDpEvent
 from polyeps.algorithms._averaging import Course
-from polyeps.algorithms._ldp_reports import Floats, disclosed, gradients_of, reporting, sparse, sparse_mean
+from polyeps.algorithms._ldp_reports import disclosed, gradients_of, reporting, sparse, sparse_mean
 from polyeps.core import Algorithm, Payload, Replies, State, Work
+from polyeps.engine.per_client import Floats
 from polyeps.errors import InputError
 from polyeps.mechanisms import selection, values
-from polyeps.mechanisms.perturb import perturb
-from polyeps.mechanisms.pick import pick
-from polyeps.mechanisms.selection import SelectName
-from polyeps.mechanisms.values import ValueMechanism
+from polyeps.mechanisms.selection import SelectName, pick
+from polyeps.mechanisms.values import ValueMechanism, perturb
 from polyeps.training import Training
 
 
@@ -49,21 +51,21 @@ def fedsel(
     share: float | Literal["auto"] = 0.1,
     theta: float = 0.2,
     top: int | None = None,
-    accumulate: Literal["g", "αg"] = "g",
+    accumulate: Literal["gradient", "step"] = "gradient",
     discount: float = 0.1,
     weights: Literal["variance", "count"] = "variance",
     on_top: bool = False,
 ) -> Algorithm:
-    """Federated SGD under local differential privacy with private choice of coordinates."""
+    """Return federated SGD under local differential privacy with private choice of coordinates."""
     size = training.model.size
     marked = max(1, size // 10) if top is None else top
-    selection.check(size, marked, 0.0)
+    selection.check_selection(size, marked, 0.0)
     split = splitting(size, course.cohort, "uniform" if select == "uniform" else share, theta, on_top)
-    # With αg the learning rate is inside what is sent, so the server must not apply it again.
-    unit, rate = (1.0, course.learning_rate) if accumulate == "g" else (course.learning_rate, 1.0)
+    # A step is α·g: the learning rate is inside what is sent, so the server must not apply it again.
+    unit, rate = (1.0, course.learning_rate) if accumulate == "gradient" else (course.learning_rate, 1.0)
 
     def draw(work: Work, before: Tensor | None) -> tuple[Payload, Tensor | None]:
-        first, second = split(1 / work.scale)
+        first, second = split(1 / work.noise_multiplier)
         held = gradients_of(training, work).mul_(unit)
         if before is not None:
             held += before  # line 15
@@ -76,18 +78,18 @@ def fedsel(
         sent = torch.from_numpy(np.where(index < 0, 0.0, answer * course.clip)).to(held)
         return {"index": place, "value": sent[:, None]}, held.scatter_(1, at, torch.where(place < 0, found, 0.0))
 
-    def price(scale: float, _: int) -> PureDpEvent:
-        first, second = (float(part[0]) for part in split(np.array([1 / scale])))
-        values.check(second)
+    def price(noise_multiplier: float, _: Mapping[str, float]) -> PureDpEvent:
+        first, second = (float(part[0]) for part in split(np.array([1 / noise_multiplier])))
+        values.check_epsilon_value(second)
         # One report is one adaptive composition of two pure steps, so its log-ratios add.
-        return PureDpEvent(selection.law(select, size, marked, first, course.form).epsilon + second)
+        return PureDpEvent(selection.selection_law(select, size, marked, first, course.form).epsilon + second)
 
     def direction(state: State, replies: Replies) -> Tensor:
-        told = disclosed(state.roster, replies.ids) if weights == "variance" else None
-        if told is None:
+        budgets = disclosed(state.roster, replies.ids) if weights == "variance" else None
+        if budgets is None:
             return sparse_mean(replies, size)
-        # A value lies within ±1, so no report deserves more trust than that of a spread of 1.
-        weight = 1 / (1 + known_variance(value, split(told / course.epochs)[1]))
+        # A value lies within ±1, so no report has a variance below 1 as an estimate of the mean.
+        weight = 1 / (1 + known_variance(value, split(budgets / course.epochs)[1]))
         return sparse_mean(replies, size, torch.from_numpy(weight / weight.mean()))
 
     keeps = size if course.epochs > 1 else None
@@ -100,7 +102,7 @@ def fedsel(
 def splitting(
     size: int, cohort: int, share: float | Literal["auto", "uniform"], theta: float, on_top: bool
 ) -> Callable[[Floats], tuple[Floats, Floats]]:
-    """How a report's ε′ is divided into ε1, for the choice, and ε2, for the value; public numbers alone decide."""
+    """Return how a report's ε′ is divided into ε1, for the choice, and ε2, for the value, by public numbers alone."""
     if isinstance(share, float | int) and not 0 <= share < 1:
         raise InputError(f"share must be at least 0 and below 1, not {share}")
     if not 0 <= theta < 1:
@@ -120,7 +122,7 @@ def splitting(
 
 
 def known_variance(value: ValueMechanism, epsilon: Floats) -> Floats:
-    """The variance of answers to 0 under each ε; grid-PM's is PM's up to a thousandth."""
+    """Return the variance of answers to 0 under each ε; grid-PM's is PM's up to a thousandth."""
     amounts, group = np.unique(epsilon, return_inverse=True)
     one: Callable[[float], float] = (
         (lambda e: values.piecewise_variance(e, 0.0))

@@ -1,18 +1,21 @@
-"""What paper 001 compares FedSel with: flat, compressed and non-private reports.
+"""The baselines of FedSel: flat, compressed and non-private reports.
+
+Paper: Liu et al., "FedSel: Federated SGD under Local Differential Privacy with Top-k Dimension Selection", DASFAA 2020,
+https://arxiv.org/abs/2003.10637
 
     flat        c random coordinates, each at ε′/c, enlarged by d/c (Wang et al. 2019; Duchi et al. 2018)
     compressed  one random coordinate of the gradient times a public random matrix Φ (d × q), enlarged by q
     exact       no privacy: all of the gradient (NP), a random coordinate enlarged by d (NP-RS), the largest (NP-K),
                 or one chosen privately but sent as it is (figures 2(a) to 2(d))
 
-Departures: c is an option, the same for all (the usual rule, ⌊ε′/2.5⌋, would tell ε by the length of a reply). The
-compressed gradient is clipped after projecting; clipping only before, as the text has it, bounds nothing.
+Departures: c is an option, the same for all (the usual rule, ⌊ε′/2.5⌋, would disclose ε by the length of a reply). The
+compressed gradient is clipped after projecting; clipping only before, as in the text, bounds nothing.
 The control "random coordinate, not enlarged", which the paper lacks, is `fedsel` with select = "uniform".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -24,16 +27,14 @@ from polyeps.algorithms._averaging import Course
 from polyeps.algorithms._ldp_reports import gradients_of, reporting, sparse, sparse_mean
 from polyeps.core import Algorithm, Payload, Replies, State, Streams, Work
 from polyeps.errors import InputError
-from polyeps.mechanisms.perturb import perturb
-from polyeps.mechanisms.pick import pick, whole_numbers
-from polyeps.mechanisms.selection import SelectName
-from polyeps.mechanisms.values import ValueMechanism, check
+from polyeps.mechanisms.selection import SelectName, pick, whole_numbers
+from polyeps.mechanisms.values import ValueMechanism, check_epsilon_value, perturb
 from polyeps.messages import update
 from polyeps.training import Training
 
 
 def flat(training: Training, course: Course, *, value: ValueMechanism = "grid-pm", coordinates: int = 1) -> Algorithm:
-    """Random coordinates of the gradient, unbiased and loud."""
+    """Return federated SGD with random coordinates of the gradient, unbiased and of large variance."""
     size = training.model.size
     if not 1 <= coordinates <= size:
         raise InputError(f"coordinates must be between 1 and the {size} of the model, not {coordinates}")
@@ -52,7 +53,7 @@ def flat(training: Training, course: Course, *, value: ValueMechanism = "grid-pm
 def compressed(
     training: Training, course: Course, *, value: ValueMechanism = "grid-pm", ratio: float = 0.1, matrix: int = 0
 ) -> Algorithm:
-    """A random coordinate of the projected gradient; `matrix` is the public seed of the projection."""
+    """Return federated SGD with a random coordinate of the projected gradient; `matrix` is the projection's seed."""
     size = training.model.size
     if not 0 < ratio <= 1:
         raise InputError(f"ratio must be above 0 and at most 1, not {ratio}")
@@ -79,7 +80,7 @@ def exact(
     epsilon_select: float = 4.0,
     top: int | None = None,
 ) -> Algorithm:
-    """Gradients as they are, or a coordinate of them: nothing is promised."""
+    """Return federated SGD on gradients without noise, or on a coordinate of them: there is no guarantee."""
     size = training.model.size
     choices: dict[str, SelectName] = {"random": "uniform", "exp": "exp", "pe": "pe", "ps": "ps"}
 
@@ -111,26 +112,26 @@ def exact(
 
 
 def _random_parts(rows: Tensor, work: Work, course: Course, value: ValueMechanism, count: int) -> Payload:
-    """Some coordinates of each row (n, q) by chance alone, each value clipped and perturbed at its part of ε′."""
+    """Return some random coordinates of each row (n, q), each value clipped and perturbed at its part of ε′."""
     index = torch.from_numpy(_random_places(work.streams, rows.shape[1], count)).to(rows.device)
     chosen = rows.gather(1, index).double().cpu().numpy() / course.clip
-    epsilon = 1 / (work.scale * count)
+    epsilon = 1 / (work.noise_multiplier * count)
     sent = np.stack([perturb(value, chosen[:, place], epsilon, work.streams) for place in range(count)], axis=1)
     return {"index": index, "value": torch.from_numpy(sent * course.clip).to(rows)}
 
 
 def _random_places(streams: Streams, size: int, count: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """`count` different coordinates for every client."""
+    """Return `count` different coordinates for every client."""
     if count == 1:
         return pick("uniform", torch.empty(streams.clients, size), 1, np.zeros(streams.clients), streams)[:, None]
     return np.argsort(whole_numbers(streams, size), axis=1)[:, :count]
 
 
-def _price(count: int) -> Callable[[float, int], PureDpEvent]:
-    """Coordinates chosen without looking cost nothing, and the ε of `count` values add up to ε′."""
+def _price(count: int) -> Callable[[float, Mapping[str, float]], PureDpEvent]:
+    """Return the price of `count` values, whose ε add up to ε′; coordinates chosen at random cost nothing."""
 
-    def price(scale: float, _: int) -> PureDpEvent:
-        check(1 / scale / count)
-        return PureDpEvent(1 / scale)
+    def price(noise_multiplier: float, _: Mapping[str, float]) -> PureDpEvent:
+        check_epsilon_value(1 / noise_multiplier / count)
+        return PureDpEvent(1 / noise_multiplier)
 
     return price

@@ -1,20 +1,23 @@
-"""Budget-hiding PDP-FL (paper 002): PFA for clients that do not disclose ε; groups come from the updates themselves.
+"""PDP-FL: PFA for clients that do not disclose ε; groups are estimated from the updates themselves.
 
-    ‖Δx_m‖₂  log_norms      C_pub  the quietest group      ω_m  weights from estimated noise
+Paper: Liu et al., "Personalized Differentially Private Federated Learning without Exposing Privacy Budgets", CIKM 2023,
+https://doi.org/10.1145/3583780.3615247
 
-A strict client adds much noise, so its update is long: the server groups by norms, after local training (the
-paper's algorithm lists the partition before it). All of this looks at updates that are noisy already, and is free.
+    ‖Δx_m‖₂  log_norms      C_pub  the group with the least noise      ω_m  weights from noise estimates
 
-Departures: by default (`grouping="noise"`) clients are grouped by what the server can tell of the noise itself,
-which finds the groups also where signals differ more than noise does, as with two labels per client. It is averaged
-over the rounds, one to three groups are chosen by BIC, and with one group nothing is projected. `"robust"` does the
-same with norms; `"mixture"` is the paper's mixture of `groups` Gaussians on the norms of one round (of all rounds,
-if `delayed`). The paper weighs by ε_m, which it hides: we weigh by estimated noise, or equally (`weights="count"`).
-`delayed=True` is PFA+ under hidden budgets, which the paper holds impossible: groups are settled in the first
-`warm_up` rounds, since noise levels stay as they are. As long as all look alike, rounds stay full. A client never
-heard in full counts as private and is trusted as little as the least trusted one.
+A low-ε client adds much noise, so its update is long: the server groups by norms, after local training (the paper's
+algorithm lists the partition before it). All of this reads updates that are noisy already, and costs no privacy.
 
-What is hidden is only the declared number: updates give the noise away, and with it ε (docs/pdp-fl.md).
+Departures: by default (`grouping="noise"`) clients are grouped by estimates of the noise itself, which finds the groups
+also where signals differ more than noise does, as with two labels per client. Estimates are averaged over the rounds,
+one to three groups are chosen by BIC, and with one group nothing is projected. `"robust"` does the same with norms;
+`"mixture"` is the paper's mixture of `groups` Gaussians on the norms of one round (of all rounds, if `delayed`). The
+paper weights by ε_m, which it hides: we weight by noise estimates, or equally (`weights="count"`). `delayed=True` is
+PFA+ under hidden budgets, which the paper considers impossible: groups are fixed after the first `warm_up` rounds,
+since noise levels do not change. As long as all clients look alike, rounds stay full. A client that never uploaded in
+full counts as private and gets the smallest weight.
+
+Only the declared number is hidden: updates reveal the noise level, and with it ε (docs/papers/pdp-fl.md).
 """
 
 from __future__ import annotations
@@ -26,15 +29,10 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from polyeps.aggregation.client_groups import quiet_by_log_norms, quiet_by_mixture
-from polyeps.aggregation.noise_estimation import noise_apart
+from polyeps.aggregation.client_groups import group_by_log_norms, group_by_norms
+from polyeps.aggregation.noise_estimation import estimate_noise_variances
 from polyeps.aggregation.subspace import inverse_variance_weights, variances_of_norms
-from polyeps.algorithms._averaging import (
-    ask_updates,
-    step,
-    train_locally,
-    with_noise_of_their_own,
-)
+from polyeps.algorithms._averaging import ask_updates, step, train_locally, with_local_noise
 from polyeps.algorithms._projection import (
     Rank,
     SubspaceOf,
@@ -64,55 +62,55 @@ def pdp_fl(
     delayed: bool = False,
     warm_up: Annotated[int, Field(ge=1)] = 3,
 ) -> Algorithm:
-    """Projected averaging with estimated groups."""
+    """Return projected averaging with estimated groups."""
     directions = directions_of(training, rank, subspace, per_tensor)
     size = training.model.size
 
     def round(state: State, ask: Ask) -> State:
         if delayed and state.round >= warm_up and "basis" in state.kept:
             known = {name: _of_everybody(state, state.kept, name) for name in KNOWN if name in state.kept}
-            quiet, trust = estimates(known, size, grouping, weights, groups)
-            public = {client.id for client, yes in zip(state.enrolled, quiet, strict=True) if yes}
+            low_noise, weight = estimates(known, size, grouping, weights, groups)
+            public = {client.id for client, yes in zip(state.enrolled, low_noise, strict=True) if yes}
             if public:
 
                 def weigh(ids: tuple[str, ...]) -> list[float]:
-                    return [float(trust[place]) for place in _places(state, ids)]
+                    return [float(weight[place]) for place in _places(state, ids)]
 
                 return thin_round(state, ask, public, weigh, directions, training, per_tensor)
         replies = ask_updates(state, ask, state.roster)
         if not replies.ids:
             return state
         memory = remember(state, replies, grouping, anew=grouping == "mixture" and not delayed)
-        quiet, trust = estimates(memory, size, grouping, weights, groups)
+        low_noise, weight = estimates(memory, size, grouping, weights, groups)
         places = _places(state, replies.ids)
-        chosen = np.flatnonzero(quiet[places]).tolist()
+        chosen = np.flatnonzero(low_noise[places]).tolist()
         rows = replies.payload["update"]
-        update, basis = combine(rows, trust[places].tolist(), chosen, directions, state.round)
+        update, basis = combine(rows, weight[places].tolist(), chosen, directions, state.round)
         return step(state, update, **memory, **(kept_basis(basis) if delayed else {}))
 
     actions = {"train": train_locally(training)}
     if delayed:
         actions["project"] = project_locally(training, per_tensor)
-    return with_noise_of_their_own(training, round, actions=actions)
+    return with_local_noise(training, round, actions=actions)
 
 
 def remember(state: State, replies: Replies, grouping: Grouping, anew: bool) -> dict[str, torch.Tensor]:
-    """The sum of every enrolled client's log-norms, and over how many rounds; `anew` forgets earlier rounds.
+    """Return the sum of every enrolled client's log-norms, and over how many rounds; `anew` forgets earlier rounds.
 
-    Where clients are grouped by noise, the same of the noise alone, as far as it can be told from the signal.
+    Where clients are grouped by noise, return the same for the estimated noise.
     """
     before = {} if anew else state.kept
     sums, noise, seen = (_of_everybody(state, before, name) for name in KNOWN)
     places = _places(state, replies.ids)
     norms = torch.linalg.vector_norm(replies.payload["update"], dim=1, dtype=torch.float64).cpu()
-    finite = torch.isfinite(norms) & (norms > 0)  # an update without a length says nothing of its noise
+    finite = torch.isfinite(norms) & (norms > 0)  # an update without a length gives no estimate
     sums[places] += torch.where(finite, norms.log(), 0.0)
     seen[places] += finite
     memory = {"log_norms": sums, "seen": seen}
     if grouping == "noise":
-        # Where no noise is seen at all a client is as quiet as can be told in floats, not as loud as log 0 left out.
+        # Without measurable noise, the noise level is the smallest that floats resolve; log 0 must not be left out.
         floor = norms.square() / replies.payload["update"].shape[1] * 1e-12
-        variances = torch.maximum(noise_apart(replies.payload["update"][:, None]).cpu(), floor)
+        variances = torch.maximum(estimate_noise_variances(replies.payload["update"][:, None]).cpu(), floor)
         noise[places] += torch.where(finite, variances.log() / 2, 0.0)
         memory["log_noise"] = noise
     return memory
@@ -121,26 +119,26 @@ def remember(state: State, replies: Replies, grouping: Grouping, anew: bool) -> 
 def estimates(
     memory: Payload, size: int, grouping: Grouping, weights: Weights, groups: int = 2
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Who seems public, and how much each client is to be trusted; nobody is public when all look alike."""
+    """Return whether each client seems public, and its weight; no client is public when all look alike."""
     seen = memory["seen"].cpu().numpy()
     known = seen > 0
-    quiet, trust = np.zeros(len(known), dtype=bool), np.ones(len(known))
+    low_noise, weight = np.zeros(len(known), dtype=bool), np.ones(len(known))
     if not known.any():
-        return quiet, trust
+        return low_noise, weight
     logs = memory["log_norms"].cpu().numpy()[known] / seen[known]
     if grouping == "mixture":
-        quiet[known] = quiet_by_mixture(np.exp(logs), groups) == 0
+        low_noise[known] = group_by_norms(np.exp(logs), groups) == 0
     else:
-        loud = memory["log_noise"].cpu().numpy()[known] / seen[known] if grouping == "noise" else logs
-        found = quiet_by_log_norms(loud, size)
-        quiet[known] = found.public & found.projecting
+        levels = memory["log_noise"].cpu().numpy()[known] / seen[known] if grouping == "noise" else logs
+        found = group_by_log_norms(levels, size)
+        low_noise[known] = found.public & found.projecting
     if weights == "noise":
         squares = torch.from_numpy(np.exp(2 * logs))
-        # The quietest update bounds the signal everybody carries: nobody is trusted much beyond it.
+        # The shortest update bounds the signal of all clients: no weight goes much beyond it.
         signal = float(squares.min() / size) ** 0.5
-        trust[known] = inverse_variance_weights(variances_of_norms(squares, size), signal).numpy()
-        trust[~known] = trust[known].min()
-    return quiet, trust
+        weight[known] = inverse_variance_weights(variances_of_norms(squares, size), signal).numpy()
+        weight[~known] = weight[known].min()
+    return low_noise, weight
 
 
 def _of_everybody(state: State, kept: Payload, name: str) -> torch.Tensor:

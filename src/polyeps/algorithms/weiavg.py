@@ -1,23 +1,20 @@
-"""WeiAvg (paper 000, algorithm 2): the mean of all updates, weighted by the clients' budgets.
+"""WeiAvg (algorithm 1): the mean of all updates, weighted by the clients' budgets.
+
+Paper: Liu et al., "Projected Federated Averaging with Heterogeneous Differential Privacy", VLDB 2022,
+https://doi.org/10.14778/3503585.3503592
 
     ε_m  Profile.epsilon     Δx_m  the update of client m     w_m = ε_m / Σ ε
 
 Departure: the paper's contribution (2) prints the weights upside down; equation 4, which we follow, does not.
 """
 
-from polyeps.algorithms._averaging import (
-    ask_updates,
-    epsilons,
-    mean,
-    step,
-    with_noise_of_their_own,
-)
+from polyeps.algorithms._averaging import ask_updates, epsilons, mean, step, with_local_noise
 from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
 
 
 def weiavg(training: Training) -> Algorithm:
-    """The mean of all updates, weighted by ε."""
+    """Return averaging of all updates, weighted by ε."""
 
     def round(state: State, ask: Ask) -> State:
         replies = ask_updates(state, ask, state.roster)
@@ -25,4 +22,4 @@ def weiavg(training: Training) -> Algorithm:
             return state
         return step(state, mean(replies.payload["update"], epsilons(state, replies.ids)))
 
-    return with_noise_of_their_own(training, round, needs=("epsilon",))
+    return with_local_noise(training, round, needs=("epsilon",))

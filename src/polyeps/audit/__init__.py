@@ -1,6 +1,6 @@
-"""Attempts to refute certificates: enumeration where it is possible, statistics, support and search where it is not."""
+"""Attempts to refute certificates, by enumeration where possible, else by statistics, support tests and search."""
 
-from polyeps.audit.own import audit_algorithm as audit_algorithm
-from polyeps.audit.rows import Row as Row
+from polyeps.audit.algorithm import audit_algorithm as audit_algorithm
+from polyeps.audit.results import AuditResult as AuditResult
 
-__all__ = ["Row", "audit_algorithm"]
+__all__ = ["AuditResult", "audit_algorithm"]

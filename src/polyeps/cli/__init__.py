@@ -1,4 +1,4 @@
-"""The command line: thin shells over library calls. Figures go to stdout, talk to stderr; bad input exits 2."""
+"""The command line: thin shells over library calls. Figures go to stdout, messages to stderr; bad input exits 2."""
 
 import sys
 from importlib.metadata import entry_points
@@ -7,8 +7,7 @@ import click
 import typer
 
 from polyeps import __version__
-from polyeps.cli import audit, calibrate, certify, data, ledger, plan, report
-from polyeps.cli import run as run_command
+from polyeps.cli import audit, calibrate, certify, data, ledger, plan, report, run
 from polyeps.errors import LedgerTampered, PolyepsError
 
 app = typer.Typer(
@@ -18,16 +17,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(certify.app, name="certify")
-app.add_typer(calibrate.app, name="calibrate")
-app.command("plan")(plan.plan)
-app.command("run")(run_command.run)
-app.command("demo")(run_command.demo)
+app.add_typer(certify.certify_app, name="certify")
+app.add_typer(calibrate.calibrate_app, name="calibrate")
+app.command("plan")(plan.plan_command)
+app.command("run")(run.run_command)
+app.command("demo")(run.demo)
 app.command("audit")(audit.audit)
 app.command("report")(report.report)
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(data.app, name="data")
-for found in entry_points(group="polyeps.commands"):  # of packages that build on this one: reproductions
+app.add_typer(ledger.ledger_app, name="ledger")
+app.add_typer(data.data_app, name="data")
+for found in entry_points(group="polyeps.commands"):  # of packages that build on this one, such as reproductions
     app.command(found.name)(found.load())
 
 
@@ -40,11 +39,11 @@ def polyeps(version: bool = typer.Option(False, "--version", help="Print the ver
 
 
 def main() -> None:
-    """Run the command line; every error we raise on purpose becomes one sentence on stderr."""
-    sys.exit(run(sys.argv[1:]))
+    """Run the command line; errors of our own become one sentence on stderr."""
+    sys.exit(execute(sys.argv[1:]))
 
 
-def run(arguments: list[str]) -> int:
+def execute(arguments: list[str]) -> int:
     """Run one command and return its exit status: 0 done, 1 a check failed, 2 bad input."""
     try:
         status = app(arguments, standalone_mode=False, prog_name="polyeps")
@@ -52,7 +51,7 @@ def run(arguments: list[str]) -> int:
         asked.show(sys.stdout)
         return 2
     except click.ClickException as problem:
-        # Of a command nobody knows typer says in the message what may be meant, and click after it once more.
+        # For an unknown command typer suggests one in the message, and click repeats it.
         hinted = "Did you mean" in problem.message
         return _say(problem.message if hinted else problem.format_message(), 2)
     except click.Abort:

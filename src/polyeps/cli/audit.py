@@ -1,4 +1,4 @@
-"""`polyeps audit`: attacks on everything that has a certificate, and on what papers claim."""
+"""`polyeps audit`: attacks on every certificate and on the papers' claims."""
 
 from __future__ import annotations
 
@@ -11,43 +11,32 @@ from polyeps.cli.output import Json, print_json, print_table, progress
 
 def audit(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer trials: two minutes instead of a quarter hour.")
+        bool, typer.Option("--quick", help="Fewer trials: two minutes instead of a quarter of an hour.")
     ] = False,
     only: Annotated[
-        str | None, typer.Option(help="Only rows whose name contains this; * and ? match anything.")
+        str | None, typer.Option(help="Only attacks whose name contains this; * and ? match anything.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of what is simulated; deployed noise is never repeated.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of simulations; deployed noise is never repeated.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Try to refute every certificate, and every figure that a paper claims.
 
     Each row is one attack. "Audited" is a lower bound on the true ε; all bounds together hold with 99 % confidence. A
-    sound form is refuted if its certificate is below the bound, a published one if its claim is. That a row holds
+    sound form is refuted if its certificate is below the bound, a published form if its claim is. A row that holds
     proves nothing. Exit code 1: a sound form was refuted.
     """
-    from polyeps.audit.catalogue import cases
-    from polyeps.audit.rows import CONFIDENCE, audit_all, selected
+    from polyeps.audit.attacks import all_attacks
+    from polyeps.audit.results import CONFIDENCE, run_attacks, select_attacks
 
-    chosen = selected(cases(), only)
-    with progress("auditing") as told:
-        rows = audit_all(chosen, seed, quick, told)
+    chosen = select_attacks(all_attacks(), only)
+    with progress("auditing") as report:
+        results = run_attacks(chosen, seed, quick, report)
+    rows = [result.as_dict() for result in results]
     if as_json:
-        print_json({"confidence": CONFIDENCE, "seed": seed, "quick": quick, "rows": [row.as_dict() for row in rows]})
+        print_json({"confidence": CONFIDENCE, "seed": seed, "quick": quick, "rows": rows})
     else:
-        columns = ["what", "form", "attack", "δ", "claimed ε", "certified ε", "audited ε", "verdict"]
-        shown = [
-            [
-                row.what,
-                row.form,
-                row.attack,
-                row.shown.delta,
-                row.shown.claimed,
-                row.shown.certified,
-                row.shown.audited,
-                row.verdict,
-            ]
-            for row in rows
-        ]
-        print_table(columns, shown)
-    if any(row.refuted and row.form == "sound" for row in rows):
+        columns = {"name": "name", "form": "form", "attack": "attack", "delta": "δ", "claimed": "claimed ε"}
+        columns |= {"certified": "certified ε", "audited": "audited ε", "verdict": "verdict"}
+        print_table(list(columns.values()), [[row[key] for key in columns] for row in rows])
+    if any(result.refuted and result.form == "sound" for result in results):
         raise typer.Exit(1)

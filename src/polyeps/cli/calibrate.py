@@ -10,7 +10,7 @@ from polyeps.cli.output import Delta, Json, grouped, parse_epsilons, print_json,
 if TYPE_CHECKING:
     from polyeps.cli.quick import Quick
 
-app = typer.Typer(
+calibrate_app = typer.Typer(
     cls=files.FileOrMethod,
     help="Find the noise that spends a budget, and no more.\n\n"
     "polyeps calibrate FILE.toml asks the experiment itself; polyeps calibrate file --help lists its options.",
@@ -18,15 +18,19 @@ app = typer.Typer(
 )
 
 
-@app.command("file")
+@calibrate_app.command("file")
 def calibrate_file(
-    experiment: files.Experiment, changes: files.Changes = None, seed: files.Seed = None, as_json: Json = False
+    experiment: files.ExperimentFile,
+    changes: files.Changes = None,
+    seed: files.Seed = None,
+    trust_code: files.TrustCode = False,
+    as_json: Json = False,
 ) -> None:
     """Calibrate the noise of every client of every method to its budget."""
     from polyeps.experiment.plan import plan
 
     with progress("calibrating") as report:
-        methods = [(job, plan(job)) for job in files.jobs_of(experiment, changes, seed, report)]
+        methods = [(job, plan(job)) for job in files.jobs_of(experiment, changes, seed, trust_code, report)]
     if as_json:
         keys = ("client", "epsilon", "delta", "records", "sigma", "spent")
         shown = [
@@ -59,7 +63,7 @@ def _calibrate(
     method: "Quick",
     epsilon: Annotated[str, typer.Option(help="One budget, or several with commas between.")],
     delta: Delta,
-    accountant: flags.Accountant = "pld",
+    accountant: flags.AccountantFlag = "pld",
     as_json: Json = False,
 ) -> None:
     """Calibrate for each ε and print one frame for all."""
@@ -80,7 +84,7 @@ def _calibrate(
             directory=cache.default_directory(),
             progress=report,
         )
-    sigmas = [method.sigma(float(multiplier)) for multiplier in answer.scale]
+    sigmas = [method.sigma(float(multiplier)) for multiplier in answer.noise_multiplier]
     certificates = [method.certificate(sigma, delta, accountant) for sigma in sigmas]
     results = [
         {"epsilon": budget.epsilon, "sigma": sigma if noisy else None, "certified": certificate.certified}
@@ -97,4 +101,4 @@ def _calibrate(
     print_table(list(results[0]), [list(result.values()) for result in results])
 
 
-flags.add_methods(app, _calibrate)
+flags.add_methods(calibrate_app, _calibrate)

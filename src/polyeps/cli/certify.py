@@ -11,7 +11,7 @@ from polyeps.errors import InputError
 if TYPE_CHECKING:
     from polyeps.cli.quick import Quick
 
-app = typer.Typer(
+certify_app = typer.Typer(
     cls=files.FileOrMethod,
     help="Certify an experiment's file, or a method: the paper's ε and ours.\n\n"
     "polyeps certify FILE.toml asks the experiment itself; polyeps certify file --help lists its options.",
@@ -19,14 +19,15 @@ app = typer.Typer(
 )
 
 
-@app.command("file")
+@certify_app.command("file")
 def certify_file(
-    experiment: files.Experiment,
+    experiment: files.ExperimentFile,
     joined: Annotated[
         int | None, typer.Option(min=1, help="Rounds a client joins; by default those its noise is calibrated for.")
     ] = None,
     changes: files.Changes = None,
     seed: files.Seed = None,
+    trust_code: files.TrustCode = False,
     as_json: Json = False,
 ) -> None:
     """Certify every client of every method, before any record is used."""
@@ -34,7 +35,7 @@ def certify_file(
 
     methods = []
     with progress("calibrating") as report:
-        for job in files.jobs_of(experiment, changes, seed, report):
+        for job in files.jobs_of(experiment, changes, seed, trust_code, report):
             found = certificates(job, joined)
             budgets = job.budgets or (None,) * len(found)
             methods.append((job, [(c, b, found[c]) for c, b in zip(found, budgets, strict=True)]))
@@ -87,39 +88,39 @@ def _certify(
     method: "Quick",
     sigma: Annotated[float, typer.Option(help="Noise standard deviation divided by the clip norm.")],
     delta: Delta,
-    accountant: flags.Accountant = "pld",
+    accountant: flags.AccountantFlag = "pld",
     as_json: Json = False,
 ) -> None:
     print_certificate(method.certificate(sigma, delta, accountant), as_json)
 
 
-flags.add_methods(app, _certify, skip=("fedsel",))
+flags.add_methods(certify_app, _certify, skip=("fedsel",))
 
 
-@app.command("fedsel")
+@certify_app.command("fedsel")
 def certify_fedsel(
-    select: flags.Select,
-    dimension: flags.Dimension,
-    top: flags.Top,
+    select: flags.SelectFlag,
+    dimension: flags.DimensionFlag,
+    top: flags.TopFlag,
     epsilon_select: Annotated[float, typer.Option(help="ε of the choice of index.")] = 0.0,
-    value: flags.Value = "grid-pm",
+    value: flags.ValueFlag = "grid-pm",
     epsilon_value: Annotated[float, typer.Option(help="ε of the value.")] = 0.0,
-    reports: flags.Reports = 1,
-    form: flags.Form = "sound",
+    reports: flags.ReportsFlag = 1,
+    form: flags.FormFlag = "sound",
     delta: Delta = 0.0,
-    accountant: flags.Accountant = "pld",
+    accountant: flags.AccountantFlag = "pld",
     as_json: Json = False,
 ) -> None:
     """FedSel: an index and a value per report, trusting nobody."""
     from polyeps.mechanisms import selection, values
 
-    selection.check(dimension, top, epsilon_select)
+    selection.check_selection(dimension, top, epsilon_select)
     first = 0.0 if select == "uniform" else epsilon_select
     second = 0.0 if value in ("none", "exact") else epsilon_value
     if value not in ("none", "exact"):
-        values.check(second)
+        values.check_epsilon_value(second)
     if not first + second:
         raise InputError("--epsilon-select is 0, and no value is sent; give the ε of the choice, above 0")
     share = first / (first + second)
-    method = flags.fedsel(select, dimension, top, value, share, reports, form)
+    method = flags.fedsel_flags(select, dimension, top, value, share, reports, form)
     print_certificate(method.certificate(1 / (first + second), delta, accountant), as_json)

@@ -1,6 +1,6 @@
-"""The commands `polyeps data list|check|fetch|show`: figures to stdout, talk to stderr.
+"""`polyeps data`: list, check, fetch and show data sets.
 
-numpy and what needs it are imported inside the commands, so that `polyeps --help` stays quick.
+numpy is imported inside the commands, so that `polyeps --help` stays quick.
 """
 
 from __future__ import annotations
@@ -10,97 +10,89 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyeps.cli.output import Json, print_json, remark
+from polyeps.cli.output import Json, print_json, print_table, remark
 from polyeps.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
-    from polyeps.data.catalogue import DataFile, Entry
-    from polyeps.data.datasets import Dataset
+    from polyeps.data.dataset import Dataset
+    from polyeps.data.public_catalogue import DataFile, PublicDataset
 
-app = typer.Typer(help="Data sets: what is here, how to get the rest, how clients share them.", no_args_is_help=True)
+data_app = typer.Typer(help="List, check, download and describe data sets.", no_args_is_help=True)
 
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Look in this folder first.")]
+DataDirOption = Annotated[Path | None, typer.Option("--data-dir", help="Look in this folder first.")]
 
 
-def _talk() -> Console:
+def _stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
 
 
-def _print_table(table: Table) -> None:
-    from rich.console import Console
+def _published(name: str) -> PublicDataset:
+    from polyeps.data.public_catalogue import PUBLIC_DATASETS
 
-    console = Console()
-    if not console.is_terminal:  # a pipe has no width: let no cell be cut
-        console.width = 200
-    console.print(table)
-
-
-def _entry(name: str) -> Entry:
-    from polyeps.data.catalogue import CATALOGUE
-
-    if name not in CATALOGUE:
-        raise InputError(f"there is no data set {name!r}: choose one of {', '.join(CATALOGUE)}")
-    return CATALOGUE[name]
+    if name not in PUBLIC_DATASETS:
+        raise InputError(f"there is no data set {name!r}: choose one of {', '.join(PUBLIC_DATASETS)}")
+    return PUBLIC_DATASETS[name]
 
 
-@app.command("list")
-def list_(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """List the data sets and say which are here."""
-    from polyeps.data.catalogue import CATALOGUE
-    from polyeps.data.sources import how_to_get, places, state
+@data_app.command("list")
+def list_datasets(data_dir: DataDirOption = None, as_json: Json = False) -> None:
+    """List the public data sets and say which are on this machine."""
+    from polyeps.data.public_catalogue import PUBLIC_DATASETS
+    from polyeps.data.public_files import availability, how_to_get, places
 
     where = places(data_dir)
-    states = {name: state(entry, where) for name, entry in CATALOGUE.items()}
-    missing = {name: how_to_get(CATALOGUE[name], where) for name in states if states[name] == "missing"}
+    states = {name: availability(published, where) for name, published in PUBLIC_DATASETS.items()}
+    missing = {name: how_to_get(PUBLIC_DATASETS[name], where) for name in states if states[name] == "missing"}
     if as_json:
-        from polyeps.cli.data_drawing import facts
+        from polyeps.cli.data_drawing import catalogue_facts
 
-        listed = [facts(entry) | {"state": states[entry.name]} for entry in CATALOGUE.values()]
+        listed = [
+            catalogue_facts(published) | {"state": states[published.name]} for published in PUBLIC_DATASETS.values()
+        ]
         print_json([known | {"how_to_get": missing.get(known["name"])} for known in listed])
         return
-    from rich.table import Table
-
-    table = Table("data set", "records", "test", "shape", "labels", "state", "what it is")
-    for entry in CATALOGUE.values():
-        shape = " x ".join(str(size) for size in entry.shape)
-        counts = (f"{entry.records:,}", f"{entry.test_records:,}" if entry.test_records else "-")
-        table.add_row(entry.name, *counts, shape, str(len(entry.classes)), states[entry.name], entry.title)
-    _print_table(table)
+    rows = [
+        [
+            known.name,
+            f"{known.records:,}",
+            f"{known.test_records:,}" if known.test_records else "-",
+            " x ".join(map(str, known.shape)),
+            len(known.classes),
+            states[known.name],
+            known.title,
+        ]
+        for known in PUBLIC_DATASETS.values()
+    ]
+    print_table(["data set", "records", "test", "shape", "labels", "state", "title"], rows)
     if missing:
         remark(f"get the missing ones with `polyeps data fetch {' '.join(missing)}`")
 
 
-@app.command()
-def check(
-    names: Annotated[list[str] | None, typer.Argument(help="Data sets; all of them when none is named.")] = None,
-    data_dir: DataDir = None,
+@data_app.command("check")
+def check_datasets(
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets; all by default.")] = None,
+    data_dir: DataDirOption = None,
     as_json: Json = False,
 ) -> None:
-    """Read every file, or those of the sets named, and compare its checksum with the published one."""
-    from polyeps.data.catalogue import CATALOGUE
-    from polyeps.data.sources import places
+    """Read the files of data sets and compare their checksums with the published ones."""
+    from polyeps.data.public_catalogue import PUBLIC_DATASETS
+    from polyeps.data.public_files import places
 
     where = places(data_dir)
-    entries = [_entry(name) for name in names] if names else list(CATALOGUE.values())
+    entries = [_published(name) for name in names] if names else list(PUBLIC_DATASETS.values())
     results = []
-    with _talk().status("Reading files…") as status:
-        for entry in entries:
-            status.update(f"Reading {entry.name}…")
-            results.append(_checked(entry, where))
+    with _stderr().status("Reading files…") as status:
+        for published in entries:
+            status.update(f"Reading {published.name}…")
+            results.append(_checked(published, where))
     if as_json:
         print_json(results)
     else:
-        from rich.table import Table
-
-        table = Table("data set", "state", "where, or how to get it")
-        for result in results:
-            table.add_row(result["name"], result["state"], result["detail"])
-        _print_table(table)
+        print_table(["data set", "state", "where, or how to get it"], [list(result.values()) for result in results])
     damaged = [result for result in results if result["state"] == "damaged"]
     missing = [result for result in results if names and result["state"] == "missing"]
     for result in damaged + missing:
@@ -109,70 +101,69 @@ def check(
         raise typer.Exit(2)
 
 
-def _checked(entry: Entry, where: Any) -> dict[str, str]:
-    from polyeps.data.sources import how_to_get, obtain, read, state
+def _checked(published: PublicDataset, where: Any) -> dict[str, str]:
+    from polyeps.data.public_files import availability, how_to_get, obtain, read_files
 
-    now = state(entry, where)
+    now = availability(published, where)
     if now == "built in":
-        return {"name": entry.name, "state": now, "detail": "no file needed"}
+        return {"name": published.name, "state": now, "detail": "no file needed"}
     if now == "missing":
-        return {"name": entry.name, "state": now, "detail": how_to_get(entry, where)}
-    found = obtain(entry, where, None)
+        return {"name": published.name, "state": now, "detail": how_to_get(published, where)}
+    found = obtain(published, where, None)
     try:
-        read(found)
+        read_files(found)
     except DataError as e:
-        return {"name": entry.name, "state": "damaged", "detail": str(e)}
+        return {"name": published.name, "state": "damaged", "detail": str(e)}
     folders = sorted({str(copy.path.parent) for copy in found})
-    return {"name": entry.name, "state": "verified", "detail": ", ".join(folders)}
+    return {"name": published.name, "state": "verified", "detail": ", ".join(folders)}
 
 
-@app.command()
-def fetch(
+@data_app.command("fetch")
+def fetch_datasets(
     names: Annotated[list[str], typer.Argument(help="Data sets to download.")],
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Download into this folder, not the user's cache.")
+        Path | None, typer.Option("--data-dir", help="Download into this folder instead of the cache.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Download data sets from their official places; what is already here is left alone."""
-    from polyeps.data.sources import Places, obtain, places, read
+    """Download data sets from their official addresses; files that are already here are kept."""
+    from polyeps.data.public_files import Places, obtain, places, read_files
 
     found: dict[str, list[str]] = {}
-    for entry in [_entry(name) for name in names]:
+    for published in [_published(name) for name in names]:
         where = places(data_dir)
         if data_dir is not None:
             where = Places(where.folders, data_dir)
-        copies = obtain(entry, where, _download_with_progress)
-        read(copies)
-        found[entry.name] = [str(copy.path) for copy in copies]
+        copies = obtain(published, where, _download_with_progress)
+        read_files(copies)
+        found[published.name] = [str(copy.path) for copy in copies]
     if as_json:
         print_json(found)
         return
     for name, paths in found.items():
-        typer.echo(f"{name}: {', '.join(dict.fromkeys(paths)) or 'built in, nothing to fetch'}")
+        print(f"{name}: {', '.join(dict.fromkeys(paths)) or 'built in, nothing to fetch'}")
 
 
 def _download_with_progress(file: DataFile, folder: Path) -> Path:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from polyeps.data.downloads import download
+    from polyeps.data.public_files import download
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_talk()) as bar:
+    with Progress(*columns, console=_stderr()) as bar:
         task = bar.add_task(file.url.split("/")[-1], total=None)
         return download(file, folder, lambda done, total: bar.update(task, completed=done, total=total))
 
 
-@app.command()
-def show(
+@data_app.command("show")
+def show_dataset(
     name: Annotated[str, typer.Argument(help="A data set, or a file or folder of your own.")],
     partition: Annotated[
-        str | None,
-        typer.Option(help="iid, shards, labels, dirichlet, one-label, by-writer or as-in-file."),
+        str | None, typer.Option(help="iid, shards, labels, dirichlet, one-label, by-writer or as-in-file.")
     ] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything drawn at random.")] = None,
-    size: Annotated[int | None, typer.Option(help="iid: records per client; the rest is left over.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random draws.")] = None,
+    size: Annotated[int | None, typer.Option(help="iid: records per client; the rest is unused.")] = None,
     shards: Annotated[int, typer.Option(help="shards: shards per client.")] = 2,
     labels: Annotated[int, typer.Option(help="labels: labels per client.")] = 2,
     alpha: Annotated[float, typer.Option(help="dirichlet: lower is more uneven.")] = 0.5,
@@ -181,19 +172,21 @@ def show(
     label_column: Annotated[str, typer.Option(help="Your own data: the label column.")] = "label",
     client_column: Annotated[str, typer.Option(help="Your own data: the client column.")] = "client",
     rows: Annotated[int, typer.Option(help="Draw at most this many clients.")] = 40,
-    data_dir: DataDir = None,
+    data_dir: DataDirOption = None,
     offline: Annotated[bool, typer.Option("--offline", help="Never download.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Describe a data set, or files of your own, and draw how clients share it (clients x labels)."""
+    """Describe a data set, or your own files, and draw its partition (clients x labels)."""
     import numpy as np
 
-    from polyeps.cli.data_drawing import description, draw_partition, facts_table
+    from polyeps.cli.data_drawing import description, fact_rows, partition_rows
     from polyeps.data.partition import divide
 
-    generator = None if seed is None else np.random.default_rng(_checked_seed(seed))
+    if seed is not None and seed < 0:
+        raise InputError(f"--seed is {seed}; it must be 0 or more")
+    generator = None if seed is None else np.random.default_rng(seed)
     own = {"label": label_column, "client": client_column}
-    with _talk().status(f"Reading {name}…"):
+    with _stderr().status(f"Reading {name}…"):
         dataset = _dataset(name, data_dir, offline, generator, (c1, c2), own)
     divided = None
     if partition is not None:
@@ -210,35 +203,29 @@ def show(
     if as_json:
         print_json(description(dataset, divided))
         return
-    _print_table(facts_table(dataset))
+    print_table(["", ""], fact_rows(dataset))
     if divided is not None:
-        table, summary = draw_partition(dataset, divided, rows)
-        _print_table(table)
-        typer.echo(summary)
-
-
-def _checked_seed(seed: int) -> int:
-    if seed < 0:
-        raise InputError(f"a seed must be 0 or more, not {seed}")
-    return seed
+        drawn, summary = partition_rows(dataset, divided, rows)
+        print_table(["client", "records", *dataset.classes], drawn, title="Bars: share of the largest cell")
+        print(summary)
 
 
 def _dataset(
     name: str, data_dir: Path | None, offline: bool, generator: Any, constants: tuple[float, float], own: Any
 ) -> Dataset:
-    from polyeps.data.catalogue import CATALOGUE
+    from polyeps.data.public_catalogue import PUBLIC_DATASETS
 
-    if name not in CATALOGUE and Path(name).exists():
+    if name not in PUBLIC_DATASETS and Path(name).exists():
         from polyeps.data.own_files import load_own
 
         return load_own(Path(name), **own)
-    _entry(name)
+    _published(name)
     if name.startswith("syn-"):
         from polyeps.data.synthetic import synthetic
 
         if generator is None:
             raise InputError(f"{name} is made at random: give a --seed")
         return synthetic(name, shrink=constants[0], threshold=constants[1], generator=generator)
-    from polyeps.data.datasets import load
+    from polyeps.data.public_loaders import load_dataset
 
-    return load(name, data_dir=data_dir, download=None if offline else _download_with_progress)
+    return load_dataset(name, data_dir=data_dir, download=None if offline else _download_with_progress)

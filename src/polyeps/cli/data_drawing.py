@@ -1,37 +1,26 @@
-"""Describes a data set and draws a partition of it, clients by labels, for the terminal."""
+"""Describes a data set and its partition, clients by labels, for JSON and for tables."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from rich.markup import escape
-from rich.table import Table
 
-from polyeps.data.catalogue import CATALOGUE, Entry
-from polyeps.data.datasets import Dataset
+from polyeps.data.dataset import Dataset
 from polyeps.data.partition import Partition
+from polyeps.data.public_catalogue import PUBLIC_DATASETS, PublicDataset
 
 
-def facts(entry: Entry) -> dict[str, Any]:
-    """What is known of a public data set without opening it."""
-    return {
-        "name": entry.name,
-        "title": entry.title,
-        "records": entry.records,
-        "test_records": entry.test_records,
-        "shape": list(entry.shape),
-        "classes": list(entry.classes),
-        "licence": entry.licence,
-        "origin": entry.origin,
-        "note": entry.note,
-    }
+def catalogue_facts(published: PublicDataset) -> dict[str, Any]:
+    """Return the facts about a public data set that are known without reading it."""
+    names = ("name", "title", "records", "test_records", "shape", "classes", "licence", "origin", "note")
+    return {name: list(value) if isinstance(value := getattr(published, name), tuple) else value for name in names}
 
 
 def description(dataset: Dataset, partition: Partition | None) -> dict[str, Any]:
-    """What is in a data set, and how clients share it."""
+    """Describe a data set and its partition, ready for JSON."""
     n = len(dataset.classes)
-    found: dict[str, Any] = facts(CATALOGUE[dataset.name]) if dataset.name in CATALOGUE else {}
+    found: dict[str, Any] = catalogue_facts(PUBLIC_DATASETS[dataset.name]) if dataset.name in PUBLIC_DATASETS else {}
     found |= {
         "name": dataset.name,
         "records": len(dataset.labels),
@@ -50,39 +39,31 @@ def description(dataset: Dataset, partition: Partition | None) -> dict[str, Any]
     return found
 
 
-def facts_table(dataset: Dataset) -> Table:
-    """The description of a data set, one fact a line."""
+def fact_rows(dataset: Dataset) -> list[tuple[str, str]]:
+    """Describe a data set, one fact per row."""
     found = description(dataset, None)
-    table = Table(show_header=False)
+    counts = zip(found["classes"], found["label_counts"], strict=True)
     shown = found | {
         "records": f"{found['records']:,}",
         "test_records": f"{found['test_records']:,}",
         "shape": " x ".join(str(size) for size in found["shape"]),
-        "labels": ", ".join(
-            f"{name}: {count:,}" for name, count in zip(found["classes"], found["label_counts"], strict=True)
-        ),
+        "labels": ", ".join(f"{name}: {count:,}" for name, count in counts),
     }
-    for key in ("name", "title", "records", "test_records", "shape", "labels", "licence", "origin", "note"):
-        if shown.get(key):
-            table.add_row(key.replace("_", " "), escape(shown[key]))
-    return table
+    facts = ("name", "title", "records", "test_records", "shape", "labels", "licence", "origin", "note")
+    return [(fact.replace("_", " "), shown[fact]) for fact in facts if shown.get(fact)]
 
 
-def draw_partition(dataset: Dataset, partition: Partition, rows: int) -> tuple[Table, str]:
-    """Clients by labels as counts and bars, at most `rows` clients, and one line on all of them."""
+def partition_rows(dataset: Dataset, partition: Partition, most: int) -> tuple[list[list[str]], str]:
+    """Return a row of label counts with bars for at most `most` clients, and one line about all clients."""
     counts = partition.counts(dataset.labels, len(dataset.classes))
     top = int(counts.max())
-    table = Table(
-        "client",
-        "records",
-        *(escape(name) for name in dataset.classes),
-        caption="bars: share of the largest cell",
-    )
-    for client, size, row in zip(partition.ids[:rows], partition.sizes, counts, strict=False):
-        table.add_row(escape(client), f"{size:,}", *(_bar(int(count), top) for count in row))
+    rows = [
+        [client, f"{size:,}", *(_bar(int(count), top) for count in row)]
+        for client, size, row in zip(partition.ids[:most], partition.sizes, counts, strict=False)
+    ]
     sizes, clients = partition.sizes, len(partition.ids)
-    drawn = f" ({rows} drawn)" if clients > rows else ""
-    return table, (
+    drawn = f" ({most} drawn)" if clients > most else ""
+    return rows, (
         f"{clients} clients{drawn}, {sizes.sum():,} of {len(dataset.labels):,} records, {sizes.min():,} to "
         f"{sizes.max():,} each, {(counts > 0).sum(axis=1).mean():.1f} labels a client on average"
     )

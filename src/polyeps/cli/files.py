@@ -12,11 +12,14 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     import click
 
-    from polyeps.accounting.calibration import Progress
+    from polyeps.accounting.calibration import ProgressCallback
     from polyeps.experiment.job import Job
 
-Experiment = Annotated[Path, typer.Argument(help="A TOML file, as for polyeps run.")]
+ExperimentFile = Annotated[Path, typer.Argument(help="A TOML file, as for polyeps run.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.clip=0.5")]
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help='Run the code that the experiment names as "module:name".')
+]
 Seed = Annotated[int | None, typer.Option(help="Of the file's seeds, the one to ask about; the first by default.")]
 
 
@@ -31,16 +34,20 @@ class FileOrMethod(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def jobs_of(file: Path, changes: list[str] | None, seed: int | None, progress: Progress | None) -> Iterator[Job]:
+def jobs_of(
+    file: Path, changes: list[str] | None, seed: int | None, trust_code: bool, progress: ProgressCallback | None
+) -> Iterator[Job]:
     """Yield the job of each method of an experiment, calibrated; no record has been used."""
     from polyeps.experiment import config
     from polyeps.experiment.job import prepare
     from polyeps.experiment.population import populate
+    from polyeps.experiment.registry import Code, Parts
 
-    experiment = config.read(file, changes or [])
-    population = populate(experiment, experiment.seeds[0] if seed is None else seed)
+    experiment = config.read_experiment(file, changes or [])
+    parts = Parts(code=Code(file.parent.absolute()) if trust_code else None)
+    population = populate(experiment, experiment.seeds[0] if seed is None else seed, parts=parts)
     for method in experiment.algorithm:
-        yield prepare(experiment, method, population, progress)
+        yield prepare(experiment, method, population, progress, parts)
 
 
 def frame(job: Job) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`polyeps ledger`: show and verify a client's privacy ledger, set or change its budget."""
+"""`polyeps ledger`: show, verify and export a privacy ledger, set or change budgets."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from polyeps.errors import InputError, LedgerError
 
 if TYPE_CHECKING:
     from polyeps.ledger import Ledger
-    from polyeps.ledger.account import Terms
+    from polyeps.ledger.account import BudgetTerms
 
-app = typer.Typer(help="A client's own record of what it spent.", no_args_is_help=True)
-File = Annotated[Path, typer.Option(help="The ledger.")]
-OneClient = Annotated[str | None, typer.Option(help="Only this client.")]
+ledger_app = typer.Typer(help="Show, verify and export your privacy ledger; set budgets.", no_args_is_help=True)
+FileOption = Annotated[Path, typer.Option("--file", help="The ledger.")]
 
 
 def _open(file: Path) -> Ledger:
@@ -29,13 +28,17 @@ def _open(file: Path) -> Ledger:
     return Ledger(file)
 
 
-@app.command()
-def show(file: File, client: OneClient = None, as_json: Json = False) -> None:
-    """Budget, spent, reserved and left of every client, and the runs that reserved their price."""
+@ledger_app.command("show")
+def show_ledger(
+    file: FileOption,
+    client: Annotated[str | None, typer.Option(help="Only this client.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show every client's budget, what it spent, reserved and has left, and the runs that reserved their price."""
     ledger = _open(file)
     names = ledger.clients if client is None else [client]
     rows = []
-    with progress("judging") as report:
+    with progress("accounting") as report:
         for number, name in enumerate(names):
             rows.append(_state(ledger, name))
             report(number + 1, len(names))
@@ -71,9 +74,9 @@ def _state(ledger: Ledger, name: str) -> dict[str, Any]:
     }
 
 
-@app.command()
-def history(file: File, as_json: Json = False) -> None:
-    """Every row, in order."""
+@ledger_app.command("history")
+def show_history(file: FileOption, as_json: Json = False) -> None:
+    """List every row, in order."""
     rows = _open(file).rows()
     if as_json:
         print_json([_plain(row) for row in rows])
@@ -91,9 +94,9 @@ def _plain(row: Any) -> dict[str, Any]:
     return {**row._asdict(), "body": row.content}
 
 
-@app.command()
-def verify(
-    file: File,
+@ledger_app.command("verify")
+def verify_ledger(
+    file: FileOption,
     kept: Annotated[
         Path | None,
         typer.Option(
@@ -102,7 +105,7 @@ def verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check every row and the head; exit 1 and name the first row that is not as written."""
+    """Check every row and the head; exit with 1 and name the first row that was changed."""
     head = _open(file).verify(kept)
     if as_json:
         print_json({"verified": True, "rows": head.seq, "head": head.hash})
@@ -110,19 +113,23 @@ def verify(
         print(f"{head.seq} rows, all as written; head {head.hash}")
 
 
-@app.command("set-budget")
+@ledger_app.command("set-budget")
 def set_budget(
-    file: File,
-    epsilon: Annotated[float, typer.Option(help="The most this client is willing to lose, all told.")],
+    file: FileOption,
+    epsilon: Annotated[
+        float, typer.Option(help="The most privacy this client is willing to lose, in all runs together.")
+    ],
     delta: Annotated[
         float | None,
         typer.Option(help="The probability with which the guarantee may fail; 1e-5, or unchanged with --raise."),
     ] = None,
-    client: Annotated[str, typer.Option(help="Whose budget.")] = "client",
-    unit: Annotated[Literal["record", "client"], typer.Option(help="What is protected.")] = "record",
+    client: Annotated[str, typer.Option(help="The client.")] = "client",
+    unit: Annotated[Literal["record", "client"], typer.Option(help="The unit that is protected.")] = "record",
     adjacency: Annotated[
         Literal["zero-out", "add-remove", "replace-one"],
-        typer.Option(help="Compared with a record empty (its number public), absent (its number hidden), or replaced."),
+        typer.Option(
+            help="Neighbours: a record emptied (their number is public), absent (their number is hidden), or replaced."
+        ),
     ] = "zero-out",
     schedule: Annotated[
         Literal["adaptive", "fixed"],
@@ -131,21 +138,21 @@ def set_budget(
         ),
     ] = "adaptive",
     raise_: Annotated[bool, typer.Option("--raise", help="Change a budget that is set already.")] = False,
-    reason: Annotated[str, typer.Option(help="Why it is changed; goes on record.")] = "",
+    reason: Annotated[str, typer.Option(help="The reason for the change, which is recorded.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Set a client's budget, once; change it only with --raise and a reason."""
+    """Set a client's budget, once; with --raise and a reason, change it."""
     from polyeps.core import Budget
     from polyeps.ledger import Ledger
-    from polyeps.ledger.account import Terms
+    from polyeps.ledger.account import BudgetTerms
 
     if raise_:
         ledger = Ledger(file)
         kept = ledger.account(client).terms.budget.delta
         ledger.change_budget(client, Budget(epsilon, kept if delta is None else delta), reason)
     else:
-        terms = {client: Terms(Budget(epsilon, 1e-5 if delta is None else delta), unit, adjacency, schedule)}
-        ledger = _enrolled(file, terms)
+        terms = {client: BudgetTerms(Budget(epsilon, 1e-5 if delta is None else delta), unit, adjacency, schedule)}
+        ledger = _enrol(file, terms)
     state = _state(ledger, client)
     if as_json:
         print_json(state)
@@ -153,8 +160,8 @@ def set_budget(
         print_table(list(state), [list(state.values())])
 
 
-def _enrolled(file: Path, terms: dict[str, Terms]) -> Ledger:
-    """Return the ledger with new clients, created if there is none."""
+def _enrol(file: Path, terms: dict[str, BudgetTerms]) -> Ledger:
+    """Add clients to a ledger, which is created if there is none."""
     from polyeps.ledger import Ledger
 
     try:
@@ -170,14 +177,14 @@ def _enrolled(file: Path, terms: dict[str, Terms]) -> Ledger:
     return ledger
 
 
-@app.command()
-def export(
-    file: File,
+@ledger_app.command("export")
+def export_ledger(
+    file: FileOption,
     form: Annotated[Literal["json", "csv"], typer.Option("--format", help="JSON lines or CSV.")] = "json",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write there instead of stdout.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of stdout.")] = None,
     as_json: Json = False,
 ) -> None:
-    """The whole record, verified, for another program."""
+    """Write all rows, verified, for another program."""
     rows = _open(file).rows()
     text = io.StringIO()
     if form == "csv" and not as_json:

@@ -1,4 +1,4 @@
-"""How commands speak: JSON or a table on stdout, progress and remarks on stderr."""
+"""Output of commands: JSON or tables on stdout, progress and remarks on stderr."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import typer
 
 from polyeps.errors import InputError
 
-if TYPE_CHECKING:  # commands import what computes only when they run: the help must come at once
-    from polyeps.accounting.calibration import Progress
+if TYPE_CHECKING:  # commands import heavy modules only when they run, so that --help is quick
+    from polyeps.accounting.calibration import ProgressCallback
     from polyeps.accounting.certificate import Certificate
 
 Row = TypeVar("Row")
@@ -24,17 +24,17 @@ Delta = Annotated[float, typer.Option(help="The probability with which the guara
 
 
 def print_json(content: Any) -> None:
-    """Figures for programs; an infinite ε is written Infinity, as Python reads and writes it."""
+    """Print figures as JSON; an infinite ε is written Infinity, as Python reads and writes it."""
     print(json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def remark(text: str) -> None:
-    """Something a person should know, out of the way of the figures."""
+    """Print a remark on stderr, apart from the figures."""
     print(f"polyeps: {text}", file=sys.stderr)
 
 
 def figure(value: Any) -> str:
-    """A number as people read it.
+    """Format a number for a table.
 
     >>> figure(0.99993807), figure(float("inf")), figure(1200)
     ('0.99994', '∞', '1200')
@@ -45,7 +45,7 @@ def figure(value: Any) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
-    """A table on stdout, numbers to the right."""
+    """Print a table, numbers right-aligned."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -57,28 +57,28 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
         table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for row in cells:
         table.add_row(*(figure(value) for value in row))
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    # A terminal may break a line that is too long for it; a figure cut short would be a wrong one.
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False, emoji=False)
+    # Lines may wrap in a narrow terminal; a figure must never be cut.
     needed = console.measure(table, options=console.options.update_width(_WIDEST)).maximum
     console.width = max(console.width, needed)
     console.print(table)
 
 
 def print_certificate(certificate: Certificate, as_json: bool) -> None:
-    """A certificate, with its sentence."""
+    """Print a certificate and its sentence."""
     if as_json:
         print_json(certificate.as_dict())
         return
     shown = certificate.as_dict()
     details, sentence = shown.pop("details"), shown.pop("sentence")
-    del shown["conditions"]  # which the sentence ends with
+    del shown["conditions"]  # the sentence ends with them
     print_table(["", ""], [[name, figure(value)] for name, value in {**shown, **details}.items()])
     print(sentence)
 
 
 @contextmanager
-def progress(task: str) -> Iterator[Progress]:
-    """A bar on stderr for what takes longer than a moment; silent when nobody watches."""
+def progress(task: str) -> Iterator[ProgressCallback]:
+    """Show a progress bar on stderr if it is a terminal."""
     from rich.console import Console
     from rich.progress import Progress as Bar
 
@@ -89,7 +89,7 @@ def progress(task: str) -> Iterator[Progress]:
 
 
 def parse_epsilons(text: str) -> list[float]:
-    """Read "1,0.1,10".
+    """Parse numbers with commas between, such as "1,0.1,10".
 
     >>> parse_epsilons("1,0.1")
     [1.0, 0.1]
@@ -97,7 +97,7 @@ def parse_epsilons(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise InputError(f"epsilon must be a number or numbers with commas between, not {text!r}") from None
+        raise InputError(f"--epsilon is {text!r}; it must be a number, or numbers with commas between") from None
 
 
 def grouped(rows: Sequence[Row], by: Callable[[Row], float], lines: int = 30) -> list[list[Row]]:

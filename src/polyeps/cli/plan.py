@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from polyeps.experiment.plan import ClientPlan
 
 
-def plan(
+def plan_command(
     experiment: Annotated[
         Path | None, typer.Argument(help="A TOML file, as for polyeps run; or use the flags.")
     ] = None,
     changes: files.Changes = None,
+    trust_code: files.TrustCode = False,
     batch: Annotated[int | None, typer.Option(help="Expected batch size of a local step.")] = None,
     local_steps: Annotated[int | None, typer.Option(help="Local steps per round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of the run.")] = None,
@@ -46,7 +47,7 @@ def plan(
     if experiment is not None:
         if any(value is not None for value in (*flags.values(), *others)):
             raise InputError("the file describes the whole experiment; leave out the flags, or change it with --set")
-        _plan_file(experiment, changes, seed, as_json)
+        _plan_file(experiment, changes, seed, trust_code, as_json)
         return
     if changes:
         raise InputError("--set changes a setting of an experiment's file; name the file")
@@ -65,11 +66,11 @@ def plan(
     )
 
 
-def _plan_file(experiment: Path, changes: list[str] | None, seed: int | None, as_json: bool) -> None:
+def _plan_file(experiment: Path, changes: list[str] | None, seed: int | None, trust_code: bool, as_json: bool) -> None:
     from polyeps.experiment.plan import plan as plan_job
 
     with progress("planning") as report:
-        methods = [(job, plan_job(job, report)) for job in files.jobs_of(experiment, changes, seed, report)]
+        methods = [(job, plan_job(job, report)) for job in files.jobs_of(experiment, changes, seed, trust_code, report)]
     if as_json:
         shown = [files.frame(job) | {"clients": [asdict(row) for row in rows]} for job, rows in methods]
         print_json({"experiment": str(experiment), "methods": shown})

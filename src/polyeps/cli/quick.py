@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import dp_accounting
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting import Accountant
-from polyeps.accounting.certificate import Certificate, Form, Sampler, certify
-from polyeps.accounting.events import FixedSize, PureDpEvent, fold, split_clip_bit
-from polyeps.accounting.open_cohorts import known_draws_epsilon
+from polyeps.accounting.certificate import Certificate, Form, SampledBy, certify
+from polyeps.accounting.events import FixedSize, PureDpEvent
+from polyeps.accounting.histories import fold_gaussians, split_clip_bit
+from polyeps.accounting.known_cohorts import known_draws_epsilon
 from polyeps.algorithms._averaging import Course, Federation
 from polyeps.algorithms.cmp_fed import cmp_fed
 from polyeps.algorithms.fedavg import fedavg
@@ -23,13 +24,13 @@ from polyeps.algorithms.fedsel_baselines import exact
 from polyeps.core import Algorithm
 from polyeps.engine.noise import SystemStreams
 from polyeps.errors import InputError
-from polyeps.experiment.noise_calibration import priced
+from polyeps.experiment.noise_calibration import cost_of
 from polyeps.mechanisms import selection, values
 from polyeps.mechanisms.selection import SelectName
 from polyeps.models import binary_logistic, mlp
-from polyeps.training import Training, dp_sgd, proximal, sgd
+from polyeps.training import dp_sgd, sgd
 
-Value = Literal["pm", "hm", "duchi", "grid-pm", "none", "exact"]
+_Value = Literal["pm", "hm", "duchi", "grid-pm", "none", "exact"]
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,11 @@ class Quick:
     multiplier: Callable[[float], float] = lambda sigma: sigma  # the algorithm's, for the flags' sigma
     sigma: Callable[[float], float] = lambda multiplier: multiplier  # the reverse
     details: Callable[[float, float], Mapping[str, Any]] = lambda *_: {}  # (sigma, δ) -> more figures
+    settings: Mapping[str, float] = field(default_factory=dict)  # of the client
 
     def price(self, multiplier: float) -> DpEvent:
         """Return what one use costs."""
-        return priced(self.build(0.0))(multiplier, 0)
+        return cost_of(self.build(0.0), (), {}).price(multiplier, self.settings)
 
     def certificate(self, sigma: float, delta: float, accountant: Accountant = "pld") -> Certificate:
         """Return the certificate of all uses with this noise."""
@@ -61,27 +63,26 @@ class Quick:
             dp_accounting.SelfComposedDpEvent(event, self.uses),
             delta,
             method=self.name,
-            claimed=algorithm.claim(multiplier, self.uses, delta, 0) if guaranteed else math.inf,
+            claimed=algorithm.claim(multiplier, self.uses, delta, self.settings) if guaranteed else math.inf,
             form=self.form,
             accountant=accountant,
             details=self.details(sigma, delta),
         )
 
 
-def quick_dp_sgd(*, records: int, batch: int, steps: int, sampler: Sampler = "poisson") -> Quick:
+def quick_dp_sgd(*, records: int, batch: int, steps: int, sampler: SampledBy = "poisson") -> Quick:
     """Return the local DP-SGD of one client, as WeiAvg, PFA, PFA+ and PDP-FL use it."""
     _at_least_one(records=records, batch=batch, steps=steps)
     if batch > records:
         raise InputError(f"batch {batch} is larger than the client's {records} records; make it smaller")
-    batches: dict[str, Any] = {"rate": batch / records}
-    if sampler == "fixed":
-        batches = {"sampler": "fixed", "records_held": records}
-    local = dp_sgd(binary_logistic(1), steps=steps, clip=1.0, learning_rate=1.0, batch=batch, **batches)
+    kind: Any = sampler
+    local = dp_sgd(binary_logistic(1), steps=steps, clip=1.0, learning_rate=1.0, batch=batch, sampler=kind)
     return Quick(
         "dp-sgd",
         lambda _: fedavg(local),
         uses=1,
         details=lambda sigma, _: {"rate": batch / records, "steps": steps, "sigma": sigma},
+        settings={"records": records},
     )
 
 
@@ -98,7 +99,7 @@ def quick_fedhdp(*, rate: float, rounds: int, clip_bit_sigma: float | None = Non
         return fedhdp(federation, personal=False, adaptive=clip_bit_sigma is not None, clip_noise=clip_bit_sigma)
 
     def details(sigma: float, _: float) -> dict[str, Any]:
-        shown = {"rate": rate, "rounds": rounds, "sigma": sigma, "effective_sigma": fold(sigma, 2 * bits)}
+        shown = {"rate": rate, "rounds": rounds, "sigma": sigma, "effective_sigma": fold_gaussians(sigma, 2 * bits)}
         if clip_bit_sigma is not None:
             shown["clip_bit_sigma"] = bits
             if 2 * bits > sigma:
@@ -109,14 +110,14 @@ def quick_fedhdp(*, rate: float, rounds: int, clip_bit_sigma: float | None = Non
         "fedhdp",
         build,
         rounds,
-        multiplier=lambda sigma: fold(sigma, 2 * bits),
+        multiplier=lambda sigma: fold_gaussians(sigma, 2 * bits),
         sigma=lambda multiplier: split_clip_bit(multiplier, bits),
         details=details,
     )
 
 
 def quick_cmp_fed(
-    *, clients: int, cohort: int, rounds: int, sampler: Sampler = "poisson", survivors: int | None = None
+    *, clients: int, cohort: int, rounds: int, sampler: SampledBy = "poisson", survivors: int | None = None
 ) -> Quick:
     """Return CMP-Fed; sigma is the noise of each of a round's two releases when no client drops out.
 
@@ -137,14 +138,14 @@ def quick_cmp_fed(
             algorithm = replace(algorithm, conditions=(noisy, *algorithm.conditions[1:]))
         if sampler == "poisson":
             return algorithm
-        price = algorithm.dues
+        price = algorithm.round_price
         assert price is not None
         return replace(
-            algorithm, adjacency="replace-one", dues=lambda scale: FixedSize(clients, cohort, price(scale).event)
+            algorithm, adjacency="replace-one", round_price=lambda noise: FixedSize(clients, cohort, price(noise).event)
         )
 
     def details(sigma: float, delta: float) -> dict[str, Any]:
-        effective, adjacency = fold(sigma, sigma) * left, build(0.0).adjacency
+        effective, adjacency = fold_gaussians(sigma, sigma) * left, build(0.0).adjacency
         return {
             "rate": cohort / clients,
             "rounds": rounds,
@@ -158,7 +159,7 @@ def quick_cmp_fed(
         "cmp-fed",
         build,
         rounds,
-        multiplier=lambda sigma: fold(sigma, sigma) * left,
+        multiplier=lambda sigma: fold_gaussians(sigma, sigma) * left,
         sigma=lambda multiplier: multiplier * math.sqrt(2) / left,
         details=details,
     )
@@ -169,7 +170,7 @@ def quick_fedsel(
     select: SelectName,
     dimension: int,
     top: int,
-    value: Value,
+    value: _Value,
     reports: int = 1,
     share: float = 0.0,
     form: Form = "sound",
@@ -179,7 +180,7 @@ def quick_fedsel(
     Without a value, or with the exact one, all of it does.
     """
     _at_least_one(reports=reports)
-    selection.check(dimension, top, 0.0)
+    selection.check_selection(dimension, top, 0.0)
     if not 0 <= share <= 1:
         raise InputError(f"share must lie between 0 and 1, not {share}")
     local = sgd(binary_logistic(dimension), rate=1.0, steps=1, learning_rate=1.0)
@@ -187,7 +188,7 @@ def quick_fedsel(
     choice = 1.0 if value in ("none", "exact") else 0.0 if select == "uniform" else share
 
     def chosen(sigma: float) -> selection.Selection:
-        return selection.law(select, dimension, top, 0.0 if select == "uniform" else choice / sigma, form)
+        return selection.selection_law(select, dimension, top, 0.0 if select == "uniform" else choice / sigma, form)
 
     def build(_: float) -> Algorithm:
         if value == "exact":
@@ -196,7 +197,7 @@ def quick_fedsel(
             return fedsel(local, course, select=select, value=value, share=min(choice, 1 - 1e-12), top=top)
         algorithm = fedsel(local, course, select=select, value="duchi", top=top)
         (report,) = algorithm.actions.values()
-        index_only = replace(report, price=lambda scale, _: PureDpEvent(chosen(scale).epsilon))
+        index_only = replace(report, price=lambda noise, _: PureDpEvent(chosen(noise).epsilon))
         return replace(algorithm, actions={"report": index_only})
 
     def details(sigma: float, _: float) -> dict[str, Any]:
@@ -220,20 +221,15 @@ def quick_fedsel(
 
 def _federation(clients: int, rate: float, rounds: int, multiplier: float) -> Federation:
     """Return a federation of clients alike, with a small model that has a matrix to compress."""
-    model = mlp(features=32, hidden=(32,))
-
-    def training(learning_rate: Any, pull: Any) -> Training:
-        return proximal(model, sampler="fixed", batch=1, steps=1, learning_rate=learning_rate, pull=pull)
-
     return Federation(
         rate=rate,
         rounds=rounds,
-        groups=("all",) * clients,
-        scales={"all": multiplier},
+        sizes={"all": clients},
+        noise_for=lambda _: {"all": multiplier},
         clip=1.0,
         learning_rate=1.0,
         noise=lambda _: SystemStreams(1),
-        training=training,
+        training=sgd(mlp(features=32, hidden=(32,)), sampler="fixed", batch=1, steps=1, learning_rate=1.0),
     )
 
 

@@ -17,22 +17,22 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     as_json: Json = False,
 ) -> None:
-    """Write a page with tables, pictures and promises of one or more runs; with --json, print the figures too."""
+    """Write a page with the tables, pictures and guarantees of one or more runs; with --json, print the figures too."""
     from polyeps.report.page import open_journals, write_page
-    from polyeps.report.tables import read, summarise
+    from polyeps.report.tables import read_methods, summarise
 
     write_page(runs, output)
     remark(f"wrote {output}")
     if as_json:
         with ExitStack() as stack:
-            lines = read(open_journals(runs, stack))
+            methods = read_methods(open_journals(runs, stack))
         print_json(
             {
-                "methods": [asdict(summarise(line)) for line in lines],
+                "methods": [asdict(summarise(method)) for method in methods],
                 "clients": [
-                    {"label": line.label, "run": line.run, "seed": job.seed, **asdict(row)}
-                    for line in lines
-                    for job in line.jobs
+                    {"label": method.label, "run": method.run, "seed": job.seed, **asdict(row)}
+                    for method in methods
+                    for job in method.jobs
                     for row in job.clients
                 ],
             }

@@ -1,14 +1,15 @@
-"""`polyeps run` and `polyeps demo`: train federations, watch them, and go on with those that were stopped."""
+"""`polyeps run` and `polyeps demo`: train federations, show their progress, and resume interrupted runs."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyeps.cli import files
 from polyeps.cli.output import Json, remark
 from polyeps.cli.run_output import print_outcome, watching
 from polyeps.errors import InputError
@@ -20,13 +21,14 @@ Device = Annotated[str, typer.Option(help="cpu, or cuda where there is one.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the run; runs/NAME by default.")]
 
 
-def run(
+def run_command(
     experiment: Annotated[Path | None, typer.Argument(help="A TOML file.")] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.clip=0.5")] = None,
+    changes: files.Changes = None,
     seeds: Annotated[int | None, typer.Option(help="Run this many seeds instead of those in the file.")] = None,
     device: Device = "cpu",
     output: Output = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this folder.")] = None,
+    trust_code: files.TrustCode = False,
     as_json: Json = False,
 ) -> None:
     """Train every method of an experiment with every seed, each client within its own budget."""
@@ -34,16 +36,17 @@ def run(
 
     check_device(device)
     if (experiment is None) == (resume is None):
-        raise InputError("give either an experiment to run, or --resume with the folder of one that was stopped")
+        raise InputError("give either an experiment to run, or --resume with the folder of an interrupted one")
     if experiment is None:
         if changes or seeds is not None or output:
             raise InputError("a run is resumed with the settings it began with; leave out --set, --seeds and --output")
         assert resume is not None
-        _perform(None, resume, device, as_json)
+        _perform(None, resume, device, as_json, {"trust_code": trust_code})
         return
     every = [*(changes or []), *([] if seeds is None else [f"seeds={seeds}"])]
-    wanted = config.read(experiment, every)
-    _perform(wanted, output or _free_folder(Path("runs") / wanted.name), device, as_json)
+    wanted = config.read_experiment(experiment, every)
+    own = {"code_folder": experiment.parent} if trust_code else {}
+    _perform(wanted, output or _free_folder(Path("runs") / wanted.name), device, as_json, own)
 
 
 def demo(
@@ -51,38 +54,39 @@ def demo(
     page: Annotated[Path, typer.Option(help="Where to write the report.")] = Path("demo.html"),
     as_json: Json = False,
 ) -> None:
-    """Twenty-four clients with very different budgets train together on real digits, eight methods side by side."""
-    from importlib.resources import as_file, files
+    """Train twenty-four clients with very different budgets on real digits, with eight methods."""
+    from importlib import resources
 
     import torch
 
     from polyeps.experiment import config
     from polyeps.report.page import write_page
 
-    with as_file(files("polyeps") / "demo.toml") as path:
-        wanted = config.read(path)
-    if not page.parent.is_dir():  # better found before the run than after it
+    with resources.as_file(resources.files("polyeps") / "demo.toml") as path:
+        wanted = config.read_experiment(path)
+    if not page.parent.is_dir():  # found before the run, not after it
         raise InputError(f"--page {page}: the folder {page.parent} does not exist; make it, or choose another")
     folder = output or _free_folder(Path("runs") / wanted.name)
     torch.set_num_threads(1)  # models this small gain nothing from more, and threads wait for busy neighbours
-    _perform(wanted, folder, "cpu", as_json)
+    _perform(wanted, folder, "cpu", as_json, {})
     write_page([folder], page)
     remark(f"open {page} in a browser to look at it")
 
 
-def _perform(wanted: Experiment | None, folder: Path, device: str, as_json: bool) -> None:
-    """Run or resume, show progress, print the summary."""
+def _perform(wanted: Experiment | None, folder: Path, device: str, as_json: bool, own: dict[str, Any]) -> None:
+    """Run or resume, show progress, print the summary; `own` says which code is trusted."""
     from polyeps.experiment import run as runs
     from polyeps.experiment.journal import Journal
 
-    stopped = f"stopped; go on with: polyeps run --resume {shlex.quote(str(folder))}"
+    trust = " --trust-code" if own.get("code_folder") or own.get("trust_code") else ""
+    stopped = f"stopped; continue with: polyeps run --resume {shlex.quote(str(folder))}{trust}"
     try:
         with watching() as watch:
             if wanted is None:
-                runs.resume(folder, device=device, watch=watch)
+                runs.resume(folder, device=device, watch=watch, **own)
             else:
                 command = shlex.join(["polyeps", *sys.argv[1:]])
-                runs.run(wanted, folder, device=device, command=command, watch=watch)
+                runs.run(wanted, folder, device=device, command=command, watch=watch, **own)
     except KeyboardInterrupt:
         remark(stopped if (folder / "journal.db").exists() else "stopped before anything had begun")
         raise typer.Exit(130) from None

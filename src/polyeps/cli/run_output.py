@@ -1,4 +1,4 @@
-"""What a run shows while it goes on, and the tables it ends with."""
+"""Progress bars of a run, and the tables it ends with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyeps.cli.output import print_json, print_table, remark
 if TYPE_CHECKING:
     from polyeps.experiment.journal import Journal
     from polyeps.experiment.run import Watch
-    from polyeps.report.tables import Line
+    from polyeps.report.tables import MethodRuns
     from polyeps.server import Round
 
 _MOST_CLIENTS = 60  # lines of the printed table; the page and --json have them all
@@ -24,7 +24,7 @@ _FEW_ALIKE = 3  # clients whose lines are printed although they are the same
 
 @contextmanager
 def watching() -> Iterator[Watch]:
-    """Live bars on stderr for calibration and rounds; where nobody watches, a line for every job done."""
+    """Show live bars on stderr for calibration and rounds; without a terminal, one line for every job done."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -66,10 +66,10 @@ def watching() -> Iterator[Watch]:
 
 
 def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
-    """What each client spent and then, where people look, what came out."""
-    from polyeps.report.tables import read, summarise
+    """Print what each client spent and then, last, the results."""
+    from polyeps.report.tables import read_methods, summarise
 
-    lines = read([journal])
+    lines = read_methods([journal])
     if as_json:
         clients = {job.name: [asdict(row) for row in job.clients] for line in lines for job in line.jobs}
         methods = [asdict(summarise(line)) for line in lines]
@@ -81,19 +81,22 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
     for job in journal.jobs():
         if job["facts"].get("stopped") == "early":
             print(f"{job['job']} ended early: {job['facts']['reason']}.")
-    print(f"Everything is in {folder}; look at it with: polyeps report {folder}")
+    print(f"Everything is in {folder}; see it with: polyeps report {folder}")
 
 
-def print_methods(lines: Sequence[Line]) -> None:
-    """One line per method."""
-    from polyeps.report.numbers import percent, share, short, size, whole
-    from polyeps.report.sentences import judged
+def print_methods(lines: Sequence[MethodRuns]) -> None:
+    """Print one line per method."""
+    from polyeps.report.formatting import byte_size, counted, percent, share, short
+    from polyeps.report.sentences import averaged_rounds
     from polyeps.report.tables import summarise
 
+    rows = [summarise(line) for line in lines]
+    metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
     print_table(
         [
             "method",
             "accuracy",
+            *metrics,
             "rounds",
             "most spent\nof a budget",
             "left\nearly",
@@ -104,20 +107,21 @@ def print_methods(lines: Sequence[Line]) -> None:
             [
                 row.label,
                 percent(row.final_accuracy, row.final_accuracy_deviation),
+                *(short(row.metrics.get(name)) for name in metrics),
                 row.rounds_run,
-                share(row.largest_ratio) if row.largest_ratio is not None else "no promise",
-                whole(row.left_early),
-                size(row.bytes_up_per_client_round),
+                share(row.largest_ratio) if row.largest_ratio is not None else "no guarantee",
+                counted(row.left_early),
+                byte_size(row.bytes_up_per_client_round),
                 short(row.seconds_per_round, 2),
             ]
-            for row in map(summarise, lines)
+            for row in rows
         ],
-        title=f"Test accuracy: the mean over {judged(lines)}",
+        title=f"Test accuracy: the mean over {averaged_rounds(lines)}",
     )
 
 
 def print_clients(journal: Journal) -> None:
-    """Of the first seed, one line per client, or per number of clients alike: own ε, and what each method spent."""
+    """Print, for the first seed, one line per client or group of equal clients: own ε, and what each method spent."""
     jobs = journal.jobs()
     first = jobs[0]["seed"]
     paying = [job for job in jobs if job["seed"] == first and job["facts"].get("budgets", "none") != "none"]
@@ -130,37 +134,37 @@ def print_clients(journal: Journal) -> None:
         alike = journal.query(
             "SELECT min(epsilon) AS low, max(epsilon) AS high FROM clients WHERE job = ?", (job["job"],)
         )
-        everybodys = job["facts"]["budgets"] != "own" and alike[0]["low"] == alike[0]["high"]
-        columns.append(f"{job['label']}\nof {alike[0]['low']:.4g}" if everybodys else job["label"])
+        common = job["facts"]["budgets"] != "own" and alike[0]["low"] == alike[0]["high"]
+        columns.append(f"{job['label']}\nof {alike[0]['low']:.4g}" if common else job["label"])
         for row in sorted(journal.query("SELECT * FROM clients WHERE job = ?", (job["job"],)), key=_strictest_first):
             line = table.setdefault(row["client"], [row["client"], row["records"], row["own_epsilon"] or "none"])
-            in_force, spent = row["epsilon"], row["spent"] or 0.0
-            if in_force is None:
-                line.append("no promise")
+            effective, spent = row["epsilon"], row["spent"] or 0.0
+            if effective is None:
+                line.append("no guarantee")
                 continue
-            of = "" if everybodys or job["facts"]["budgets"] == "own" else f" of {in_force:.4g}"
-            over += spent > in_force
+            of = "" if common or job["facts"]["budgets"] == "own" else f" of {effective:.4g}"
+            over += spent > effective
             line.append(f"{spent:.4g}{of}")
     shown = _together(list(table.values()))
     print_table(columns, shown[:_MOST_CLIENTS], title=f"The ε each client spent under each method (seed {first})")
     if len(shown) > _MOST_CLIENTS:
-        print(f"and {len(shown) - _MOST_CLIENTS} lines more, in the report.")
+        print(f"{len(shown) - _MOST_CLIENTS} more lines are in the report.")
     if over:
         print(f"{over} times a client spent more than its effective budget: do not trust this run.")
     else:
         print(
-            "Every client stayed within its effective budget (the controls minimum and maximum replace clients' own)."
+            'Every client stayed within its effective budget (budgets = "minimum" and "maximum" replace clients\' own).'
         )
 
 
 def _strictest_first(row: Mapping[str, Any]) -> tuple[float, list[tuple[int, str]]]:
-    """Where a client stands in the table: by its own ε, then by name, 9 before 10."""
+    """Return a client's place in the table: by its own ε, then by name, 9 before 10."""
     own = math.inf if row["own_epsilon"] is None else row["own_epsilon"]
     return own, [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", row["client"])]
 
 
 def _together(rows: Sequence[list[Any]]) -> list[list[Any]]:
-    """One line for many clients that have the same figures, with their number and the first of their names."""
+    """Merge clients with equal figures into one line, with their number and the first of their names."""
     alike: dict[tuple[Any, ...], list[list[Any]]] = {}
     for row in rows:
         alike.setdefault(tuple(row[1:]), []).append(row)

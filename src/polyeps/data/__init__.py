@@ -1,1 +1,1 @@
-"""Who takes part, and with what: clients' budgets, data sets, and the ways to divide them among clients."""
+"""Data sets, how they are divided among clients, and the budgets that clients set."""

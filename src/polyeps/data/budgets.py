@@ -1,14 +1,17 @@
-"""Where clients' ε come from: the distributions of papers 000 and 002, and a file of one's own.
+"""Clients' ε: drawn from the distributions of PFA and PDP-FL, or read from a CSV file.
 
-Three families carry the same names with different contents, so ours say whose they are: plain names are as
-printed in paper 000 (table 1), `pdp-fl-…` as printed in paper 002, `pfa-code-…` as the reference code of 000
-draws them: its files are numbered differently from the paper, one standard deviation differs, and a
-whole draw is repeated until at least one client is liberal. The second parameter of N(·,·) is a standard
-deviation, as in that code.
+Three families carry the same names with different contents, so ours name their source: plain names are as printed in
+PFA's table 1 (Liu et al., "Projected Federated Averaging with Heterogeneous Differential Privacy", VLDB 2022,
+https://doi.org/10.14778/3503585.3503592), `pdp-fl-…` as printed for PDP-FL (Liu et al., "Personalized Differentially
+Private Federated Learning without Exposing Privacy Budgets", CIKM 2023, https://doi.org/10.1145/3583780.3615247), and
+`pfa-code-…` as PFA's reference code draws them: its files are numbered differently from the paper, one standard
+deviation differs, and a whole draw is repeated until at least one client has a high ε. The second parameter of N(·,·)
+is a standard deviation, as in that code.
 """
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,51 +22,50 @@ from numpy.typing import NDArray
 from polyeps.core import Budget
 from polyeps.errors import InputError
 
-Array = NDArray[np.float64]
-# (generator, clients, stratified) -> ε
-Draw = Callable[[np.random.Generator, int, bool], Array]
+Epsilons = NDArray[np.float64]
+DrawEpsilons = Callable[[np.random.Generator, int, bool], Epsilons]  # generator, clients, stratified
 
-LOWEST = 0.01  # a draw below it, which no noise could serve usefully, is moved up to it
+LOWEST = 0.01  # a smaller draw, which allows no useful model, is raised to it
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """How ε is spread over clients; the draw is repeated until some ε exceeds `until_above`."""
+    """A distribution of ε over clients; the draw is repeated until some ε exceeds `until_above`."""
 
     summary: str
-    draw: Draw
+    draw: DrawEpsilons
     until_above: float = -math.inf
 
 
 @dataclass(frozen=True)
 class DrawnBudgets:
-    """Positive ε, and how many draws had to be moved up to be so."""
+    """Positive ε, and how many draws were raised to `LOWEST`."""
 
-    epsilons: Array
-    moved: int
+    epsilons: Epsilons
+    raised: int
 
     @property
     def warning(self) -> str | None:
-        if not self.moved:
+        if not self.raised:
             return None
-        return f"{self.moved} of {len(self.epsilons)} drawn budgets were below {LOWEST} and were moved up to it"
+        return f"{self.raised} of {len(self.epsilons)} drawn budgets were below {LOWEST} and were raised to it"
 
 
-def mixture(*parts: tuple[float, float, float]) -> Draw:
-    """Normals (weight, mean, deviation); every client picks its part by weight.
+def _mixture(*parts: tuple[float, float, float]) -> DrawEpsilons:
+    """Return a mixture of normals (weight, mean, deviation); every client draws its component by weight.
 
-    Stratified, as many clients have each part as its weight says, the first part taking what rounding leaves.
+    Stratified, each component has as many clients as its weight says; the first one takes the rounding.
     """
     weights, means, deviations = (np.array(column) for column in zip(*parts, strict=True))
 
-    def draw(rng: np.random.Generator, clients: int, stratified: bool) -> Array:
+    def draw(rng: np.random.Generator, clients: int, stratified: bool) -> Epsilons:
         if stratified:
             counts = np.rint(weights * clients).astype(int)
             counts[0] = clients - counts[1:].sum()
             part = rng.permutation(np.repeat(np.arange(len(parts)), counts))
         else:
             part = rng.choice(len(parts), size=clients, p=weights)
-        drawn: Array = rng.normal(means[part], deviations[part])
+        drawn: Epsilons = rng.normal(means[part], deviations[part])
         return drawn
 
     return draw
@@ -71,13 +73,13 @@ def mixture(*parts: tuple[float, float, float]) -> Draw:
 
 def _mixed(*parts: tuple[float, float, float], until_above: float = -math.inf) -> Distribution:
     summary = " + ".join(f"{weight:g}·N({mean:g}, {deviation:g})" for weight, mean, deviation in parts)
-    return Distribution(summary, mixture(*parts), until_above)
+    return Distribution(summary, _mixture(*parts), until_above)
 
 
 DISTRIBUTIONS: dict[str, Distribution] = {
     "uniform": Distribution("U(1, 10)", lambda rng, clients, _: rng.uniform(1, 10, clients)),
     "gauss": Distribution("N(3, 1)", lambda rng, clients, _: rng.normal(3, 1, clients)),
-    # Paper 000 names no parameters; these are its code's: (Pareto(1) + 1)·0.5.
+    # The paper gives no parameters; these are its code's: (Pareto(1) + 1)·0.5.
     "pareto": Distribution("(Pareto(1) + 1)·0.5", lambda rng, clients, _: (rng.pareto(1, clients) + 1) * 0.5),
     "mixgauss1": _mixed((0.9, 0.1, 0.01), (0.1, 10, 0.1)),
     "mixgauss2": _mixed((0.9, 0.5, 0.01), (0.1, 10, 0.1)),
@@ -111,16 +113,16 @@ def draw_budgets(name: str, clients: int, rng: np.random.Generator, *, stratifie
 
 
 @dataclass(frozen=True)
-class ClientRow:
-    """One client's line in a budgets file."""
+class BudgetRow:
+    """A client's line in a budgets file."""
 
     client: str
     budget: Budget
     records: int | None
 
 
-def read_budgets(path: Path, delta: float | None) -> list[ClientRow]:
-    """Read a CSV with the columns client, epsilon and, if wanted, delta and records; all rows or none."""
+def read_budgets(path: Path, delta: float | None) -> list[BudgetRow]:
+    """Read a CSV file with the columns client, epsilon and, optionally, delta and records."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -132,23 +134,23 @@ def read_budgets(path: Path, delta: float | None) -> list[ClientRow]:
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
         raise InputError(f"{path} cannot be read as a CSV file: {problem}") from None
     if not rows:
-        raise InputError(f"{path} names no clients")
-    names = [row.client for row in rows]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InputError(f"{path} names client {twice!r} twice; keep one line per client")
+        raise InputError(f"{path} names no clients; add a line for each")
+    name, times = Counter(row.client for row in rows).most_common(1)[0]
+    if times > 1:
+        raise InputError(f"{path} names client {name!r} twice; keep one line per client")
     return rows
 
 
-def _row(path: Path, line_number: int, line: dict[str, str], delta: float | None) -> ClientRow:
+def _row(path: Path, line_number: int, line: dict[str, str], delta: float | None) -> BudgetRow:
     client = (line["client"] or "").strip()
     if not client:
-        raise InputError(f"line {line_number} of {path} has no client name")
+        raise InputError(f"line {line_number} of {path} has no client name; add it")
     own_delta = (line.get("delta") or "").strip()
     if not own_delta and delta is None:
         raise InputError(f"client {client!r} in {path} has no delta; add a delta column or give one for all")
     records = (line.get("records") or "").strip()
     try:
         budget = Budget(float(line["epsilon"]), float(own_delta) if own_delta else float(delta or 0))
-        return ClientRow(client, budget, int(records) if records else None)
+        return BudgetRow(client, budget, int(records) if records else None)
     except (ValueError, TypeError) as problem:
         raise InputError(f"client {client!r} in {path}: {problem}") from None

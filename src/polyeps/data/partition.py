@@ -1,6 +1,6 @@
-"""Ways to divide a data set's records among clients; each is reproducible from the generator it is given.
+"""Divides a data set's records among clients; each partition is reproducible from the generator it is given.
 
-A row is dealt to at most one client, and to exactly one unless a client size is asked for.
+A record belongs to at most one client, and to exactly one unless a client size is given.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.core import Records
-from polyeps.data.datasets import Dataset
+from polyeps.data.dataset import Dataset, LabelArray
 from polyeps.errors import InputError
 
-Rows = NDArray[np.int64]
+Indices = NDArray[np.int64]
 KINDS = ("iid", "shards", "labels", "dirichlet", "one-label", "by-writer", "as-in-file")
-DIRICHLET_DRAWS = 100  # before we say that some client will stay empty
+_DIRICHLET_DRAWS = 100  # before the partition is refused
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Which rows each client holds: client i has rows[offsets[i]:offsets[i + 1]]."""
+    """The rows of every client: client i holds rows[offsets[i]:offsets[i + 1]]."""
 
     ids: tuple[str, ...]
-    rows: Rows  # (R,)
-    offsets: Rows  # (n + 1,)
+    rows: Indices  # (R,)
+    offsets: Indices  # (n + 1,)
 
     @property
-    def sizes(self) -> Rows:
+    def sizes(self) -> Indices:
         return np.diff(self.offsets)
 
-    def counts(self, labels: Rows, classes: int) -> Rows:
-        """How many records of each label each client holds."""  # (n, classes)
+    def counts(self, labels: LabelArray, classes: int) -> Indices:
+        """Count each client's records of each label, (n, classes)."""
         clients = len(self.ids)
         client = np.repeat(np.arange(clients), self.sizes)
         flat = np.bincount(client * classes + labels[self.rows], minlength=clients * classes)
@@ -41,8 +41,8 @@ class Partition:
 
 
 def to_records(dataset: Dataset, partition: Partition) -> Records:
-    """The clients' records as one block of tensors."""
-    import torch  # takes seconds to import; drawing a partition does without
+    """Return the clients' records as one block of tensors."""
+    import torch  # takes seconds to import; drawing a partition does not need it
 
     return Records(
         torch.from_numpy(dataset.features[partition.rows]),
@@ -51,7 +51,7 @@ def to_records(dataset: Dataset, partition: Partition) -> Records:
     )
 
 
-def _assembled(pieces: Sequence[Rows], remedy: str, ids: Sequence[str] = ()) -> Partition:
+def _assembled(pieces: Sequence[Indices], remedy: str, ids: Sequence[str] = ()) -> Partition:
     names = tuple(ids) or tuple(str(i) for i in range(len(pieces)))
     sizes = [len(piece) for piece in pieces]
     if 0 in sizes:
@@ -65,21 +65,21 @@ def _check_clients(clients: int, records: int) -> None:
         raise InputError(f"a partition needs at least one client, not {clients}")
     if clients > records:
         raise InputError(
-            f"client {records} would have no records, as {records} cannot go round {clients} clients: "
+            f"client {records} would have no records, as {records} records do not suffice for {clients} clients: "
             f"ask for at most {records} clients"
         )
 
 
-def _rows_by_label(labels: Rows, generator: np.random.Generator) -> list[Rows]:
-    """The rows of each label that occurs, each in random order."""
+def _rows_by_label(labels: LabelArray, generator: np.random.Generator) -> list[Indices]:
+    """Return the rows of each label that occurs, each in random order."""
     order = generator.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     ends = np.flatnonzero(np.diff(labels[order])) + 1
     return np.split(order, ends)
 
 
-def iid(labels: Rows, *, clients: int, generator: np.random.Generator, size: int | None = None) -> Partition:
-    """One random permutation cut into equal parts, or into clients of `size` records and a rest."""
+def iid(labels: LabelArray, *, clients: int, generator: np.random.Generator, size: int | None = None) -> Partition:
+    """Cut a random permutation into equal parts, or into clients of `size` records and a rest."""
     if size is not None and size < 1:
         raise InputError(f"a client size must be at least 1, not {size}")
     if size is not None and clients * size > len(labels):
@@ -96,8 +96,10 @@ def iid(labels: Rows, *, clients: int, generator: np.random.Generator, size: int
     return _assembled(np.split(order[: clients * size], clients), "ask for fewer clients")
 
 
-def label_shards(labels: Rows, *, clients: int, shards_per_client: int, generator: np.random.Generator) -> Partition:
-    """Rows sorted by label and cut into equal shards; every client is dealt the same number of them."""
+def label_shards(
+    labels: LabelArray, *, clients: int, shards_per_client: int, generator: np.random.Generator
+) -> Partition:
+    """Sort rows by label, cut them into equal shards and deal every client the same number of shards."""
     if shards_per_client < 1:
         raise InputError(f"a client needs at least one shard, not {shards_per_client}")
     _check_clients(clients * shards_per_client, len(labels))
@@ -107,8 +109,8 @@ def label_shards(labels: Rows, *, clients: int, shards_per_client: int, generato
     return _assembled([np.concatenate([shards[i] for i in hand]) for hand in dealt], "ask for fewer clients")
 
 
-def few_labels(labels: Rows, *, clients: int, count: int, generator: np.random.Generator) -> Partition:
-    """`count` labels for every client, each label shared by as equal a number of clients as can be."""
+def few_labels(labels: LabelArray, *, clients: int, count: int, generator: np.random.Generator) -> Partition:
+    """Give every client `count` labels; clients share each label as equally as possible."""
     _check_clients(clients, len(labels))
     by_label = _rows_by_label(labels, generator)
     if not 1 <= count <= len(by_label):
@@ -126,7 +128,7 @@ def few_labels(labels: Rows, *, clients: int, count: int, generator: np.random.G
         times[chosen] += 1
         for label in chosen:
             holders[label].append(client)
-    hands: list[list[Rows]] = [[] for _ in range(clients)]
+    hands: list[list[Indices]] = [[] for _ in range(clients)]
     for rows, sharers in zip(by_label, holders, strict=True):
         if len(rows) < len(sharers):
             raise InputError(
@@ -138,35 +140,28 @@ def few_labels(labels: Rows, *, clients: int, count: int, generator: np.random.G
     return _assembled([np.concatenate(hand) for hand in hands], "ask for fewer clients")
 
 
-def dirichlet(
-    labels: Rows, *, clients: int, alpha: float, generator: np.random.Generator, smallest: int = 1
-) -> Partition:
-    """Each label's rows divided by shares drawn from Dir(alpha), drawn again while a client is too small."""
+def dirichlet(labels: LabelArray, *, clients: int, alpha: float, generator: np.random.Generator) -> Partition:
+    """Divide each label's rows by shares drawn from Dir(alpha); draw again while a client has no records."""
     _check_clients(clients, len(labels))
     if not 0 < alpha < np.inf:
         raise InputError(f"alpha must be a finite number above 0, not {alpha}")
-    if not 1 <= smallest <= len(labels) // clients:
-        raise InputError(
-            f"every client can have at least 1 to {len(labels) // clients} records, not {smallest}: "
-            "ask for fewer clients or a lower minimum"
-        )
     by_label = _rows_by_label(labels, generator)
     sizes = np.array([len(rows) for rows in by_label])
-    for _ in range(DIRICHLET_DRAWS):
+    for _ in range(_DIRICHLET_DRAWS):
         shares = generator.dirichlet(np.full(clients, alpha), len(by_label))  # (labels, n)
         ends = np.rint(np.cumsum(shares, axis=1)[:, :-1] * sizes[:, None]).astype(np.int64)
         dealt = np.diff(ends, axis=1, prepend=0, append=sizes[:, None]).sum(axis=0)
-        if dealt.min() >= smallest:
+        if dealt.min() > 0:
             parts = [np.split(rows, cuts) for rows, cuts in zip(by_label, ends, strict=True)]
             return _assembled([np.concatenate(hand) for hand in zip(*parts, strict=True)], "raise alpha")
     raise InputError(
-        f"client {int(dealt.argmin())} still had {int(dealt.min())} records, fewer than {smallest}, after "
-        f"{DIRICHLET_DRAWS} draws: raise alpha above {alpha}, or ask for fewer clients than {clients}"
+        f"client {int(dealt.argmin())} still had 0 records after {_DIRICHLET_DRAWS} draws: "
+        f"raise alpha above {alpha}, or ask for fewer clients than {clients}"
     )
 
 
-def one_label(labels: Rows, *, clients: int, generator: np.random.Generator) -> Partition:
-    """One label for every client, with client sizes as equal as whole records allow."""
+def one_label(labels: LabelArray, *, clients: int, generator: np.random.Generator) -> Partition:
+    """Give every client one label, with client sizes as equal as possible."""
     _check_clients(clients, len(labels))
     by_label = _rows_by_label(labels, generator)
     if clients < len(by_label):
@@ -180,11 +175,12 @@ def one_label(labels: Rows, *, clients: int, generator: np.random.Generator) -> 
     return _assembled(shuffled, "ask for fewer clients")
 
 
-def by_group(dataset: Dataset) -> Partition:
-    """The clients the data came with: the writers of mnist-writers, the clients of your own files."""
+def by_owner(dataset: Dataset) -> Partition:
+    """Return the clients that the data name: the writers of mnist-writers, the clients of your own files."""
     if dataset.groups is None:
         raise InputError(
-            f"{dataset.name} does not say whose each record is: use mnist-writers, your own files, or another partition"
+            f"{dataset.name} does not name the owners of its records: use mnist-writers, your own files, "
+            "or another partition"
         )
     order = np.argsort(dataset.groups, kind="stable")
     sizes = np.bincount(dataset.groups, minlength=len(dataset.group_names))
@@ -192,8 +188,8 @@ def by_group(dataset: Dataset) -> Partition:
     return _assembled(pieces, "remove the client or give it records", dataset.group_names)
 
 
-def apart(partition: Partition, share: float, generator: np.random.Generator) -> tuple[Partition, Partition]:
-    """Every client's records in two: those it keeps, and a random share of them, one at least, that it sets apart."""
+def set_apart(partition: Partition, share: float, generator: np.random.Generator) -> tuple[Partition, Partition]:
+    """Split every client's records in two: those it trains on, and a random share, at least one, set apart."""
     counts = np.maximum(1, np.rint(share * partition.sizes)).astype(np.int64)
     if short := np.flatnonzero(counts >= partition.sizes).tolist():
         client, size = partition.ids[short[0]], partition.sizes[short[0]]
@@ -203,8 +199,8 @@ def apart(partition: Partition, share: float, generator: np.random.Generator) ->
         )
     owner = np.repeat(np.arange(len(partition.ids)), partition.sizes)
     order = np.lexsort((generator.random(len(owner)), owner))  # each client's records in random order
-    set_apart = np.arange(len(owner)) - partition.offsets[owner] < counts[owner]
-    kept, taken = order[~set_apart], order[set_apart]
+    first = np.arange(len(owner)) - partition.offsets[owner] < counts[owner]
+    kept, taken = order[~first], order[first]
     edges = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return (
         Partition(partition.ids, partition.rows[kept], partition.offsets - edges),
@@ -223,11 +219,11 @@ def divide(
     labels_per_client: int = 2,
     alpha: float = 0.5,
 ) -> Partition:
-    """The partition of a name, as configuration files and the command line say it."""
+    """Return the partition of a kind that configuration files and the command line name."""
     if kind not in KINDS:
         raise InputError(f"there is no partition {kind!r}: choose one of {', '.join(KINDS)}")
     if kind in ("by-writer", "as-in-file"):
-        return by_group(dataset)
+        return by_owner(dataset)
     if clients is None or generator is None:
         raise InputError(f"the partition {kind} is drawn at random: say how many clients, and give a seed")
     labels = dataset.labels

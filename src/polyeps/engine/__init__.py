@@ -1,1 +1,1 @@
-"""Training a whole cohort as one batched computation: layers, layouts, batches and noise."""
+"""Local training of a whole cohort as one batched computation: layers, layouts, batches and noise streams."""

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from polyeps.engine.contributions import Contribution, PositionProducts
 from polyeps.engine.layers import times
 from polyeps.engine.layout import Layout
 from polyeps.engine.patches import Pair, added_up, patches_of
-from polyeps.engine.sums import Contribution, Positions
 
 
 @dataclass(frozen=True)
@@ -46,27 +46,27 @@ class Convolution:
     ) -> tuple[Tensor | None, Contribution]:
         patches, size = saved
         flat = gradients.permute(0, 2, 3, 1).reshape(len(gradients), -1, self.channels_out)  # (T, positions, out)
-        contribution = _Reordered(self, Positions(layout, patches, flat, self.bias))
+        contribution = _Reordered(self, PositionProducts(layout, patches, flat, self.bias))
         if not inputs:
             return None, contribution
         back = times(layout, self._kernels(weights)[0].transpose(1, 2), None, flat)
         return self._unpatch(back.view(*gradients.shape[:1], *gradients.shape[2:], -1), size), contribution
 
     def _kernels(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weights (n, out, kh * kw * in), in the order of the patches, and biases (n, out)."""
+        """Return weights (n, out, kh * kw * in) in the order of the patches, and biases (n, out)."""
         taps = weights[:, : -self.channels_out] if self.bias else weights
         shaped = torch.unflatten(taps, 1, (self.channels_out, self.channels_in, *self.kernel))
         kernels = shaped.permute(0, 1, 3, 4, 2).flatten(2)
         return kernels, weights[:, -self.channels_out :] if self.bias else None
 
     def _patches(self, rows: Tensor) -> tuple[Tensor, Pair]:
-        """The patches (T, H', W', kh * kw * in) of the padded images, and these images' height and width."""
+        """Return the patches (T, H', W', kh * kw * in) of the padded images, and the images' height and width."""
         images = rows.permute(0, 2, 3, 1)
         padded = (functional.pad(images, (0, 0, *self.padding)) if any(self.padding) else images).contiguous()
         return patches_of(padded, self.kernel, self.stride), (padded.shape[1], padded.shape[2])
 
     def _unpatch(self, patches: Tensor, size: Pair) -> Tensor:
-        """The sum of patches (T, H', W', kh * kw * in) back at their places, as images without their padding."""
+        """Add patches (T, H', W', kh * kw * in) at their places; return images without padding."""
         images = added_up(patches, size, self.kernel, self.stride)
         left, right, top, bottom = self.padding
         inner = images[:, top : size[0] - bottom, left : size[1] - right]
@@ -76,7 +76,7 @@ class Convolution:
 class _Reordered:
     """A contribution in the order of the patches, added in the order of the parameters."""
 
-    def __init__(self, layer: Convolution, patches: Positions) -> None:
+    def __init__(self, layer: Convolution, patches: PositionProducts) -> None:
         self.layer, self.patches = layer, patches
 
     def squared_norms(self) -> Tensor:

@@ -1,9 +1,9 @@
-"""Linear layers that steps do not write: what a client learns of one is kept as the rows it learned it from.
+"""Deferred linear layers: weights stored as their start plus a low-rank product.
 
-A step without clips, noise or decay adds to the weights W of a linear layer a product Gᵀ X of a few rows: the
-gradients of its outputs and its inputs. After all steps of a run these rows are often far fewer numbers than W. Then
-W x = W₀ x + Σ wₛ Gₛᵀ (Xₛ x), over the steps s so far, is cheaper than to read and write all of every client's weights
-and velocities in every step; and where all clients start alike, W₀ is one matrix for all.
+A step without clips, noise or decay adds to the weights W of a linear layer a product Gᵀ X of a few rows: the gradients
+of its outputs and its inputs. After all steps of a run these rows are often far fewer numbers than W. Then
+W x = W₀ x + Σ wₛ Gₛᵀ (Xₛ x), over the steps s so far, is cheaper than reading and writing all clients' weights and
+velocities in every step; and if all clients start from the same model, W₀ is one matrix for all.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from polyeps.engine.contributions import Contribution, OuterProducts, add_products
 from polyeps.engine.layers import Linear, split_linear, times
-from polyeps.engine.layout import Group, Layout
+from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.network import Network
-from polyeps.engine.sums import Contribution, Outer, add_products
 
-# Weights of all clients together: fewer stay in the cache, where writing them costs less than more calls.
+# Fewest weights, over all clients, to defer: fewer fit into the cache, where writing them costs less than more calls.
 FEWEST = 1 << 21
 
 
 @dataclass(eq=False, repr=False)
 class Deferral:
-    """A network for one run of n clients, some of whose layers keep their parameters and rows themselves.
+    """A network for one run of n clients, some of whose layers are deferred.
 
-    What steps write, the models (n, k), has the columns of the other layers only.
+    The models (n, k) that steps write have the columns of the other layers only.
     """
 
     whole: Network
-    layers: dict[int, Deferred] = field(default_factory=dict)  # by their place in the network
-    worths: Tensor | None = None  # (S + 1, n, S): of a row of step s for the weights before step t; after all at last
+    layers: dict[int, Deferred] = field(default_factory=dict)  # by place in the network
+    worths: Tensor | None = None  # (S + 1, n, S): weight of a row of step s before step t; last: after all steps
 
     @cached_property
     def network(self) -> Network:
-        """What takes the steps."""
+        """Return the network that takes the steps."""
         return Network(tuple(self.layers.get(i, layer) for i, layer in enumerate(self.whole.layers)))
 
     def kept(self, starts: Tensor) -> Tensor:
-        """The columns of models (n, d) that steps write, copied."""
+        """Return a copy of the columns of models (n, d) that steps write."""
         if not self.layers:
             return starts.clone(memory_format=torch.contiguous_format)
         columns = [part for i, part in enumerate(self.whole.columns(starts)) if i not in self.layers]
         return torch.cat([starts[:, :0], *columns], dim=1)
 
     def begin(self, starts: Tensor, rate: Tensor, momentum: Tensor | None) -> None:
-        """Forget the last run, and begin another at models (n, d)."""
+        """Begin a new run at models (n, d)."""
         if self.worths is not None:
             self.worths.copy_(worths_of(rate, momentum))
         for i, layer in self.layers.items():
@@ -57,7 +57,7 @@ class Deferral:
             layer.gradients.zero_()
 
     def enter(self, now: Tensor, steps: int) -> None:
-        """Before step `now` (1,), an index on the device: the first `steps` steps may hold rows by now."""
+        """Prepare for step `now` (1,), an index on the device: the first `steps` steps may hold rows by now."""
         if self.worths is None:
             return
         of_steps = self.worths.index_select(0, now)[0, :, :steps]
@@ -65,7 +65,7 @@ class Deferral:
             layer.now, layer.steps, layer.worth = now, steps, of_steps.repeat_interleave(layer.width, 1)
 
     def joined(self, models: Tensor) -> Tensor:
-        """The models (n, d) after all steps, given the columns that steps have written."""
+        """Return the models (n, d) after all steps, given the columns that steps have written."""
         if self.worths is None:
             return models
         learned = models.new_empty(len(models), self.whole.size)
@@ -80,10 +80,10 @@ class Deferral:
 
 
 def defer(network: Network, rows_apart: frozenset[int], starts: Tensor, steps: int, width: int) -> Deferral:
-    """Defer what is worth it in a run of so many steps, of at most `width` rows each; begin before use.
+    """Defer the layers that profit in a run of `steps` steps of at most `width` rows each; `begin` before use.
 
-    `rows_apart` are the linear layers whose input is one vector a row. If starts (n, d) are one row expanded, all
-    clients start alike.
+    `rows_apart` are the linear layers whose input is one vector per row. If starts (n, d) are one expanded row, all
+    clients start from the same model.
     """
     clients, alike = len(starts), starts.stride(0) == 0
     found = {
@@ -95,17 +95,17 @@ def defer(network: Network, rows_apart: frozenset[int], starts: Tensor, steps: i
         )
         for i, layer in enumerate(network.layers)
         if i in rows_apart and isinstance(layer, Linear) and clients * layer.size >= FEWEST
-        # fewer numbers are kept than the weights are
+        # the rows are fewer numbers than the weights
         if 0 < steps * width * (layer.fan_in + layer.fan_out) <= layer.fan_in * layer.fan_out
     }
     return Deferral(network, found, starts.new_zeros(steps + 1, clients, steps) if found else None)
 
 
 def worths_of(rate: Tensor, momentum: Tensor | None) -> Tensor:
-    """What a row of step s adds to the weights before step t, (S + 1, n, S), given the rates (S, n, 1).
+    """Return what a row of step s adds to the weights before step t, (S + 1, n, S), given the rates (S, n, 1).
 
-    Without momentum a row is scaled before it is kept. With it, a row joins the velocity, of which a share is left
-    in every later step.
+    Without momentum a row is scaled before it is stored. With it, a row joins the velocity, which decays in every later
+    step.
     """
     steps, clients = rate.shape[:2]
     later = torch.arange(steps, device=rate.device)
@@ -119,10 +119,10 @@ def worths_of(rate: Tensor, momentum: Tensor | None) -> Tensor:
 
 @dataclass(eq=False, repr=False)
 class Deferred:
-    """A linear layer with its weights at the start and its rows since."""
+    """A linear layer with its weights at the start and the rows of all steps since."""
 
     layer: Linear
-    base: Tensor  # (n, p), or (1, p) where all clients start alike
+    base: Tensor  # (n, p), or (1, p) if all clients start from the same model
     inputs: Tensor  # (n, S, width, in)
     gradients: Tensor  # (n, S, width, out), scaled
     now: Tensor = field(init=False)  # (1,): the step being taken
@@ -131,7 +131,7 @@ class Deferred:
 
     @property
     def size(self) -> int:
-        """Of what steps write: nothing."""
+        """Return the number of parameters that steps write: none."""
         return 0
 
     @property
@@ -164,7 +164,7 @@ class Deferred:
     def _add_learned(
         self, layout: Layout, rows: Tensor, read: Tensor, written: Tensor, shift: float, into: Tensor
     ) -> None:
-        """Add to `into` what rows get from the kept rows: their products with those read, plus `shift`, by worth."""
+        """Add to `into` the products of rows with the stored rows, plus `shift`, weighted by worth."""
         if not self.steps:
             return
         for group in layout.groups:
@@ -174,7 +174,7 @@ class Deferred:
             group.rows(into).baddbmm_(products, written[mine, : self.steps].flatten(1, 2))
 
     def keep(self, layout: Layout, inputs: Tensor, gradients: Tensor) -> None:
-        """Keep the rows of the step being taken."""
+        """Store the rows of the current step."""
         for group in layout.groups:
             for kept, rows in ((self.inputs, inputs), (self.gradients, gradients)):
                 kept[group.first : group.last, :, : group.width].index_copy_(1, self.now, group.rows(rows)[:, None])
@@ -182,13 +182,13 @@ class Deferred:
     def add_to(self, columns: Tensor, worth: Tensor) -> None:
         """Add to parameters (n, p) what was learned, given the worth (n, S) of every step's rows."""
         clients, rows = len(columns), self.inputs.shape[1] * self.width
-        layout = Layout(clients, (Group(0, clients, rows, 0),), columns.new_empty(0))
+        layout = Layout(clients, (RowGroup(0, clients, rows, 0),), columns.new_empty(0))
         scaled = self.gradients * worth[:, :, None, None]
         add_products(layout, columns, scaled.flatten(0, 2), self.inputs.flatten(0, 2), self.layer.bias)
 
 
-class _Kept(Outer):
-    """Rows that are kept instead of added up."""
+class _Kept(OuterProducts):
+    """Rows that are stored instead of summed."""
 
     def __init__(self, deferred: Deferred, layout: Layout, inputs: Tensor, gradients: Tensor) -> None:
         super().__init__(layout, inputs, gradients, deferred.layer.bias)

@@ -1,8 +1,8 @@
 """Layers on the rows of a cohort: forward, backward and gradient contributions, batched over clients.
 
-A network is a list of layers; `lower` makes it from a module. A layer with parameters reads its own columns
-of the cohort's models, weights (n, p). Modules without trainable parameters that are known to treat rows apart run
-on all rows at once. Everything else goes through `vmap`, one row at a time.
+A network is a list of layers; `network.lower` makes it from a module. A layer with parameters reads its own columns of
+the cohort's models, weights (n, p). Modules without trainable parameters that are known to be row-wise run on all rows
+at once. Everything else runs one row at a time (`fallback_layers`).
 """
 
 from __future__ import annotations
@@ -13,28 +13,26 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from polyeps.engine.contributions import Contribution, LookupGradients, OuterProducts, PositionProducts, RowGradients
 from polyeps.engine.layout import Layout
-from polyeps.engine.mapped import Mapped as Mapped
-from polyeps.engine.mapped import call as call
-from polyeps.engine.steady import multiply
-from polyeps.engine.sums import Contribution, Each, Looked, Outer, Positions
+from polyeps.engine.stable_products import multiply
 from polyeps.errors import InputError
 
 
 class Layer(Protocol):
-    """One step of a network; `saved` is whatever its backward pass needs."""
+    """One layer of a network; `saved` is what its backward pass needs."""
 
     @property
     def size(self) -> int:
-        """How many parameters it has."""
+        """Return the number of parameters."""
 
     def forward(self, weights: Tensor, rows: Tensor, layout: Layout, /) -> tuple[Tensor, Any]:
-        """The outputs (T, ...) of input rows (T, ...)."""
+        """Return the outputs (T, ...) of input rows (T, ...), and what to save."""
 
     def backward(
         self, weights: Tensor, saved: Any, gradients: Tensor, layout: Layout, inputs: bool, /
     ) -> tuple[Tensor | None, Contribution | None]:
-        """The gradients of the input rows, when `inputs` are wanted, and of the parameters."""
+        """Return the gradients of the input rows, if `inputs` asks for them, and of the parameters."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +83,11 @@ class Embedding:
     ) -> tuple[None, Contribution]:
         if self.padding is not None:
             gradients = gradients * (saved != self.padding).unsqueeze(-1)
-        return None, Looked(layout, saved.flatten(1), gradients.flatten(1, -2), self.width)
+        return None, LookupGradients(layout, saved.flatten(1), gradients.flatten(1, -2), self.width)
 
     def _within(self, rows: Tensor) -> Tensor:
-        """Rows of tokens, refused where one is not in the table: a negative one would be counted from its end."""
-        if rows.is_cuda:  # a captured graph cannot ask; the device ends what reads past the table
+        """Return rows of tokens; refuse a token that is not in the table, such as a negative one."""
+        if rows.is_cuda:  # a captured graph cannot raise; reading past the table aborts the kernel
             return torch.where(rows < 0, self.tokens, rows)
         least, most = (int(extreme) for extreme in rows.aminmax()) if rows.numel() else (0, 0)
         if least < 0 or most >= self.tokens:
@@ -106,7 +104,7 @@ class Norm:
     """
 
     module: nn.LayerNorm | nn.GroupNorm
-    channels: int  # how many scales; as many shifts, when there are any
+    channels: int  # number of scales, and of shifts if there are any
     bias: bool
 
     @property
@@ -138,7 +136,7 @@ class Norm:
         if self.bias:
             each.append(self._gather(gradients))
         onwards = torch.autograd.grad(normal, leaf, gradients * scale)[0] if inputs else None
-        return onwards, Each(layout, torch.cat(each, dim=1))
+        return onwards, RowGradients(layout, torch.cat(each, dim=1))
 
     def _normalise(self, rows: Tensor) -> Tensor:
         if isinstance(self.module, nn.GroupNorm):
@@ -146,7 +144,7 @@ class Norm:
         return nn.functional.layer_norm(rows, self.module.normalized_shape, eps=self.module.eps)
 
     def _spread(self, values: Tensor, rows: Tensor) -> Tensor:
-        """Per-row values (T, channels), shaped to multiply rows."""
+        """Shape per-row values (T, channels) to multiply rows."""
         if isinstance(self.module, nn.GroupNorm):
             return values.reshape(values.shape + (1,) * (rows.dim() - 2))
         shape = self.module.normalized_shape
@@ -160,7 +158,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Free:
+class Parameterless:
     """A module without trainable parameters, run as it is on all rows at once."""
 
     module: nn.Module
@@ -175,7 +173,7 @@ class Free:
             return outputs, (rows, outputs)
         with torch.enable_grad():
             leaf = rows.detach().requires_grad_()
-            # A module that works in place may not write on a leaf.
+            # A module that works in place must not write to a leaf.
             start = leaf.clone() if getattr(self.module, "inplace", False) else leaf
             outputs = cast(Tensor, self.module(start))
         return outputs.detach(), (leaf, outputs)
@@ -195,7 +193,7 @@ class Free:
 
 
 def times(layout: Layout, weights: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
-    """Each client's weights (n, out, in) times its rows (T, ..., in), plus its bias (n, out)."""
+    """Multiply each client's weights (n, out, in) by its rows (T, ..., in) and add its bias (n, out)."""
     outputs = rows.new_empty(*rows.shape[:-1], weights.shape[1])
     for group in layout.groups:
         mine = weights[group.first : group.last].transpose(1, 2)
@@ -206,14 +204,14 @@ def times(layout: Layout, weights: Tensor, bias: Tensor | None, rows: Tensor) ->
 
 
 def products(layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool) -> Contribution:
-    """What a linear map contributes, at one position or at several."""
+    """Return the contribution of a linear map, at one position or at several."""
     if inputs.dim() == 2:
-        return Outer(layout, inputs, gradients, bias)
-    return Positions(layout, inputs.flatten(1, -2), gradients.flatten(1, -2), bias)
+        return OuterProducts(layout, inputs, gradients, bias)
+    return PositionProducts(layout, inputs.flatten(1, -2), gradients.flatten(1, -2), bias)
 
 
 def split_linear(weights: Tensor, fan_out: int, bias: bool) -> tuple[Tensor, Tensor | None]:
-    """A linear layer's columns (n, p) as weights (n, out, in) and biases (n, out)."""
+    """Split a linear layer's columns (n, p) into weights (n, out, in) and biases (n, out)."""
     if not bias:
         return torch.unflatten(weights, 1, (fan_out, -1)), None
     return torch.unflatten(weights[:, :-fan_out], 1, (fan_out, -1)), weights[:, -fan_out:]

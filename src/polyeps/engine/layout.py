@@ -1,14 +1,13 @@
-"""How the batches of a cohort lie in one block of rows, so that ragged batches cost little padding.
+"""Layouts: the batches of a cohort in one block of rows, so that ragged batches cost little padding.
 
-The clients of a step are put in *frame order* and cut into groups of neighbours; within a group every client
-has the same number of rows, so a group is one batched matrix product. Everything that knows no parameters
-(activations, pooling) runs on all rows at once. Three layouts matter:
+The clients of a step are put in *frame order* and cut into groups of neighbours; within a group every client has the
+same number of rows, so a group is one batched matrix product. Layers without parameters (activations, pooling) run on
+all rows at once. There are three layouts:
 
-- exact: the clients' own order, a group each: no padding, but a call per client; for models so large that one
-  client's product is work enough;
+- exact: the clients' own order, a group each: no padding, but a call per client; for large models;
 - sorted: ordered by batch size, in a few groups: little padding, but the models are copied into frame order;
-- padded: the clients' own order, one group: no copies, but all batches as wide as the widest; for models
-  whose parameters outweigh their activations.
+- padded: the clients' own order, one group: no copies, but all batches as wide as the widest; for models whose
+  parameters outweigh their activations.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from torch import Tensor
 from polyeps.engine.sampling import Batches
 
 
-class Group(NamedTuple):
-    """Clients first up to last (in frame order), each with `width` rows, from row `start` on."""
+class RowGroup(NamedTuple):
+    """Clients first to last (exclusive, in frame order), each with `width` rows, from row `start` on."""
 
     first: int
     last: int
@@ -43,16 +42,16 @@ class Group(NamedTuple):
         return self.start + self.clients * self.width
 
     def rows(self, block: Tensor) -> Tensor:
-        """The group's part of a block of rows (T, ...), as (clients, width, ...)."""
+        """Return the group's part of a block of rows (T, ...), as (clients, width, ...)."""
         return torch.unflatten(block[self.start : self.stop], 0, (self.clients, self.width))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One step's rows: who owns each of them, and in which groups they lie."""
+    """One step's rows: the client that owns each row, and the groups."""
 
     clients: int
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
     owner: Tensor  # (T,) int64: the frame position of the client that owns the row
 
     @property
@@ -60,22 +59,22 @@ class Layout:
         return len(self.owner)
 
 
-class Step(NamedTuple):
-    """What one step reads: its layout, the order of the frame, and the records in the rows."""
+class TrainingStep(NamedTuple):
+    """The inputs of one step: its layout, the frame order, and the records in the rows."""
 
     layout: Layout
     order: Tensor | None  # (n,) frame position -> client; None when they are the same
-    records: Tensor  # (T,) int64: which record is in the row
+    records: Tensor  # (T,) int64: the record in the row
     valid: Tensor | None  # (T,) float32: 0 where the row is padding; None when no row is
 
 
 def lay_out(clients: int, cuts: list[int], widths: NDArray[np.int64], device: torch.device) -> Layout:
-    """The layout with groups cut at the frame positions `cuts`, given each group's width."""
-    groups: list[Group] = []
+    """Return the layout with groups cut at the frame positions `cuts`, given each group's width."""
+    groups: list[RowGroup] = []
     start = 0
     for first, last, width in zip(cuts, cuts[1:], widths.tolist(), strict=False):
         if width:
-            groups.append(Group(first, last, width, start))
+            groups.append(RowGroup(first, last, width, start))
             start = groups[-1].stop
     per_client = np.repeat(widths, np.diff(cuts))
     owner = torch.from_numpy(np.repeat(np.arange(clients), per_client)).to(device)
@@ -84,7 +83,7 @@ def lay_out(clients: int, cuts: list[int], widths: NDArray[np.int64], device: to
 
 @dataclass(frozen=True)
 class Plan:
-    """All steps laid out: the width of each step's groups, and where each record goes."""
+    """All steps of a run: the width of each step's groups, and the row of each record."""
 
     cuts: list[int]
     widths: NDArray[np.int64]  # (S, groups)
@@ -95,7 +94,7 @@ class Plan:
 
 
 def plan_sorted(batches: Batches, groups: int) -> Plan:
-    """Sorted by batch size, in a few groups."""
+    """Plan steps sorted by batch size, in a few groups."""
     order = np.argsort(-batches.sizes, axis=1, kind="stable")
     falling = np.take_along_axis(batches.sizes, order, axis=1).mean(0)
     return _plan(batches, cuts_of(falling, groups), order)
@@ -117,19 +116,19 @@ def cuts_of(sizes: NDArray[np.float64], groups: int) -> list[int]:
 
 
 def plan_padded(batches: Batches) -> Plan:
-    """All clients in one group as wide as the largest batch."""
+    """Plan steps with all clients in one group, as wide as the largest batch."""
     return _plan(batches, [0, batches.sizes.shape[1]], None)
 
 
 def plan_exact(batches: Batches) -> Plan:
-    """A group per client, and no padding."""
+    """Plan steps with one group per client, without padding."""
     return _plan(batches, list(range(batches.sizes.shape[1] + 1)), None)
 
 
 def padding_is_cheaper(padding: float, steps: int, clients: int, size: int, floats_per_row: int) -> bool:
-    """Whether `padding` rows in all move fewer floats than bringing the models into the order of batch sizes.
+    """Return whether `padding` rows in all move fewer floats than sorting the models by batch size.
 
-    Ordering costs about four passes over all models a step: two copies, zeros and an addition.
+    Sorting costs about four passes over all models a step: two copies, zeros and an addition.
     """
     return padding * floats_per_row < 4 * steps * clients * size
 
@@ -150,10 +149,10 @@ def _plan(batches: Batches, cuts: list[int], order: NDArray[np.int64] | None) ->
     return Plan(cuts, widths, order, step, slots, batches.records)
 
 
-def steps_of(plan: Plan, spare: NDArray[np.int64]) -> Iterator[Step]:
-    """The steps of a plan, each as narrow as its own batches allow; spare (n,) is a record of every client.
+def steps_of(plan: Plan, spare: NDArray[np.int64]) -> Iterator[TrainingStep]:
+    """Yield the steps of a plan, each as narrow as its batches allow; spare (n,) is one record of every client.
 
-    It is what padding holds: another client's record, were it no number, would break the client whose padding it is.
+    Padding holds the client's own spare record: a NaN record of another client would corrupt it.
     """
     clients = plan.cuts[-1]
     cpu = torch.device("cpu")
@@ -167,9 +166,9 @@ def steps_of(plan: Plan, spare: NDArray[np.int64]) -> Iterator[Step]:
         if len(found) == total:  # no padding
             records = np.empty(total, np.int64)
             records[slots] = found
-            yield Step(layout, order, torch.from_numpy(records), None)
+            yield TrainingStep(layout, order, torch.from_numpy(records), None)
             continue
         own = spare if plan.order is None else spare[plan.order[step]]
         records, valid = own[layout.owner.numpy()], np.zeros(total, np.float32)
         records[slots], valid[slots] = found, 1
-        yield Step(layout, order, torch.from_numpy(records), torch.from_numpy(valid))
+        yield TrainingStep(layout, order, torch.from_numpy(records), torch.from_numpy(valid))

@@ -1,7 +1,7 @@
-"""Local training of a cohort: every client its own model, batches, noise, rate, step size and step count.
+"""The training loop of a cohort: every client has its own model, batches, noise, rates and number of steps.
 
-All of a cohort's clients take a step together. Whatever a client draws comes from its own streams, and a
-client's arithmetic does not mix with another's, so chunks and grouping change nothing but float rounding.
+All clients of a cohort take a step together. A client draws from its own streams only, and clients' arithmetic does not
+mix, so chunks and grouping change nothing but float rounding.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyeps.core import Records
+from polyeps.core import Records, Streams
+from polyeps.engine.allocator import keep_freed_memory
+from polyeps.engine.contributions import Contribution
 from polyeps.engine.deferred import Deferral, defer
-from polyeps.engine.layout import Plan, Step, padding_is_cheaper, plan_exact, plan_padded, plan_sorted, steps_of
-from polyeps.engine.memory import keep_freed_memory
-from polyeps.engine.network import Loss, Network, add_gradients, add_rows, row_gradients
-from polyeps.engine.noise import Streams
+from polyeps.engine.layout import Plan, TrainingStep, padding_is_cheaper, plan_exact, plan_padded, plan_sorted, steps_of
+from polyeps.engine.losses import Loss
+from polyeps.engine.network import Network, add_gradients, add_rows, row_gradients
 from polyeps.engine.per_client import Floats, Whole
 from polyeps.engine.sampling import Batches, fixed_batches, poisson_batches
-from polyeps.engine.sums import Contribution
 from polyeps.models import Model
 
-# From this many parameters on, one client's matrix products are work enough for a call of their own, and
-# copying models into frame order would cost more than calls.
+# From this many parameters on, one client's matrix products are large enough for a call of their own, and copying
+# models into frame order would cost more than calls.
 LARGE = 200_000
-GROUPS = 4
-NOISE_BLOCK = 1 << 20  # normals drawn at once: enough to hide the calls, small enough for the cache
+_GROUPS = 4
+NOISE_BLOCK = 1 << 20  # normals drawn at once: enough to hide the cost of calls, few enough for the cache
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How each client trains: one entry per client."""
+    """The training settings of each client: one entry per client."""
 
     rate: Floats  # sampling rate of a record
     steps: Whole
@@ -48,14 +48,14 @@ class Settings:
     batch: Whole | None = None  # exact size of every batch; None: Poisson batches
 
     def select(self, rows: slice) -> Settings:
-        """The settings of some of the clients."""
+        """Return the settings of some of the clients."""
         held = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: values[rows] for name, values in held.items() if values is not None})
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Tensors of a run that do not change: the settings as columns (n, 1), and per step (S, n, 1)."""
+    """The settings of a run as tensors: columns (n, 1), and per step (S, n, 1)."""
 
     rate: Tensor  # (S, n, 1): 0 once a client has taken all its steps
     divisor: Tensor  # (S, n, 1)
@@ -67,7 +67,7 @@ class Pace:
 
     @property
     def plain(self) -> bool:
-        """Whether a gradient need not be formed: what each row contributes can be added where it ends up."""
+        """Return whether row gradients can be added to models or velocities directly, without forming their sum."""
         moving = self.momentum is not None
         return (
             self.clip is None
@@ -78,7 +78,7 @@ class Pace:
 
 
 def pace(settings: Settings, sizes: Whole | None, device: torch.device) -> Pace:
-    """The settings, laid out for the steps of a run; batch sizes (S, n) are needed where they are the divisor."""
+    """Return the settings as tensors for the steps of a run; batch sizes (S, n) are needed if they are the divisor."""
 
     def column(values: Floats | None) -> Tensor | None:
         return None if values is None else torch.from_numpy(values).float().to(device)[:, None]
@@ -105,7 +105,7 @@ def pace(settings: Settings, sizes: Whole | None, device: torch.device) -> Pace:
 
 
 class Learning(NamedTuple):
-    """What steps change, and the network that says how."""
+    """The tensors that steps change, with the network and loss."""
 
     network: Network
     loss: Loss
@@ -117,7 +117,7 @@ class Learning(NamedTuple):
 def train_on_cpu(
     model: Model, starts: Tensor, anchor: Tensor, records: Records, streams: Streams, settings: Settings
 ) -> Tensor:
-    """The models (n, d) after local training from starts (n, d), the clients of `records` all at once."""
+    """Return the models (n, d) after local training from starts (n, d), for all clients of `records` at once."""
     keep_freed_memory()
     batches = draw_batches(streams, records.spans.numpy(), settings)
     plan = choose_plan(model, batches)
@@ -140,21 +140,21 @@ def train_on_cpu(
 
 
 def deferral_of(model: Model, starts: Tensor, fixed: Pace, width: int, ordered: bool) -> Deferral:
-    """Which layers a run defers: those of clients in their own order who only add up what rows contribute."""
+    """Return the layers that a run defers: none unless it is plain, without pull and in the clients' own order."""
     if not fixed.plain or fixed.pull is not None or ordered:
         return Deferral(model.network)
     return defer(model.network, model.one_vector_a_row, starts, len(fixed.rate), width)
 
 
 def draw_batches(streams: Streams, spans: Whole, settings: Settings) -> Batches:
-    """All batches of a run, by the way of sampling that the settings say."""
+    """Draw all batches of a run, by the settings' way of sampling."""
     if settings.batch is None:
         return poisson_batches(streams, spans, settings.rate, settings.steps)
     return fixed_batches(streams, spans, settings.batch, settings.steps)
 
 
 def choose_plan(model: Model, batches: Batches) -> Plan:
-    """The layout that should move the fewest floats for this model and these batches."""
+    """Return the plan that should move the fewest floats for this model and these batches."""
     sizes = batches.sizes
     clients = sizes.shape[1]
     if model.size >= LARGE or clients == 1:
@@ -162,13 +162,19 @@ def choose_plan(model: Model, batches: Batches) -> Plan:
     padding = float((clients * sizes.max(1, initial=0) - sizes.sum(1)).sum())
     if padding_is_cheaper(padding, len(sizes), clients, model.size, model.floats_per_row):
         return plan_padded(batches)
-    return plan_sorted(batches, GROUPS)
+    return plan_sorted(batches, _GROUPS)
 
 
 def advance(
-    learning: Learning, records: Records, step: Step, fixed: Pace, rate: Tensor, divisor: Tensor, gradient: Tensor
+    learning: Learning,
+    records: Records,
+    step: TrainingStep,
+    fixed: Pace,
+    rate: Tensor,
+    divisor: Tensor,
+    gradient: Tensor,
 ) -> None:
-    """One step of all clients, in place; gradient (n, d) brings the noise and is used up."""
+    """Take one step of all clients, in place; gradient (n, d) holds the noise and is overwritten."""
     network, loss, models, velocity, anchor = learning
     # index_select, not [...]: six times faster on the CPU for rows like these
     rows = records.features.index_select(0, step.records)
@@ -196,11 +202,12 @@ def advance(
     models.addcmul_(gradient, rate, value=-1)
 
 
-def step_directly(learning: Learning, records: Records, step: Step, fixed: Pace, rate: Tensor, divisor: Tensor) -> None:
-    """One step of all clients, in place, without a gradient in between: its products are added where they end up.
+def step_directly(
+    learning: Learning, records: Records, step: TrainingStep, fixed: Pace, rate: Tensor, divisor: Tensor
+) -> None:
+    """Take one step of all clients, in place, adding row gradients to velocities or models directly.
 
-    That is to the velocities, or where there are none to the models themselves. A model too large for the cache is
-    then read and written once less often, by half.
+    A model too large for the cache is then read and written only half as often.
     """
     network, loss, models, velocity, anchor = learning
     by = -rate / divisor if velocity is None else 1 / divisor
@@ -208,7 +215,7 @@ def step_directly(learning: Learning, records: Records, step: Step, fixed: Pace,
     if step.layout.rows:
         rows = records.features.index_select(0, step.records)
         labels = records.labels.index_select(0, step.records)
-        # Scaled here, at the few outputs, everything that follows from them is.
+        # Scaling the few outputs here scales everything computed from them.
         weights = by[:, 0].index_select(0, step.layout.owner)
         if step.valid is not None:
             weights = weights * step.valid
@@ -224,7 +231,7 @@ def step_directly(learning: Learning, records: Records, step: Step, fixed: Pace,
 
 
 def _noise(streams: Streams, settings: Settings, size: int) -> Iterator[Tensor | None]:
-    """Per step: the noise on every client's gradient sum, (n, d), or None; drawn several steps at once."""
+    """Yield the noise on every client's gradient sum for each step, (n, d), or None; drawn several steps at once."""
     total = int(settings.steps.max(initial=0))
     if settings.deviation is None:
         yield from (None for _ in range(total))

@@ -1,4 +1,4 @@
-"""Losses of the rows of a batch, (T, outputs) and labels (T,) in, (T,) out; gradients in closed form where it pays."""
+"""Row-wise losses: outputs (T, ...) and labels (T,) in, (T,) out; gradients in closed form where that is faster."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional
 
-# The loss of each row, (T,), from outputs (T, ...) and labels (T,). A loss that has a method `gradients` of the
-# same arguments is not differentiated by autograd.
+# The loss of each row, (T,), from outputs (T, ...) and labels (T,). A loss with a method `gradients` of the same
+# arguments is not differentiated by autograd.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -22,7 +22,7 @@ class CrossEntropy:
         return functional.cross_entropy(outputs, labels.long(), reduction="none")
 
     def gradients(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Each row's gradient by its outputs (T, classes): softmax less one at the label."""
+        """Return each row's gradient by its outputs (T, classes): softmax minus one at the label."""
         chances = torch.softmax(outputs, dim=1)
         return chances.scatter_add_(1, labels.long()[:, None], chances.new_full((1, 1), -1.0).expand(len(labels), 1))
 
@@ -41,7 +41,7 @@ class BinaryLogistic:
 
 
 class BinaryHinge:
-    """max(0, 1 − yz) of one output z, with its gradient (at the hinge: that of its left side) in closed form."""
+    """max(0, 1 − yz) of one output z, with its gradient (at the hinge: the left one) in closed form."""
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return (1 - outputs[:, 0] * (2 * labels - 1)).clamp(min=0)
@@ -52,23 +52,23 @@ class BinaryHinge:
 
 
 def hinge(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Crammer and Singer's multi-class hinge: max over the wrong classes of 1 + score - right score, or 0."""
+    """Return Crammer and Singer's multi-class hinge: max over the wrong classes of 1 + score - right score, or 0."""
     right = outputs.gather(1, labels.long()[:, None])
     margins = (1 + outputs - right).scatter(1, labels.long()[:, None], 0.0)
     return margins.clamp(min=0).amax(1)
 
 
-def treats_rows_apart(loss: Loss) -> bool:
-    """Whether a loss is one of this module's, which treat rows apart: then it runs on all rows at once."""
+def is_row_wise_loss(loss: Loss) -> bool:
+    """Return whether a loss is one of ours, which are row-wise and run on all rows at once."""
     from polyeps.engine.units import UnitLoss
 
     if isinstance(loss, UnitLoss):
         loss = loss.loss
-    return type(loss) in (CrossEntropy, BinaryLogistic, BinaryHinge, Apart) or loss is hinge
+    return type(loss) in (CrossEntropy, BinaryLogistic, BinaryHinge, RowWiseLoss) or loss is hinge
 
 
-def per_row(losses: object, count: int) -> str:
-    """What is wrong with a loss that does not return one number per row."""
+def per_row_error(losses: object, count: int) -> str:
+    """Return the error message for a loss that does not return one number per row."""
     what = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
     return (
         f"the loss returns {what} for {count} rows; it must return one number per row, shape ({count},),"
@@ -77,10 +77,10 @@ def per_row(losses: object, count: int) -> str:
 
 
 @dataclass(frozen=True)
-class Apart:
-    """A user's loss, run one row at a time, so that no row's loss or gradient can depend on another row.
+class RowWiseLoss:
+    """Any loss, run one row at a time, so that no row's loss or gradient can depend on another row.
 
-    By `vmap`, or looped where that cannot follow the loss, for instance through a branch that depends on the data.
+    By `vmap`, or by a loop where `vmap` cannot run it, for instance because a branch depends on the data.
     """
 
     loss: Loss
@@ -90,7 +90,7 @@ class Apart:
         return self._each(self._one, outputs, labels)
 
     def gradients(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Each row's gradient by its outputs (T, ...), by the loss's own `gradients` where it has any."""
+        """Return each row's gradient by its outputs (T, ...), by the loss's own `gradients` if it has that method."""
         closed_form = getattr(self.loss, "gradients", None)
         if closed_form is not None:
             return self._each(lambda output, label: closed_form(output[None], label[None])[0], outputs, labels)

@@ -8,26 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyeps.engine.contributions import SMALLEST, Contribution
 from polyeps.engine.convolution import Convolution
-from polyeps.engine.known import (
+from polyeps.engine.fallback_layers import VmapLayer
+from polyeps.engine.known_modules import (
+    frozen_copy,
     has_parameters,
-    kept_as_is,
-    repeated,
-    treats_rows_apart,
-    untouched,
-    untouched_itself,
+    is_row_wise,
+    is_unmodified,
+    is_unmodified_itself,
+    shares_parameters,
 )
-from polyeps.engine.layers import Embedding, Free, Layer, Linear, Mapped, Norm
-from polyeps.engine.layout import Group, Layout
-from polyeps.engine.losses import Loss as Loss
-from polyeps.engine.losses import per_row
+from polyeps.engine.layers import Embedding, Layer, Linear, Norm, Parameterless
+from polyeps.engine.layout import Layout, RowGroup
+from polyeps.engine.losses import Loss, per_row_error
 from polyeps.engine.pooling import relu_pool
 from polyeps.engine.recurrent import LastState, Lstm
-from polyeps.engine.sums import SMALLEST, Contribution
 from polyeps.errors import InputError
 
-AIM = 1 - 2**-16  # of the clip: norms and sums rounded in float32 then still stay below it
-SHORTEST = 2.0**-100  # clips below it leave float32 too few digits; rows then contribute nothing
+_AIM = 1 - 2**-16  # share of the clip below which norms and sums stay after rounding in float32
+SHORTEST_ROW_CLIP = 2.0**-100  # clips below it leave float32 too few digits; rows then contribute nothing
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Network:
         return sum(layer.size for layer in self.layers)
 
     def forward(self, models: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, list[Any]]:
-        """The outputs (T, ...), and what each layer saved for its backward pass."""
+        """Return the outputs (T, ...), and what each layer saved for its backward pass."""
         saved = []
         for layer, weights in zip(self.layers, self.columns(models), strict=True):
             rows, kept = layer.forward(weights, rows, layout)
@@ -51,9 +51,11 @@ class Network:
     def contributions(
         self, models: Tensor, saved: list[Any], gradients: Tensor, layout: Layout
     ) -> list[Contribution | None]:
-        """What each layer contributes, given the gradients of the outputs."""
-        # Nothing below the first layer with parameters is worth a gradient.
-        first = next((i for i, layer in enumerate(self.layers) if not isinstance(layer, Free)), len(self.layers))
+        """Return what each layer contributes, given the gradients of the outputs."""
+        # Layers below the first one with parameters need no gradient.
+        first = next(
+            (i for i, layer in enumerate(self.layers) if not isinstance(layer, Parameterless)), len(self.layers)
+        )
         found: list[Contribution | None] = [None] * len(self.layers)
         columns = self.columns(models)
         onwards: Tensor | None = gradients
@@ -78,7 +80,7 @@ def add_gradients(
     clip: Tensor | None,
     into: Tensor,
 ) -> None:
-    """Add to into (n, d) each client's sum of row gradients, each clipped to the client's norm, clip (n,)."""
+    """Add each client's sum of row gradients, each clipped to the client's clip (n,), to into (n, d)."""
     if not layout.rows:
         return
     found = row_gradients(network, loss, models, rows, labels, layout, valid)
@@ -90,7 +92,7 @@ def record_gradients(network: Network, loss: Loss, model: Tensor, rows: Tensor, 
     """Return the gradient of every record on its own, (T, d), under one model (d,): each record is its own client."""
     count = len(rows)
     owner = torch.arange(count, device=rows.device)
-    layout = Layout(count, (Group(0, count, 1, 0),) if count else (), owner)
+    layout = Layout(count, (RowGroup(0, count, 1, 0),) if count else (), owner)
     into = model.new_zeros(count, len(model))
     with torch.no_grad():
         add_gradients(network, loss, model.expand(count, -1), rows, labels, layout, None, None, into)
@@ -100,7 +102,7 @@ def record_gradients(network: Network, loss: Loss, model: Tensor, rows: Tensor, 
 def row_gradients(
     network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor, layout: Layout, weights: Tensor | None
 ) -> list[Contribution | None]:
-    """What each layer contributes to every row's gradient, times the row's weight; models may change afterwards."""
+    """Return what each layer contributes to every row's gradient, times the row's weight; models may change then."""
     outputs, saved = network.forward(models, rows, layout)
     return network.contributions(models, saved, output_gradients(loss, outputs, labels, weights), layout)
 
@@ -113,39 +115,39 @@ def add_rows(network: Network, found: list[Contribution | None], factors: Tensor
 
 
 def output_gradients(loss: Loss, outputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-    """The gradient of every row's loss by its outputs, times the row's weight (T,): zero for padding."""
+    """Return the gradient of every row's loss by its outputs, times the row's weight (T,): zero for padding."""
     closed_form = getattr(loss, "gradients", None)
     if closed_form is not None:
         gradients: Tensor = closed_form(outputs, labels)
-        # Not in place: what a user's loss returns may be the outputs themselves, or of any shape.
+        # Not in place: a user's loss may return the outputs themselves, or any shape.
         return gradients if weights is None else gradients * weights.reshape(-1, *(1,) * (gradients.dim() - 1))
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
         losses = loss(leaf, labels)
         if losses.shape != labels.shape[:1]:
-            raise InputError(per_row(losses, len(labels)))
+            raise InputError(per_row_error(losses, len(labels)))
         total = losses.sum() if weights is None else (losses * weights).sum()
     (differentiated,) = torch.autograd.grad(total, leaf)
     return differentiated
 
 
 def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
-    """min(1, clip / norm) of each row in float64, over all its parameters; 0 where the norm is no finite number.
+    """Return min(1, clip / norm) of each row in float64, over all its parameters; 0 where the norm is not finite.
 
-    Such a row is dropped: a server that sends weights under which one record overflows must not see it, and
-    one record must never decide more than its clip.
+    Such a row is dropped: a server that sends weights under which a record overflows must not learn of it, and no
+    record may contribute more than its clip.
     """
     contributions = [contribution for contribution in found if contribution is not None]
     squares = sum(contribution.squared_norms() for contribution in contributions)
     assert isinstance(squares, Tensor)
     # NaN stays NaN, infinity becomes 0
-    if not clip.is_cuda:  # there every operation counts, and `dp_sgd` refuses such clips
-        clip = clip.double().masked_fill_(clip < SHORTEST, 0.0)
-    factors = (clip * AIM / squares.sqrt_()).clamp_(max=1.0)
+    if not clip.is_cuda:  # on a device every operation counts, and `dp_sgd` refuses such clips
+        clip = clip.double().masked_fill_(clip < SHORTEST_ROW_CLIP, 0.0)
+    factors = (clip * _AIM / squares.sqrt_()).clamp_(max=1.0)
     broken = ~(factors >= SMALLEST)
     if squares.is_cuda:
         factors = factors.float()  # once, not in every layer
-    if squares.is_cuda or bool(broken.any()):  # a captured graph cannot ask
+    if squares.is_cuda or bool(broken.any()):  # a captured graph cannot branch
         factors.masked_fill_(broken, 0.0)
         for contribution in contributions:
             contribution.drop(broken)
@@ -153,21 +155,21 @@ def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
 
 
 def floats_per_row(network: Network, row: Tensor) -> int:
-    """About how many floats a row needs in a step: kept activations, their gradients, its own gradient."""
+    """Estimate how many floats a row needs in a step: saved activations, their gradients, its own gradient."""
     kept = sum(_floats(of_layer) for of_layer in _saved(network, row))
     formed = sum(layer.size for layer in network.layers if not isinstance(layer, Linear | Embedding))
     return 2 * kept + formed
 
 
 def one_vector_a_row(network: Network, row: Tensor) -> frozenset[int]:
-    """Which layers are linear maps of one vector a row, not of several."""
+    """Return the layers that are linear maps of one vector per row, not of several."""
     saved = _saved(network, row)
     return frozenset(i for i, layer in enumerate(network.layers) if isinstance(layer, Linear) and saved[i].dim() == 2)
 
 
 def _saved(network: Network, row: Tensor) -> list[Any]:
-    """What each layer saves of a row (1, ...)."""
-    layout = Layout(1, (Group(0, 1, 1, 0),), torch.zeros(1, dtype=torch.int64))
+    """Return what each layer saves of a row (1, ...)."""
+    layout = Layout(1, (RowGroup(0, 1, 1, 0),), torch.zeros(1, dtype=torch.int64))
     return network.forward(torch.zeros(1, network.size), row, layout)[1]
 
 
@@ -181,40 +183,40 @@ def _floats(saved: Any) -> int:
 
 
 def lower(module: nn.Module) -> Network:
-    """The network of a module: rules where there are rules, `vmap` elsewhere."""
+    """Return the network of a module: batched rules where there are any, `vmap` elsewhere."""
     network = Network(tuple(_layers(module)))
     trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    # Layers that share a parameter count it twice; only the module as a whole gets its gradient right.
-    shared = repeated(module.named_parameters(remove_duplicate=False))
-    return network if network.size == trainable and not shared else Network((Mapped(module),))
+    # Layers that share a parameter would count it twice, so the module runs as a whole.
+    shared = shares_parameters(module.named_parameters(remove_duplicate=False))
+    return network if network.size == trainable and not shared else Network((VmapLayer(module),))
 
 
 def _layers(module: nn.Module) -> list[Layer]:
-    if type(module) is nn.Sequential and untouched_itself(module):
+    if type(module) is nn.Sequential and is_unmodified_itself(module):
         return _merged([layer for child in module for layer in _layers(child)])
     if not any(p.requires_grad for p in module.parameters()):
-        return [Free(kept_as_is(module)) if treats_rows_apart(module) else Mapped(module)]
-    if all(p.requires_grad for p in module.parameters()) and untouched(module):
+        return [Parameterless(frozen_copy(module)) if is_row_wise(module) else VmapLayer(module)]
+    if all(p.requires_grad for p in module.parameters()) and is_unmodified(module):
         rule = _rule(module)
         if rule is not None:
             return [rule]
-    return [Mapped(module)]
+    return [VmapLayer(module)]
 
 
 def _merged(layers: list[Layer]) -> list[Layer]:
-    """Layers, where every ReLU and the pooling after it are one."""
+    """Merge every ReLU with the pooling after it."""
     merged: list[Layer] = []
     for layer in layers:
         before = merged[-1] if merged else None
         pair = None
-        if isinstance(before, Free) and isinstance(layer, Free):
+        if isinstance(before, Parameterless) and isinstance(layer, Parameterless):
             pair = relu_pool(before.module, layer.module)
         merged[-1:] = [pair] if pair is not None else [*merged[-1:], layer]
     return merged
 
 
 def _rule(module: nn.Module) -> Layer | None:
-    """The batched rule of a module; none for a subclass, whose forward may be another, or for other parameters."""
+    """Return the batched rule of a module; None for a subclass, whose forward may differ, or for other parameters."""
     kind = type(module)
     if isinstance(module, nn.Linear) and kind is nn.Linear:
         bias = module.bias is not None

@@ -1,7 +1,7 @@
 """Random streams, one per client: seeded in simulation, the operating system's entropy when deployed.
 
-A client's stream knows nothing of the other clients, so what a client draws does not depend on the cohort it
-is computed in, on chunk sizes or on numbering. Batches and noise come from two separate streams of a client.
+A client's stream is independent of the other clients, so its draws do not depend on the cohort, on chunk sizes or on
+numbering. Batches and noise come from two separate streams of a client.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyeps.core import Streams as Streams
+from polyeps.core import Streams
 from polyeps.engine import philox
 from polyeps.errors import InputError, PolyepsError
 
-# Words turned into normals at a time: the intermediate values stay in the cache. It is part of what a seed
-# means, since the words of a tile are split into radii and angles.
+# Words turned into normals at a time, so that intermediate values fit into the cache. Results for a seed depend on it,
+# since the words of a tile are split into radii and angles.
 TILE = 1 << 17
 FLOATS_LEAK = (
-    "noise in floating point is for simulation alone: its low digits leak; choose a release on integers "
+    "noise in floating point is for simulation only: its low digits leak; choose a release on integers "
     '(noise = "discrete-gaussian" for secure sums, value = "grid-pm" or "duchi" for FedSel)'
 )
 
 
 class SeededStreams:
-    """Streams for simulation: a function of (seed, client, round) alone, and as fast as we can make them.
+    """Streams for simulation: a fast function of (seed, client, round) alone.
 
-    Batches come from Philox, which any device computes alike; the bits of noise on the CPU are SFC64's. Both are
-    statistical generators, never to protect anybody. The normals are Box and Muller's in float32 from 32-bit
-    uniforms, so they end at 6.7 standard deviations.
+    Batches come from Philox, which is the same on any device; noise on the CPU uses SFC64. Both are statistical
+    generators and give no protection. Normals are made by Box and Muller's method in float32 from 32-bit uniforms, so
+    they end at 6.7 standard deviations.
 
     >>> SeededStreams(7, ["a", "b"], 0).uniforms(2)[1] == SeededStreams(7, ["b"], 0).uniforms(2)[0]
     array([ True,  True])
@@ -61,7 +61,7 @@ class SeededStreams:
         return chosen
 
     def for_release(self, name: str) -> SeededStreams:
-        """Streams of their own for one of several releases of the round."""
+        """Return separate streams for one of several releases of the round."""
         chosen = self.select([])
         chosen.keys = [_key(key, name, 0) for key in self.keys]
         chosen._noise = [None] * len(chosen.keys)
@@ -72,12 +72,12 @@ class SeededStreams:
         return drawn
 
     def uniforms_on(self, count: int, device: torch.device) -> Tensor:
-        """The same uniforms, made where they are needed."""
+        """Return the same uniforms, made on a device."""
         first, self._uniforms_drawn = self._uniforms_drawn, self._uniforms_drawn + count
         return philox.uniforms(self.keys_on(device), first, count)
 
     def keys_on(self, device: torch.device) -> Tensor:
-        """The streams' keys as Philox takes them, (n,) int64."""
+        """Return the streams' keys as Philox takes them, (n,) int64."""
         return torch.tensor([key & (2**63 - 1) for key in self.keys], dtype=torch.int64, device=device)
 
     def normals(self, out: Tensor, rows: Sequence[int]) -> None:
@@ -85,7 +85,7 @@ class SeededStreams:
             raise InputError(FLOATS_LEAK)
         _, steps, d = out.shape
         half = (d + 1) // 2
-        # Drawing stays on one thread: torch's own threads spin while they wait and would starve others.
+        # Drawn on one thread: torch's threads spin while they wait and would starve others.
         if steps * half > TILE:
             for row in rows:
                 generator = self._generator(row)
@@ -108,7 +108,7 @@ class SeededStreams:
                 out[some] = block
 
     def _generator(self, row: int) -> np.random.SFC64:
-        """The row's noise, made when first asked for: a cohort on a device never does."""
+        """Return the row's noise generator, made on first use: a cohort on a device needs none."""
         generator = self._noise[row]
         if generator is None:
             generator = self._noise[row] = np.random.SFC64(np.random.SeedSequence([self.keys[row], 1]))
@@ -116,11 +116,10 @@ class SeededStreams:
 
 
 class SystemStreams:
-    """Streams for deployment: ChaCha20 keystreams under keys from the operating system, kept nowhere.
+    """Streams for deployment: ChaCha20 keystreams under keys from the operating system that are not stored.
 
-    They give uniforms, to draw batches by, and no normals: floating-point noise leaks in its low digits (Mironov 2012).
-    What a deployed client releases lies on a grid of integers, with integer noise (`mechanisms.grid_sums`,
-    `mechanisms.words`).
+    They give uniforms, for batches, and no normals: floating-point noise leaks in its low digits (Mironov 2012). A
+    deployed client releases integers with integer noise (`mechanisms.grid_sums`, `mechanisms.random_words`).
     """
 
     exact = True
@@ -139,17 +138,19 @@ class SystemStreams:
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
         words = [stream.words(count) for stream in self._keystreams]
-        return _unit(np.stack(words)) if words else np.empty((0, count))
+        # in (0, 1], from the upper 53 bits of each word
+        upper = np.stack(words) >> np.uint64(11) if words else np.empty((0, count), np.uint64)
+        return (upper + np.uint64(1)).astype(np.float64) * 2.0**-53
 
     def normals(self, out: Tensor, rows: Sequence[int]) -> None:  # noqa: ARG002
         raise InputError(FLOATS_LEAK)
 
 
 def normals_for(streams: Streams, values: Tensor, release: str) -> Tensor:
-    """Standard normals of the shape of values (n, k), and where they are.
+    """Return standard normals of the shape of values (n, k), on their device.
 
-    Seeded streams begin anew whenever a round's streams are asked for, so two releases of one round would have the
-    same noise: `release` names which this is. Others never repeat. On a device seeded noise is drawn there.
+    Seeded streams start again whenever a round's streams are created, so two releases of one round would have the same
+    noise; `release` names the release. Other streams never repeat. Seeded noise for a device is drawn there.
     """
     if streams.exact:
         raise InputError(FLOATS_LEAK)
@@ -167,9 +168,9 @@ def normals_for(streams: Streams, values: Tensor, release: str) -> Tensor:
 
 
 def box_muller(words: NDArray[np.uint64], cosines: Tensor, sines: Tensor) -> None:
-    """Fill cosines (..., h) and sines (..., h or h - 1) with normals, two of each 64-bit word (..., h)."""
+    """Fill cosines (..., h) and sines (..., h or h - 1) with normals, two per 64-bit word (..., h)."""
     bits = torch.unflatten(torch.from_numpy(words).view(torch.int32), -1, (2, -1))
-    # |bits| keeps full relative precision near 0, where the tails come from; in (0, 1].
+    # |bits| keeps full relative precision near 0, which gives the tails; in (0, 1].
     radius = (bits[..., 0, :] * 2.0**-31).abs_().clamp_(min=2.0**-32)
     radius.log_().mul_(-2).sqrt_()
     angle = bits[..., 1, :] * (math.pi * 2.0**-31)
@@ -188,7 +189,7 @@ class _Keystream:
             raise PolyepsError(
                 "noise for deployment needs the package cryptography; run: pip install cryptography"
             ) from missing
-        # The nonce may be anything: the key is used once.
+        # Any nonce will do: the key is used once.
         self._encryptor = ciphers.Cipher(ciphers.algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
 
     def words(self, count: int) -> NDArray[np.uint64]:
@@ -198,8 +199,3 @@ class _Keystream:
 def _key(seed: int, client: int | str, round: int) -> int:
     digest = hashlib.blake2b(f"{int(seed)}/{int(round)}/{client}".encode(), digest_size=16).digest()
     return int.from_bytes(digest, "little")
-
-
-def _unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Uniforms in (0, 1] from the upper 53 bits of each word."""
-    return ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53

@@ -1,8 +1,7 @@
-"""Patches of images and back: what makes a convolution a matrix product, and its gradient one too.
+"""Patches of images and back: they turn a convolution and its gradient into matrix products.
 
-Images are (T, height, width, channels), patches (T, height', width', kh * kw * channels). By torch operations, and on
-a device with Triton as one kernel each: a strided copy and twenty-five additions read and write there far below what
-the memory could.
+Images are (T, height, width, channels), patches (T, height', width', kh * kw * channels). By torch operations, and on a
+device with Triton by one kernel each: there, a strided copy and twenty-five additions are far below memory bandwidth.
 """
 
 from __future__ import annotations
@@ -10,37 +9,37 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyeps.engine.kernels import BLOCK, by_kernel, programs, tl, triton
+from polyeps.engine.triton_kernels import KERNEL_BLOCK, has_kernel, programs, tl, triton
 
 Pair = tuple[int, int]
 
 
 def patches_of(images: Tensor, kernel: Pair, stride: Pair) -> Tensor:
-    """Every patch of contiguous images, copied."""
+    """Return a copy of every patch of contiguous images."""
     count, height, width, channels = images.shape
     (kh, kw), (sh, sw) = kernel, stride
     out = ((height - kh) // sh + 1, (width - kw) // sw + 1)
     s0, s1, s2, _ = images.stride()
-    if not by_kernel(images):
+    if not has_kernel(images):
         windows = images.as_strided((count, *out, kh, kw * channels), (s0, s1 * sh, s2 * sw, s1, 1))
         return windows.reshape(count, *out, kh * kw * channels)
     patches = images.new_empty(count, *out, kh * kw * channels)
-    # A run of a patch within one row of the image is as long here as there.
+    # A run of a patch within one row of the image has the same length in both.
     _copy[programs(patches)](
-        images, patches, patches.numel(), *out, kh, kw * channels, sh * s1, sw * s2, s1, s0, BLOCK=BLOCK
+        images, patches, patches.numel(), *out, kh, kw * channels, sh * s1, sw * s2, s1, s0, BLOCK=KERNEL_BLOCK
     )
     return patches
 
 
 def added_up(patches: Tensor, size: Pair, kernel: Pair, stride: Pair) -> Tensor:
-    """The images of a size, (T, height, width, channels), in which every patch is added at its place."""
+    """Return images of a size, (T, height, width, channels), in which every patch is added at its place."""
     count, high, wide, depth = patches.shape
     (kh, kw), (sh, sw) = kernel, stride
     channels = depth // (kh * kw)
-    if by_kernel(patches):
+    if has_kernel(patches):
         images = patches.new_empty(count, *size, channels)
         _add[programs(images)](
-            patches, images, images.numel(), *size, channels, high, wide, kh, kw, sh, sw, BLOCK=BLOCK
+            patches, images, images.numel(), *size, channels, high, wide, kh, kw, sh, sw, BLOCK=KERNEL_BLOCK
         )
         return images
     images = patches.new_zeros(count, *size, channels)

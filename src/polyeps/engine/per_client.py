@@ -1,100 +1,77 @@
-"""Numbers that may differ between clients, given as one for all or as one for each, read for a cohort."""
+"""Numbers of local training, read for a cohort: each client's own setting, or else one number for all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from polyeps.core import PerClient, Records
 from polyeps.errors import InputError
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
-PerClient = float | Sequence[float] | Floats
 
 
-class Rows(NamedTuple):
-    """The clients to read for: how many records each has, and which rows of the numbers are theirs."""
+class CohortSettings(NamedTuple):
+    """The settings of n clients; a number that a client has not set is the common one."""
 
-    counts: Whole  # (n,)
-    rows: Whole | None = None  # None: all of them, in order
+    clients: int
+    own: PerClient
 
-    @property
-    def clients(self) -> int:
-        return len(self.counts)
+    @classmethod
+    def of_one(cls, settings: Mapping[str, float]) -> CohortSettings:
+        """Return the settings of a single client."""
+        return cls(1, {name: np.array([value]) for name, value in settings.items()})
 
-    def row(self, client: int) -> int:
-        """The row under which the caller knows a client of the cohort."""
-        return client if self.rows is None else int(self.rows[client])
+    def each(self, name: str, common: ArrayLike | None) -> Floats:
+        """Return one number of at least 0 for each client."""
+        values = self.own.get(name, common)
+        if values is None:
+            raise InputError(f"{name} is not set; give one number for all clients, or put it into their settings")
+        array = np.asarray(values, dtype=np.float64)
+        if array.shape not in ((), (self.clients,)):
+            raise InputError(f"{name} must be one number or {self.clients} of them, not of shape {array.shape}")
+        if np.isnan(array).any() or (array < 0).any():
+            raise InputError(f"{name} must be at least 0 for every client, not {np.min(array)}")
+        return np.broadcast_to(array, (self.clients,)).copy()
+
+    def whole(self, name: str, common: ArrayLike | None) -> Whole:
+        """Return one whole number for each client."""
+        array = self.each(name, common)
+        if not np.isfinite(array).all() or (array != np.floor(array)).any():
+            raise InputError(f"{name} must be whole numbers, not {array}")
+        return array.astype(np.int64)
+
+    def above_zero(self, name: str, common: ArrayLike | None) -> Floats:
+        """Return one number above 0 for each client."""
+        array = self.each(name, common)
+        if (array == 0).any():
+            raise InputError(f"{name} must be above 0 for every client")
+        return array
+
+    def unless_zero(self, name: str, common: ArrayLike | None) -> Floats | None:
+        """Return one number for each client, or None where all are 0."""
+        array = self.each(name, common)
+        return array if array.any() else None
+
+    def has(self, name: str, common: ArrayLike | None) -> bool:
+        """Return whether a number is set, by clients or for all."""
+        return common is not None or name in self.own
 
 
-def cohort_of(counts: Whole, rows: Sequence[int] | None, *, empty: bool = False) -> Rows:
-    """The cohort of clients with so many records, whose numbers stand in `rows`; without any only if `empty` allows."""
-    cohort = Rows(counts)
-    if rows is not None:
-        array = np.asarray(rows)
-        if array.shape != counts.shape:
-            raise InputError(f"rows must be {len(counts)} numbers, one per client, not of shape {array.shape}")
-        # A mask would be read as rows 0 and 1.
-        if len(array) and (array.dtype.kind not in "iu" or array.min() < 0):
-            raise InputError(f"rows must be whole numbers of at least 0, not {array}")
-        cohort = Rows(counts, array.astype(np.int64))
+def settings_of(records: Records, own: PerClient, *, empty: bool = False) -> CohortSettings:
+    """Return the settings of clients with these records; clients without any are refused unless `empty` allows them."""
+    counts = records.counts
+    cohort = CohortSettings(len(counts), {**own, "records": counts})
+    held = CohortSettings(len(counts), own).whole("records", counts)
+    for i in np.flatnonzero(held != counts)[:1].tolist():
+        raise InputError(
+            f"records is {held[i]} in the settings of client {i}, which has {counts[i]} records; correct it, for the "
+            "price depends on it"
+        )
     for i in [] if empty else np.flatnonzero(counts <= 0)[:1].tolist():
-        raise InputError(f"client in row {cohort.row(i)} has no records; leave it out of the cohort")
+        raise InputError(f"client {i} of the cohort has no records; leave it out")
     return cohort
-
-
-def check_lengths(**fields: PerClient | None) -> None:
-    """Refuse fields that disagree on how many clients there are: rows of them could not mean the same clients."""
-    lengths = {name: np.size(values) for name, values in fields.items() if values is not None and np.ndim(values)}
-    for name, length in lengths.items():
-        other, wanted = next(iter(lengths.items()))
-        if length != wanted:
-            raise InputError(f"{name} is given for {length} clients, but {other} for {wanted}; give one number or all")
-
-
-def each(name: str, values: ArrayLike, cohort: Rows) -> Floats:
-    """One number of at least 0 for each client of the cohort."""
-    array = np.asarray(values, dtype=np.float64)
-    if cohort.rows is None and array.shape not in ((), (cohort.clients,)):
-        raise InputError(f"{name} must be one number or {cohort.clients} of them, not of shape {array.shape}")
-    if cohort.rows is not None and array.ndim:
-        if array.ndim > 1 or cohort.rows.max(initial=-1) >= len(array):
-            last = cohort.rows.max(initial=-1)
-            raise InputError(f"{name} must be one number or have a row {last}, which rows asks for, not {array.shape}")
-        array = array[cohort.rows]
-    if np.isnan(array).any() or (array < 0).any():
-        raise InputError(f"{name} must be at least 0 for every client, not {np.min(array)}")
-    return np.broadcast_to(array, (cohort.clients,)).copy()
-
-
-def whole(name: str, values: ArrayLike, cohort: Rows) -> Whole:
-    """One whole number for each client."""
-    array = each(name, values, cohort)
-    if not np.isfinite(array).all() or (array != np.floor(array)).any():
-        raise InputError(f"{name} must be whole numbers, not {array}")
-    return array.astype(np.int64)
-
-
-def above_zero(name: str, values: ArrayLike, cohort: Rows) -> Floats:
-    """One number above 0 for each client."""
-    array = each(name, values, cohort)
-    if (array == 0).any():
-        raise InputError(f"{name} must be above 0 for every client")
-    return array
-
-
-def unless_zero(name: str, values: ArrayLike, cohort: Rows) -> Floats | None:
-    """One number for each client, or None where all are 0."""
-    array = each(name, values, cohort)
-    return array if array.any() else None
-
-
-def of_row(name: str, values: ArrayLike, row: int | None) -> float:
-    """The number of one client, who may remain unnamed where all have the same."""
-    array = np.unique(np.asarray(values, dtype=np.float64)) if row is None else np.asarray(values).ravel()
-    if row is None and len(array) > 1:
-        raise InputError(f"{name} differs between clients; say whose price is asked with row=")
-    return float(array[0] if row is None or len(array) == 1 else array[row])

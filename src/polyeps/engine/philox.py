@@ -1,8 +1,8 @@
-"""Normals on the device, a stream per client: Philox4x32-10, a function of (client's key, step, element).
+"""Normals on the device, one stream per client: Philox4x32-10, a function of (client's key, step, element).
 
-Counter-based, so no state and no order: any element can be computed anywhere, and a captured graph draws new
-noise on every replay. One Triton kernel where Triton is installed (torch's CUDA builds bring it); the same
-integers by torch operations elsewhere, much slower. For simulation only: Philox protects nobody.
+Counter-based, so without state or order: any element can be computed anywhere, and a captured graph draws new noise on
+every replay. One Triton kernel where Triton is installed (torch's CUDA builds include it); the same integers by torch
+operations elsewhere, much slower. For simulation only: Philox gives no protection.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import math
 import torch
 from torch import Tensor
 
-from polyeps.engine.kernels import by_kernel, tl, triton
+from polyeps.engine.triton_kernels import has_kernel, tl, triton
 
 _WORD = 0xFFFFFFFF
 _BLOCK = 256
 
 
 def fill_normals(out: Tensor, keys: Tensor, step: Tensor) -> None:
-    """Fill out (n, d) with step's normals of the streams with the given keys (n,); step is an int64 (1,)."""
-    if by_kernel(out):
+    """Fill out (n, d) with a step's normals of the streams with the given keys (n,); step is an int64 (1,)."""
+    if has_kernel(out):
         quads = -(-out.shape[1] // 4)
         grid = (out.shape[0], -(-quads // _BLOCK))
         _fill[grid](out, keys, step, out.shape[1], quads, BLOCK=_BLOCK)
@@ -29,7 +29,7 @@ def fill_normals(out: Tensor, keys: Tensor, step: Tensor) -> None:
 
 
 def normals(keys: Tensor, step: Tensor, size: int) -> Tensor:
-    """The same normals by torch operations, (n, size)."""
+    """Return the same normals by torch operations, (n, size)."""
     quads = -(-size // 4)
     element = torch.arange(quads, device=keys.device)[None, :]
     zero = torch.zeros_like(element)
@@ -39,9 +39,9 @@ def normals(keys: Tensor, step: Tensor, size: int) -> Tensor:
 
 
 def uniforms(keys: Tensor, first: int, count: int) -> Tensor:
-    """Uniforms number first up to first + count of each stream, in (0, 1], (n, count) float64.
+    """Return uniforms number first to first + count (exclusive) of each stream, in (0, 1], (n, count) float64.
 
-    Two from each block of four words; the third counter sets them apart from the normals.
+    Two from each block of four words; the third counter separates them from the normals.
     """
     block = torch.arange(first // 2, -(-(first + count) // 2), device=keys.device)[None, :]
     zero = torch.zeros_like(block)
@@ -53,11 +53,11 @@ def uniforms(keys: Tensor, first: int, count: int) -> Tensor:
 
 
 def philox(counter: tuple[Tensor, ...], key: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x32-10 (Salmon et al. 2011) of four 32-bit counters and a 64-bit key, all held in int64."""
+    """Compute Philox4x32-10 (Salmon et al. 2011) of four 32-bit counters and a 64-bit key, all stored in int64."""
     c0, c1, c2, c3 = counter
     k0, k1 = key & _WORD, (key >> 32) & _WORD
     for _ in range(10):
-        # int64 products wrap modulo 2^64, which leaves both halves right
+        # int64 products wrap modulo 2^64, which keeps both halves right
         a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c1, c2, c3 = (
             ((b >> 32) & _WORD) ^ c1 ^ k0,

@@ -1,7 +1,7 @@
-"""A ReLU and the pooling by two that follows it, as one layer: the largest of four numbers, and which of them it was.
+"""A ReLU and a 2 x 2 max pooling as one layer: the largest of four numbers, and its place.
 
-By torch operations, and on a device with Triton as one kernel each way: apart, they pass over the largest activations
-of a network six times.
+By torch operations, and on a device with Triton by one kernel each way: separately, they pass over the largest
+activations of a network six times.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.kernels import BLOCK, by_kernel, programs, tl, triton
-from polyeps.engine.layers import Free
+from polyeps.engine.layers import Parameterless
 from polyeps.engine.layout import Layout
+from polyeps.engine.triton_kernels import KERNEL_BLOCK, has_kernel, programs, tl, triton
 
-NOBODY = 4  # where none of the four is above zero
+_NONE = 4  # place if none of the four is above zero
 
 
 @dataclass(frozen=True)
-class ReluPool(Free):
-    """Both modules run one after the other, on images (T, channels, height, width)."""
+class ReluPool(Parameterless):
+    """A ReLU, then a 2 x 2 max pooling, on images (T, channels, height, width)."""
 
     def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Any]:
         if not _by_kernel(rows):
             return super().forward(weights, rows, layout)
         images = rows.permute(0, 2, 3, 1).contiguous()
-        pooled, winners = largest_of_four(images)
+        pooled, winners = _largest_of_four(images)
         return pooled.permute(0, 3, 1, 2), (winners, images.shape)
 
     def backward(
@@ -38,38 +38,38 @@ class ReluPool(Free):
         winners, shape = saved
         if not inputs:
             return None, None
-        return to_the_winner(gradients.permute(0, 2, 3, 1).contiguous(), winners, shape).permute(0, 3, 1, 2), None
+        return _to_the_winner(gradients.permute(0, 2, 3, 1).contiguous(), winners, shape).permute(0, 3, 1, 2), None
 
 
 def relu_pool(first: nn.Module, second: nn.Module) -> ReluPool | None:
-    """Two neighbouring modules as one layer, if they are such a pair."""
+    """Return two neighbouring modules as one layer, if they are such a pair; else None."""
     if type(first) is not nn.ReLU or not isinstance(second, nn.MaxPool2d) or type(second) is not nn.MaxPool2d:
         return None
     by_two = second.kernel_size in (2, (2, 2)) and second.stride in (2, (2, 2))
     plain = second.padding in (0, (0, 0)) and second.dilation in (1, (1, 1))
     if not by_two or not plain or second.ceil_mode or second.return_indices:
         return None
-    return ReluPool(nn.Sequential(nn.ReLU(), second))  # a ReLU of its own: the given one may work in place
+    return ReluPool(nn.Sequential(nn.ReLU(), second))  # a new ReLU: the given one may work in place
 
 
 def _by_kernel(rows: Tensor) -> bool:
-    """Whether a kernel pools rows: not those of one channel (T, height, width), which torch takes too."""
-    return by_kernel(rows) and rows.dim() == 4
+    """Return whether a kernel can pool rows: not rows of one channel (T, height, width), which torch also accepts."""
+    return has_kernel(rows) and rows.dim() == 4
 
 
-def largest_of_four(images: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of each two by two pixels, at least zero, and which it was; images (T, height, width, channels)."""
+def _largest_of_four(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest of each two by two pixels, at least 0, and its place; images (T, height, width, channels)."""
     count, height, width, channels = images.shape
     pooled = images.new_empty(count, height // 2, width // 2, channels)
     winners = torch.empty_like(pooled, dtype=torch.int8)
-    _largest[programs(pooled)](images, pooled, winners, pooled.numel(), height, width, channels, NOBODY, BLOCK)
+    _largest[programs(pooled)](images, pooled, winners, pooled.numel(), height, width, channels, _NONE, KERNEL_BLOCK)
     return pooled, winners
 
 
-def to_the_winner(gradients: Tensor, winners: Tensor, shape: torch.Size) -> Tensor:
-    """Every pooled gradient at the pixel that won; images of a shape (T, height, width, channels)."""
+def _to_the_winner(gradients: Tensor, winners: Tensor, shape: torch.Size) -> Tensor:
+    """Return images (T, height, width, channels) with every pooled gradient at the pixel that was largest."""
     images = gradients.new_empty(shape)
-    _spread[programs(images)](gradients, winners, images, images.numel(), *shape[1:], BLOCK)
+    _spread[programs(images)](gradients, winners, images, images.numel(), *shape[1:], KERNEL_BLOCK)
     return images
 
 

@@ -1,4 +1,4 @@
-"""The LSTM, batched over clients: torch's equations step by step, with every row's gate gradients kept."""
+"""LSTM layers batched over clients: torch's equations step by step, with every row's gate gradients."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from polyeps.engine.contributions import Contribution, ContributionParts, PositionProducts, RowGradients
 from polyeps.engine.layers import times
 from polyeps.engine.layout import Layout
-from polyeps.engine.sums import Contribution, Each, Parts, Positions
 
 
 class LastState(nn.Module):
-    """An LSTM (batch first) that returns its top layer's last state: (T, L, in) -> (T, hidden)."""
+    """An LSTM (batch_first) that returns its top layer's last state: (T, L, in) -> (T, hidden)."""
 
     def __init__(self, lstm: nn.LSTM) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class LastState(nn.Module):
 
 @dataclass(frozen=True)
 class _Trace:
-    """What one layer of the forward pass leaves behind; time comes first."""
+    """What one layer saves of the forward pass; time is the first dimension."""
 
     inputs: Tensor  # (T, L, in)
     states: Tensor  # (L + 1, T, hidden), the first is zero
@@ -68,16 +68,16 @@ class Lstm:
             before = trace.states[:-1].transpose(0, 1).contiguous()
             sizes = self._sizes()[depth]
             of_layer: list[Contribution] = [
-                Positions(layout, trace.inputs, gates, bias=False),
-                Positions(layout, before, gates, bias=False),
+                PositionProducts(layout, trace.inputs, gates, bias=False),
+                PositionProducts(layout, before, gates, bias=False),
             ]
             if self.bias:  # both biases see the same gradient
-                of_layer += [Each(layout, gates.sum(1))] * 2
+                of_layer += [RowGradients(layout, gates.sum(1))] * 2
             parts = [*zip(sizes, of_layer, strict=True), *parts]
             if depth or inputs:
                 onwards = times(layout, self._matrix(mine[0]).transpose(1, 2), None, gates)  # (T, L, in)
                 states = onwards.transpose(0, 1)
-        return onwards if inputs else None, Parts(parts)
+        return onwards if inputs else None, ContributionParts(parts)
 
     def _forward(self, mine: list[Tensor], rows: Tensor, layout: Layout) -> _Trace:
         count, length, _ = rows.shape
@@ -97,7 +97,7 @@ class Lstm:
         return _Trace(rows, states, cells, gates)
 
     def _backward(self, mine: list[Tensor], trace: _Trace, gradients: Tensor, layout: Layout) -> Tensor:
-        """The gradients of the gates before their activations, (L, T, 4 * hidden)."""
+        """Return the gradients of the gates before their activations, (L, T, 4 * hidden)."""
         recur = self._matrix(mine[1]).transpose(1, 2)
         found = torch.empty_like(trace.gates)
         of_state = torch.zeros_like(trace.states[0])
@@ -116,7 +116,7 @@ class Lstm:
         return found.flatten(2)
 
     def _sizes(self) -> list[list[int]]:
-        """Per layer: input weights, recurrent weights and, if any, the two biases."""
+        """Return the sizes per layer: input weights, recurrent weights and, if any, the two biases."""
         wide = 4 * self.hidden
         return [
             [wide * (self.hidden if depth else self.fan_in), wide * self.hidden, *[wide] * (2 * self.bias)]

@@ -1,11 +1,11 @@
-"""Batches of a client's records, drawn from its own stream.
+"""Sampling of batches: each client's records, drawn from its own stream.
 
-Poisson: every record enters each batch independently, with the client's rate. A client's S batches of N records
-are one sequence of S·N independent coin tosses. The gap from one success to the next is geometric, so a client's
-batches cost as many draws as they hold records, not S·N.
+Poisson: every record enters each batch independently, with the client's rate. A client's S batches of N records are one
+sequence of S·N independent coin tosses. The gap from one success to the next is geometric, so a client's batches cost
+as many draws as they hold records, not S·N.
 
-Fixed size: every batch is a uniformly random set of exactly B records, independent of the other batches. Only
-`published` forms take them.
+Fixed size: every batch is a uniformly random set of exactly B records, independent of the other batches; used only by
+`published` forms.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps.engine.noise import Streams
+from polyeps.core import Streams
 from polyeps.errors import InputError
 
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of n clients over S steps; empty batches are batches."""
+    """The batches of n clients over S steps; a batch may be empty."""
 
     sizes: NDArray[np.int64]  # (S, n)
     records: NDArray[np.int64]  # the records in them, by step, then client, then record
 
 
-def check_rates(rates: NDArray[np.float64]) -> None:
-    """Refuse a rate that is no probability, or never takes anything."""
+def check_sampling_rates(rates: NDArray[np.float64]) -> None:
+    """Refuse a sampling rate that is not a probability above 0."""
     if not np.all((rates > 0) & (rates <= 1)):
         raise InputError(f"a sampling rate must be above 0 and at most 1, not {rates.min()} to {rates.max()}")
 
 
 def draws_needed(tosses: NDArray[np.int64], rates: NDArray[np.float64]) -> int:
-    """How many gaps to draw so that one helping is nearly always enough for every client."""
+    """Return the number of gaps to draw so that one draw is nearly always enough for every client."""
     expected = tosses * rates
     return int(np.max(expected + 6 * np.sqrt(expected + 1), initial=0)) + 8
 
@@ -43,7 +43,7 @@ def poisson_batches(
     streams: Streams, spans: NDArray[np.int64], rates: NDArray[np.float64], steps: NDArray[np.int64]
 ) -> Batches:
     """Draw steps[i] batches of client i's records; later batches, up to the longest client's, are empty."""
-    check_rates(rates)
+    check_sampling_rates(rates)
     counts = np.diff(spans)[:, 0]
     tosses = counts * steps
     draws = draws_needed(tosses, rates)
@@ -63,7 +63,7 @@ def poisson_batches(
     longest = int(steps.max(initial=0))
     sizes = np.bincount(step * len(counts) + client, minlength=longest * len(counts))
     sizes = sizes.reshape(longest, len(counts))
-    # Found by client, then step; wanted by step, then client: each batch moves as a whole, so no sorting.
+    # From client, then step, to step, then client: each batch moves as a whole, without sorting.
     here, there = _starts(sizes.T), _starts(sizes)
     records = np.empty(len(client), np.int64)
     records[there[step, client] + np.arange(len(client)) - here[client, step]] = record + spans[client, 0]
@@ -75,21 +75,21 @@ def fixed_batches(
 ) -> Batches:
     """Draw steps[i] batches of sizes[i] of client i's records; later batches, up to the longest client's, are empty.
 
-    By Floyd's way to draw a set, which takes one uniform per record: position k of B picks one of the first
-    N - B + k + 1 records, and takes the last of them where the pick is in the batch already.
+    By Floyd's algorithm, which takes one uniform per record: position k of B picks one of the first N - B + k + 1
+    records, and takes the last of them if the pick is in the batch already.
     """
     counts = np.diff(spans)[:, 0]
     if not np.all((sizes >= 1) & (sizes <= counts)):
         raise InputError("a batch of fixed size must hold at least 1 and at most all of the client's records")
     active = np.arange(steps.max(initial=0))[:, None] < steps  # (S, n)
     step, client = np.nonzero(active)
-    # Largest batches first: those that still lack a record are then a slice, which numpy does not copy.
+    # Largest batches first: batches that still lack a record are then a slice, which numpy does not copy.
     falling = np.argsort(-sizes[client], kind="stable")
     step, client = step[falling], client[falling]
     size, count = sizes[client], counts[client]
-    # Client i's batch in step s uses the uniforms from s · B_i on, so who is drawn beside it changes nothing.
+    # Client i's batch in step s uses the uniforms from s · B_i on, independent of the other clients.
     uniforms = streams.uniforms(int(np.max(sizes * steps, initial=0)))  # (n, draws) in (0, 1]
-    # A place that stays unused sorts behind the records.
+    # An unused place sorts behind the records.
     chosen = np.repeat(count[None], size.max(initial=0), axis=0)  # (B, batches)
     for place in range(len(chosen)):
         lack = slice(np.count_nonzero(size > place))
@@ -106,6 +106,6 @@ def fixed_batches(
 
 
 def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each batch begins when batches lie one after another, row by row."""
+    """Return where each batch begins when batches are concatenated row by row."""
     flat = sizes.ravel()
     return (np.cumsum(flat) - flat).reshape(sizes.shape)

@@ -1,4 +1,4 @@
-"""An experiment as a value: read from TOML or written in Python, checked before anything is touched."""
+"""Experiment settings: read from TOML or written in Python, and checked before anything runs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from polyeps.errors import InputError
 Checked = TypeVar("Checked", bound=BaseModel)
 _LONGEST = 100  # bytes of a name: a file system takes 255, and seeds and endings are added to it
 _SEEDS = 2**63  # what a journal's column can hold
+# Keys of earlier versions, and what to write instead.
+_FORMER = {"budgets.scale": "budgets.noise_multiplier", "budgets.menu": "budgets.levels"}
 
 
 def _fit_for_a_file_name(text: str) -> str:
@@ -28,12 +30,12 @@ def _fit_for_a_file_name(text: str) -> str:
     return text
 
 
-# What runs and methods are called, and so are their folders and files.
+# Names of runs and methods, which are also those of folders and files.
 Title = Annotated[str, AfterValidator(_fit_for_a_file_name)]
 
 
 class _Table(BaseModel):
-    """Numbers are finite, since a journal's JSON knows no others; and true is no number."""
+    """A table of settings; numbers are finite, since a journal's JSON knows no others, and true is no number."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -52,18 +54,18 @@ class _Table(BaseModel):
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The types a setting may have, however they are put together."""
+    """Return the types a setting may have, however they are put together."""
     return {annotation}.union(*(_kinds(part) for part in get_args(annotation) if get_origin(annotation) is not Literal))
 
 
 class Section(_Table):
-    """A table of the file; what it does not know is refused."""
+    """A table of the file that refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Data(Section):
-    """Which records there are, and how they are divided among clients."""
+class DataSettings(Section):
+    """The records, and how they are divided among clients."""
 
     name: str = "digits"
     file: Path | None = None  # your own table or folder of tables, instead of a data set by name
@@ -75,45 +77,46 @@ class Data(Section):
     labels_per_client: int = Field(default=2, ge=1)
     alpha: float = Field(default=0.5, gt=0)
     test_share: float = Field(default=0.2, gt=0, lt=1)  # held out where no test split was published
-    # Of each client's records, the share that it does not train on: models are judged on it client by client.
+    encoder: str | None = None  # a fixed, data-independent function of a record, applied before training
+    # Of each client's records, the share that it does not train on: models are tested on it client by client.
     own_test: float = Field(default=0.0, ge=0, lt=1)
-    # Judge on this share of the training records instead of the test split: to choose settings by.
+    # Test on this share of the training records instead of the test split: to choose settings by.
     validation: float = Field(default=0.0, ge=0, lt=1)
 
 
-class Level(Section):
-    """One entry of a menu of privacy levels; clients that choose nothing have the strictest."""
+class LevelSettings(Section):
+    """One privacy level that clients choose from; a client that chooses none has the strictest."""
 
     name: Title
-    epsilon: float | None = Field(default=None, gt=0)  # None: nothing is promised to whoever chooses this
+    epsilon: float | None = Field(default=None, gt=0)  # None: no guarantee for clients of this level
     share: float | None = Field(default=None, ge=0, le=1)  # of clients, drawn by the seed, that choose it
     labels: tuple[int, ...] | None = None  # they are drawn among clients that hold records of one of these classes
 
 
-class Budgets(Section):
-    """What clients are willing to lose, and whether they tell."""
+class BudgetSettings(Section):
+    """The clients' privacy budgets, and whether they disclose them."""
 
     distribution: str | None = None
     file: Path | None = None
     epsilons: tuple[float, ...] | None = None
-    epsilon: float | None = Field(default=None, gt=0)  # the same for everybody
-    menu: tuple[Level, ...] | None = None  # levels to choose from, instead of an ε of one's own
+    epsilon: float | None = Field(default=None, gt=0)  # the same for every client
+    levels: tuple[LevelSettings, ...] | None = None  # privacy levels to choose from
     # As many clients from each part of a mixture as its weight says, instead of by chance.
     stratified: bool = False
     delta: float = Field(default=1e-5, ge=0, lt=1)
     disclosed: bool = True
-    # One noise scale for all, so that strict clients leave early; without it every client has its own.
-    scale: float | None = Field(default=None, gt=0)
+    # One for all, so that strict clients leave early; without it every client has its own.
+    noise_multiplier: float | None = Field(default=None, gt=0)
 
 
-class Model(Section):
-    """What is trained."""
+class ModelSettings(Section):
+    """The model to train."""
 
     name: str = "logistic"
     hidden: tuple[int, ...] | None = None  # widths of the mlp's layers
 
 
-class Training(Section):
+class TrainingSettings(Section):
     """How clients train locally."""
 
     batch: int = Field(default=8, ge=1)
@@ -127,30 +130,33 @@ class Training(Section):
     decay: float = Field(default=0.0, ge=0)
 
 
-class Participation(Section):
-    """Who takes part in a round."""
+class ParticipationSettings(Section):
+    """The clients of a round."""
 
     kind: Literal["uniform", "poisson", "full", "epoch"] = "full"
     share: float = Field(default=1.0, gt=0, le=1)
     quorum: int | None = Field(default=None, ge=1)
-    with_public: bool = False  # at least one liberal client in every round, for every method alike
+    with_public: bool = False  # at least one high-ε client in every round, for every method alike
 
 
 class Method(_Table):
     """One algorithm of a comparison; keys this table does not know are the algorithm's own options."""
 
     model_config = ConfigDict(extra="allow")
-    name: str
-    # published: batches, noise or probabilities as the paper has them; what they really cost is then put in force
+    name: str  # of a built-in algorithm, of one given to `run`, or "module:name"
+    budgets: Literal["own", "minimum", "maximum", "none"] | None = None  # None: the algorithm's default
+    # published: batches, noise or probabilities as the paper has them; their real cost is then the effective budget
     form: Literal["sound", "published"] = "sound"
-    # Of a control (minimum, maximum): the ε it puts in force for everybody, instead of the clients' least or largest.
+    # With budgets = "minimum" or "maximum": the effective ε, instead of the clients' smallest or largest.
     epsilon: float | None = Field(default=None, gt=0)
     label: Title | None = None
     training: dict[str, Any] = Field(default_factory=dict)  # settings in which it differs from [training]
 
     @property
     def title(self) -> str:
-        return self.label or (self.name if self.form == "sound" else f"{self.name} ({self.form})")
+        unusual = [part for part in (self.budgets, self.form) if part not in (None, "own", "sound")]
+        name = self.name.rpartition(":")[2]
+        return self.label or (f"{name} ({', '.join(map(str, unusual))})" if unusual else name)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -158,17 +164,19 @@ class Method(_Table):
 
 
 class Experiment(Section):
-    """Everything that decides a result."""
+    """All settings that decide a result."""
 
     name: Title = "experiment"
     rounds: int = Field(default=20, ge=1)
     seeds: tuple[int, ...] = (1,)
     evaluate_every: int = Field(default=1, ge=1)
-    data: Data = Field(default_factory=Data)
-    budgets: Budgets = Field(default_factory=Budgets)
-    model: Model = Field(default_factory=Model)
-    training: Training = Field(default_factory=Training)
-    participation: Participation = Field(default_factory=Participation)
+    metrics: tuple[str, ...] = ()  # beside accuracy and loss: "module:name", or names given to `run`
+    trackers: tuple[str, ...] = ()  # "module:name" of classes or functions that make trackers
+    data: DataSettings = Field(default_factory=DataSettings)
+    budgets: BudgetSettings = Field(default_factory=BudgetSettings)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    training: TrainingSettings = Field(default_factory=TrainingSettings)
+    participation: ParticipationSettings = Field(default_factory=ParticipationSettings)
     algorithm: tuple[Method, ...] = (Method(name="fedavg"),)
 
     def __init__(self, **values: Any) -> None:
@@ -209,22 +217,22 @@ class Experiment(Section):
             raise ValueError(f"two are called {twice!r}; give each its own label" if twice else "name at least one")
         return value
 
-    def training_of(self, method: Method) -> Training:
-        """The training settings a method runs with."""
-        return checked(Training, {**self.training.model_dump(), **method.training}, "algorithm.training")
+    def training_of(self, method: Method) -> TrainingSettings:
+        """Return the training settings a method runs with."""
+        return checked(TrainingSettings, {**self.training.model_dump(), **method.training}, "algorithm.training")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON can hold them; `experiment` reads them back."""
+        """Return plain values, as JSON can hold them; `experiment` reads them back."""
         return dict(json.loads(self.model_dump_json(exclude_none=True)))
 
 
 def experiment(values: Mapping[str, Any]) -> Experiment:
-    """An experiment from plain values; what is wrong is named by its place."""
+    """Return an experiment from plain values; errors name the key."""
     return Experiment(**values)
 
 
-def read(path: Path, changes: Iterable[str] = ()) -> Experiment:
-    """An experiment from a TOML file, with changes like "training.clip=0.5" applied to it."""
+def read_experiment(path: Path, changes: Iterable[str] = ()) -> Experiment:
+    """Return an experiment from a TOML file, with changes like "training.clip=0.5" applied to it."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
@@ -255,7 +263,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
     *path, last = place.strip().split(".")
     tables: list[Any] = [values]
     for depth, key in enumerate(path, start=1):
-        # A change to "algorithm" is meant for every method of the file.
+        # A change to "algorithm" applies to every method of the file.
         found = [table.setdefault(key, {}) for table in tables]
         tables = [table for one in found for table in (one if isinstance(one, list) else [one])]
         if not all(isinstance(table, dict) for table in tables):
@@ -265,7 +273,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
 
 
 def checked(kind: type[Checked], values: Mapping[str, Any], inside: str = "") -> Checked:
-    """Validated values, or the first thing wrong with them as a sentence."""
+    """Return validated values, or raise the first thing wrong with them as a sentence."""
     try:
         return kind.model_validate(values)
     except ValidationError as problem:
@@ -273,12 +281,12 @@ def checked(kind: type[Checked], values: Mapping[str, Any], inside: str = "") ->
 
 
 def _sentence(kind: type[BaseModel], problem: ValidationError, inside: str = "") -> str:
-    """The first thing wrong, by its place."""
+    """Return the first thing wrong, by its key."""
     error = problem.errors()[0]
     place = ".".join(str(part) for part in ([inside] if inside else []) + list(error["loc"]))
     if error["type"] == "extra_forbidden":
         return unknown_key(place, str(error["loc"][-1]), _known_keys(kind, error["loc"][:-1]))
-    # Of a setting that may be this or that, pydantic adds which of them it tried.
+    # For a setting of several types, pydantic adds the type it tried.
     named = [str(part) for part in error["loc"] if isinstance(part, int) or part.isidentifier()]
     place = ".".join(([inside] if inside else []) + named)
     reason = error["msg"].removeprefix("Value error, ")
@@ -287,7 +295,9 @@ def _sentence(kind: type[BaseModel], problem: ValidationError, inside: str = "")
 
 
 def unknown_key(place: str, key: str, known: Iterable[str], what: str = "setting") -> str:
-    """The sentence for a key nobody knows."""
+    """Return the sentence for an unknown key."""
+    if place in _FORMER:
+        return f"{place} is now {_FORMER[place]}; rename it"
     names = list(known)
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(names))}" if names else "remove it"

@@ -1,61 +1,89 @@
-"""The budgets a method runs under: the clients' own, the strictest of all, or those a control pretends."""
+"""The budgets a method runs under: the clients' own, or those that `algorithm.budgets` puts in their place."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from polyeps.algorithms import Entry
+from polyeps.algorithms import BudgetRule, Entry
 from polyeps.core import Budget
 from polyeps.errors import InputError
 from polyeps.experiment import config
-from polyeps.experiment.population import Population
 
-_UNDER = {"none": "no budget", "strictest": "the strictest of the clients' budgets"}
+if TYPE_CHECKING:
+    from polyeps.experiment.population import Population
 
 
-def in_force(method: config.Method, entry: Entry, people: Population) -> tuple[Budget | None, ...] | None:
-    """What every client is promised; nothing where nobody is promised anything."""
-    promised = all_promised(people.budgets)
-    everyone = len(people.budgets)
+def whose_budgets(method: config.Method, entry: Entry) -> BudgetRule:
+    """Return whose budgets a method spends: what its table says, or the algorithm's default."""
+    if method.budgets is None:
+        return entry.budgets[0]
+    if method.budgets not in entry.budgets:
+        allowed = " or ".join(f'"{one}"' for one in entry.budgets if one != "exceeded")
+        raise InputError(
+            f'algorithm.budgets = "{method.budgets}" is not for {method.name}; '
+            + (f"choose {allowed}, or leave it out" if allowed else "leave it out")
+        )
+    return method.budgets
+
+
+def effective_budgets(method: config.Method, entry: Entry, population: Population) -> tuple[Budget | None, ...] | None:
+    """Return every client's effective budget, None for a client without a guarantee; None where no client has one."""
+    known, clients = guaranteed(population.budgets), len(population.budgets)
+    whose = whose_budgets(method, entry)
     if method.epsilon is not None:
-        return (_pretended(method, method.epsilon, entry, promised),) * everyone
-    match entry.budgets:
+        return (_replaced(method, method.epsilon, entry, whose, known),) * clients
+    match whose:
         case "none":
             return None
-        case "strictest":
-            return (_strictest(promised),) * everyone
-        case "most-liberal":
-            return (max(promised),) * everyone
-    if entry.local != "sums" and len(promised) < everyone:
-        open_one = people.ids[people.budgets.index(None)]
+        case "minimum":
+            return (_smallest(known),) * clients
+        case "maximum":
+            return (max(known),) * clients
+    if entry.local != "sums" and len(known) < clients:
+        client = population.ids[population.budgets.index(None)]
         raise InputError(
-            f"client {open_one!r} chose to be promised nothing, but {method.name} protects everybody by a budget of "
-            "their own; give every level of the menu an epsilon, or choose fedhdp"
+            f"client {client!r} chose a privacy level without an epsilon, but {method.name} protects every client by "
+            "a budget of its own; give every level in budgets.levels an epsilon, or choose fedhdp"
         )
-    return people.budgets
+    return population.budgets
 
 
-def all_promised(budgets: Sequence[Budget | None]) -> tuple[Budget, ...]:
+def guaranteed(budgets: Sequence[Budget | None]) -> tuple[Budget, ...]:
+    """Return the budgets of the clients that have a guarantee."""
     return tuple(budget for budget in budgets if budget is not None)
 
 
-def _strictest(promised: Sequence[Budget]) -> Budget:
-    """What is within everybody's budget: who has the least ε need not have the least δ."""
-    return Budget(min(budget.epsilon for budget in promised), min(budget.delta for budget in promised))
+def described(summary: str, whose: BudgetRule) -> str:
+    """Return what a method does, with the budgets it spends."""
+    match whose:
+        case "minimum":
+            return f"{summary}, every client under the smallest budget of all"
+        case "maximum":
+            return f"control: {summary}, every client under the largest budget of all"
+        case "none":
+            return f"control: {summary}, without noise or guarantee"
+    return summary
 
 
-def _pretended(method: config.Method, epsilon: float, entry: Entry, promised: Sequence[Budget]) -> Budget:
-    """The ε a control names instead of the clients' own; only `maximum` may take more of them than they allow."""
-    if entry.local == "sums" or entry.budgets not in ("strictest", "most-liberal"):
-        under = _UNDER.get(entry.budgets, "the clients' own budgets")
+def _smallest(budgets: Sequence[Budget]) -> Budget:
+    """Return what is within every budget: the client with the smallest ε need not have the smallest δ."""
+    return Budget(min(budget.epsilon for budget in budgets), min(budget.delta for budget in budgets))
+
+
+def _replaced(
+    method: config.Method, epsilon: float, entry: Entry, whose: BudgetRule, known: Sequence[Budget]
+) -> Budget:
+    """Return the budget with the ε that a control names; only "maximum" may exceed the clients' own."""
+    if entry.local == "sums" or whose not in ("minimum", "maximum"):
         raise InputError(
-            f"algorithm.epsilon is for the controls minimum and maximum, and {method.name} runs under {under}; "
-            "leave it out"
+            f"algorithm.epsilon = {epsilon:g} changes nothing about {method.title}: it is for methods that train "
+            'locally with budgets = "minimum" or "maximum"; leave it out'
         )
-    strictest = _strictest(promised)
-    if entry.budgets == "strictest" and epsilon > strictest.epsilon:
+    smallest = _smallest(known)
+    if whose == "minimum" and epsilon > smallest.epsilon:
         raise InputError(
-            f"algorithm.epsilon = {epsilon:g} is more than the strictest budget {strictest.epsilon:g}, and "
-            f"{method.name} charges nobody beyond their own; lower it, or choose maximum"
+            f"algorithm.epsilon = {epsilon:g} is more than the smallest budget {smallest.epsilon:g}, and "
+            'budgets = "minimum" exceeds no client\'s own; lower it, or take budgets = "maximum"'
         )
-    return Budget(epsilon, strictest.delta)
+    return Budget(epsilon, smallest.delta)

@@ -1,6 +1,6 @@
-"""How models do on clients' own test records, client by client and group by group: in simulation only.
+"""Accuracy on clients' own test records, client by client and group by group: in simulation only.
 
-A deployed server never sees these figures: they are made of records that no ledger was charged for.
+A deployed server never sees these figures: they come from records that no ledger was charged for.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from polyeps.errors import InputError
 from polyeps.experiment.population import Population
 from polyeps.models import Model
 
-AT_ONCE = 1 << 28  # bytes of models and outputs judged together
+AT_ONCE = 1 << 28  # bytes of models and outputs evaluated together
 
 
 def own_accuracy(model: Model, vectors: Tensor, records: Records) -> NDArray[np.float64]:
-    """Every client's accuracy on its own records, with one model (d,) for all or one for each (n, d)."""
+    """Return every client's accuracy on its own records, with one model (d,) for all or one for each (n, d)."""
     counts = torch.from_numpy(records.counts)
     device = records.features.device
     owner = torch.repeat_interleave(torch.arange(len(counts)), counts)
@@ -35,33 +35,33 @@ def own_accuracy(model: Model, vectors: Tensor, records: Records) -> NDArray[np.
             hits = model.classes(model.outputs(vectors.to(device), features[mine])) == records.labels[mine]
             right.index_add_(0, owner[some], hits.double().cpu())
         return np.asarray(right / counts)
-    # Clients' records are padded to as many as the largest has, so that one pass judges many models.
+    # Clients' records are padded to as many as the largest client has, so that one pass evaluates many models.
     most = int(counts.max())
     table = torch.full((len(counts), most), -1)
     table[owner, place] = rows
-    judge = torch.func.vmap(model.outputs)
+    evaluate = torch.func.vmap(model.outputs)
     together = max(1, AT_ONCE // (4 * (model.size + most * model.floats_per_row)))
     for some in torch.split(torch.arange(len(counts)), together):
         mine = table[some].to(device)
-        outputs = judge(vectors[some.to(vectors.device)].to(device), features[mine.clamp(min=0)])
+        outputs = evaluate(vectors[some.to(vectors.device)].to(device), features[mine.clamp(min=0)])
         hits = (model.classes(outputs) == records.labels[mine.clamp(min=0)]) & (mine >= 0)
         right[some] = hits.sum(1).double().cpu()
     return np.asarray(right / counts)
 
 
 def by_group(population: Population, model: Tensor, personal: Tensor | None = None) -> dict[str, float]:
-    """Means and variances over clients of the accuracy on their own test records, for all and for each group.
+    """Return means and variances over clients of the accuracy on their own test records, overall and per group.
 
     Names are "own accuracy", of the common model, and "personal accuracy", followed by the group where there are some.
-    Clients that have no personal model yet, since they were never drawn, are judged by the common one.
+    Clients that were never drawn have no personal model yet and are evaluated with the common one.
     """
     if population.own_tests is None:
-        raise InputError("there are no test records of clients' own; set data.own_test to a share of their records")
-    judged = {"own accuracy": own_accuracy(population.model, model, population.own_test_records)}
+        raise InputError("clients hold no test records of their own; set data.own_test to a share of their records")
+    measured = {"own accuracy": own_accuracy(population.model, model, population.own_test_records)}
     if personal is not None:
-        judged["personal accuracy"] = own_accuracy(population.model, personal, population.own_test_records)
+        measured["personal accuracy"] = own_accuracy(population.model, personal, population.own_test_records)
     found: dict[str, float] = {}
-    for name, accuracy in judged.items():
+    for name, accuracy in measured.items():
         for group, members in _members(population).items():
             found[f"{name}{group}"] = float(accuracy[members].mean())
             found[f"{name} variance{group}"] = float(accuracy[members].var())

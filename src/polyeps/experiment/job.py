@@ -1,35 +1,35 @@
-"""Experiment -> algorithm, clients, calibrated noise: where the names of a file become objects that run."""
+"""Turn an experiment into jobs: algorithm, clients and calibrated noise."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
-import pydantic
-import torch
 from numpy.typing import NDArray
 
-from polyeps.accounting.calibration import Progress
+from polyeps.accounting.calibration import ProgressCallback
 from polyeps.accounting.certificate import Form
-from polyeps.algorithms import ALGORITHMS, Entry
+from polyeps.algorithms import Entry
 from polyeps.algorithms._averaging import Course, Federation
 from polyeps.clients import Clients
-from polyeps.core import Algorithm, Budget, Field, State
+from polyeps.core import Algorithm, Budget, Field, PerClient, State
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
 from polyeps.experiment import config
-from polyeps.experiment.effective_budgets import all_promised, in_force
-from polyeps.experiment.noise_calibration import claimed_scales, expected_rounds, priced, real_costs, sound_scales
+from polyeps.experiment.effective_budgets import effective_budgets, guaranteed, whose_budgets
+from polyeps.experiment.noise_calibration import Cost, claimed_noise, cost_of, expected_rounds, real_costs, sound_noise
 from polyeps.experiment.population import Population, seed_for
+from polyeps.experiment.registry import BUILT_IN, Parts, checked_options, entry_of
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Terms
-from polyeps.server import Participation, Transport, check_secret_cohorts, cohort_size, serve
-from polyeps.training import Training, dp_sgd, proximal, sgd
+from polyeps.ledger.account import BudgetTerms
+from polyeps.participation import Participation, check_secret_cohorts, cohort_size
+from polyeps.server import Transport, serve
+from polyeps.training import Training, dp_sgd, sgd
 
 
 @dataclass(frozen=True)
@@ -43,48 +43,46 @@ class Rounds:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One method with one seed, ready to run: what is public about it, and the private scales of its clients."""
+    """One method with one seed, ready to run: its algorithm, and the budgets and noise of its clients."""
 
     name: str
     entry: Entry
     method: config.Method
     algorithm: Algorithm
     population: Population
-    budgets: tuple[Budget | None, ...] | None  # in force; None: nothing is promised, to a client or to any
-    scale: NDArray[np.float64]
+    budgets: tuple[Budget | None, ...] | None  # effective ones; None: no guarantee, for one client or for all
+    noise_multiplier: NDArray[np.float64]
+    settings: PerClient  # public numbers that differ between clients
     participation: Participation
     rounds: Rounds
-    tells: tuple[Field, ...]
-    groups: tuple[str, ...] | None = None  # in force, where algorithms tell groups apart
+    discloses: tuple[Field, ...]
+    groups: tuple[str, ...] | None = None  # effective privacy groups, where an algorithm has groups
 
-    def cohort(self, ledger: Ledger | None) -> Clients:
-        """The private side of all clients."""
-        people = self.population
-        streams = partial(SeededStreams, seed_for(people.seed, "noise"))
-        memory = {
-            name: torch.zeros(len(people.ids), *shape, device=people.device)
-            for name, shape in self.algorithm.keeps.items()
-        }
+    def clients(self, ledger: Ledger | None) -> Clients:
+        """Return the private side of all clients."""
+        population = self.population
         declared = None
         if self.method.form == "published" and self.budgets is not None:
-            # A published form weighs by what is claimed; its ledgers hold what that really costs.
-            claimed = in_force(self.method, self.entry, people) or ()
-            declared = {client: budget.epsilon for client, budget in zip(people.ids, claimed, strict=True) if budget}
-        return Clients(
-            ids=people.ids,
-            data=people.records,
-            scale=self.scale,
-            streams=streams,
+            # A published form weights by the claimed ε; its ledgers hold the real cost.
+            claimed = guaranteed(effective_budgets(self.method, self.entry, population) or ())
+            declared = np.array([budget.epsilon for budget in claimed])
+        found = Clients(
+            ids=population.ids,
+            data=population.records,
+            noise_multiplier=self.noise_multiplier,
+            streams=partial(SeededStreams, seed_for(population.seed, "noise")),
             repeatable=True,
             ledger=ledger,
+            settings=self.settings,
+            groups=self.groups,
+            guaranteed=np.array([client in self.terms for client in population.ids]),
             declared=declared,
-            groups={} if self.groups is None else dict(zip(people.ids, self.groups, strict=True)),
-            open=frozenset(people.ids) - self.terms.keys(),
-            memory=memory,
         )
+        found.make_room(self.algorithm)
+        return found
 
     def serve(self, transport: Transport, rounds: int, run: str, state: State | None = None, **others: Any) -> State:
-        """The rounds of the job, from the beginning or from a state; others are as `server.serve` takes them."""
+        """Run the rounds of the job, from the beginning or from a state; others are as `server.serve` takes them."""
         return serve(
             self.algorithm,
             transport,
@@ -97,12 +95,16 @@ class Job:
         )
 
     @cached_property
-    def terms(self) -> dict[str, Terms]:
-        """What each client's ledger is opened with: a budget and, since it serves this one run, the run's one price."""
-        unit, adjacency = self.algorithm.unit, self.algorithm.adjacency
+    def terms(self) -> dict[str, BudgetTerms]:
+        """The terms of each client's account: a budget and, since it serves this one run, the run's one price."""
+        if self.budgets is None:
+            return {}
+        cost = cost_of(self.algorithm, self.population.ids, self.settings)
         return {
-            client: Terms(budget, unit, adjacency, "fixed", plan=priced(self.algorithm)(float(self.scale[row]), row))
-            for row, (client, budget) in enumerate(zip(self.population.ids, self.budgets or (), strict=False))
+            client: BudgetTerms(
+                budget, cost.unit, cost.adjacency, "fixed", plan=cost.event(self.noise_multiplier[row], row)
+            )
+            for row, (client, budget) in enumerate(zip(self.population.ids, self.budgets, strict=True))
             if budget is not None
         }
 
@@ -112,12 +114,16 @@ class Job:
 
 
 def prepare(
-    experiment: config.Experiment, method: config.Method, population: Population, progress: Progress | None = None
+    experiment: config.Experiment,
+    method: config.Method,
+    population: Population,
+    progress: ProgressCallback | None = None,
+    parts: Parts = BUILT_IN,
 ) -> Job:
-    """One method for a population: algorithm built, noise calibrated; no record was looked at."""
-    entry = entry_of(method)
+    """Build one method's algorithm for a population and calibrate its noise, without looking at records."""
+    entry = entry_of(method, parts)
     settings = experiment.training_of(method)
-    budgets = in_force(method, entry, population)
+    budgets = effective_budgets(method, entry, population)
     participation = _participation(experiment, population)
     uses = expected_rounds(experiment, participation, len(population.ids))
     options = checked_options(method, entry)
@@ -126,13 +132,20 @@ def prepare(
             f"training.rate changes nothing about {method.name}, which protects whole clients; leave it out"
         )
     groups = None
-    scale = np.zeros(len(population.ids))
+    noise, own = np.zeros(len(population.ids)), {"records": population.partition.sizes}
     if entry.local == "sums":
-        uses = experiment.rounds  # everybody pays for every round
-        federation = _federation(experiment, method, population, participation, budgets)
-        groups = federation.groups
-        build = partial(_built_for, method, entry, federation, options)
-        algorithm = build(scale)
+        groups = _groups(population, budgets)
+
+        def noise_for(price: Callable[[float], Any]) -> Mapping[str, float]:
+            """Calibrate every client's noise to the algorithm's own price; all clients of a group have the same."""
+            if budgets is not None:
+                cost = Cost(lambda multiplier, _: price(multiplier), population.ids, own, "client", "zero-out")
+                noise[:] = sound_noise(experiment, budgets, cost, experiment.rounds, progress)
+            return dict(zip(groups, noise.tolist(), strict=True))
+
+        federation = _federation(experiment, method, population, participation, budgets, groups, noise_for)
+        with _naming(method):
+            algorithm = entry.build(federation, **options)
     elif entry.local == "gradient":
         course = Course(
             learning_rate=settings.learning_rate,
@@ -149,16 +162,15 @@ def prepare(
         local = _training(settings, population, budgets is not None, method.form)
         with _naming(method):
             algorithm = entry.build(local, **options)
-    if budgets is not None:
-        if method.form == "published" or entry.budgets == "exceeded":
-            promised = all_promised(budgets)
-            scale = claimed_scales(promised, algorithm, uses)
-            budgets = real_costs(scale, promised, algorithm, uses, population.ids)
+    if budgets is not None and entry.local != "sums":
+        cost = cost_of(algorithm, population.ids, own)
+        if method.form == "published" or whose_budgets(method, entry) == "exceeded":
+            claimed = guaranteed(budgets)
+            noise = claimed_noise(claimed, cost, uses)
+            budgets = real_costs(noise, claimed, cost, uses)
         else:
-            scale = sound_scales(experiment, budgets, population, algorithm, uses, progress)
-    if entry.local == "sums":
-        algorithm = build(scale)  # now that the noise is known, which the server's part needs
-    tells: tuple[Field, ...] = ("epsilon", "examples") if experiment.budgets.disclosed else ()
+            noise = sound_noise(experiment, budgets, cost, uses, progress)
+    discloses: tuple[Field, ...] = ("epsilon", "examples") if experiment.budgets.disclosed else ()
     return Job(
         name=f"{method.title}-{population.seed}",
         entry=entry,
@@ -166,14 +178,22 @@ def prepare(
         algorithm=algorithm,
         population=population,
         budgets=budgets,
-        scale=scale,
+        noise_multiplier=noise,
+        settings=own,
         participation=participation,
         rounds=Rounds(
             experiment.rounds, 1.0 if entry.local == "sums" else participation.charged(len(population.ids)), uses
         ),
-        tells=(*tells, "group") if "group" in algorithm.needs else tells,
+        discloses=(*discloses, "group") if "group" in algorithm.needs else discloses,
         groups=groups,
     )
+
+
+def _groups(population: Population, budgets: Sequence[Budget | None] | None) -> tuple[str, ...]:
+    """Return every client's privacy group: the level it chose, or else its effective ε."""
+    everyone = tuple(budgets or (None,) * len(population.ids))
+    own = population.groups if everyone == population.budgets else None
+    return own or tuple("open" if budget is None else f"ε = {budget.epsilon:g}" for budget in everyone)
 
 
 def _federation(
@@ -182,8 +202,10 @@ def _federation(
     population: Population,
     participation: Participation,
     budgets: Sequence[Budget | None] | None,
+    groups: Sequence[str],
+    noise_for: Callable[[Callable[[float], Any]], Mapping[str, float]],
 ) -> Federation:
-    """What is public about a federation that protects whole clients; its noise is not known yet."""
+    """Return the public settings of a federation that protects whole clients."""
     if method.form == "published":
         raise InputError(
             f"{method.name} has no published form: what its paper does cannot be certified; leave out form"
@@ -192,47 +214,24 @@ def _federation(
     settings = experiment.training_of(method)
     check_batches(settings, population)
 
-    def training(learning_rate: Any, pull: Any) -> Training:
-        return proximal(
-            population.model,
-            sampler="fixed",  # whole clients are protected, so how they draw batches is their own affair
-            batch=settings.batch,
-            steps=settings.local_steps,
-            learning_rate=learning_rate,
-            pull=pull,
-            momentum=settings.momentum,
-            decay=settings.decay,
-        )
-
-    everyone = budgets or (None,) * len(population.ids)
-    own = population.groups if tuple(everyone) == population.budgets else None
-    groups = own or tuple("open" if budget is None else f"ε = {budget.epsilon:g}" for budget in everyone)
-    noise = partial(SeededStreams, seed_for(population.seed, "server noise"), sorted(set(groups)))
+    counts = Counter(groups)
     return Federation(
         rate=participation.share if participation.kind == "poisson" else 1.0,
         rounds=experiment.rounds,
-        groups=groups,
-        scales=dict.fromkeys(sorted(set(groups)), 0.0),
+        sizes={name: counts[name] for name in sorted(counts)},
+        noise_for=noise_for,
         clip=settings.clip,
+        noise=partial(SeededStreams, seed_for(population.seed, "server noise"), sorted(counts)),
+        # Whole clients are protected, so the way they draw batches does not matter to the guarantee.
+        training=sgd(population.model, sampler="fixed", **_shared(settings), batch=settings.batch),
         learning_rate=settings.learning_rate,
-        noise=noise,
-        training=training,
-        delta=min((budget.delta for budget in everyone if budget is not None), default=0.0),
+        delta=min((budget.delta for budget in budgets or () if budget is not None), default=0.0),
     )
-
-
-def _built_for(
-    method: config.Method, entry: Entry, federation: Federation, options: dict[str, Any], scale: NDArray[np.float64]
-) -> Algorithm:
-    """The algorithm for a federation with this noise, by client."""
-    of_group = dict(zip(federation.groups, scale.tolist(), strict=True))
-    with _naming(method):
-        return entry.build(replace(federation, scales={name: of_group[name] for name in federation.scales}), **options)
 
 
 @contextmanager
 def _naming(method: config.Method) -> Iterator[None]:
-    """Say which of several methods something is wrong with."""
+    """Name the method that an error is about."""
     try:
         yield
     except InputError as problem:
@@ -242,9 +241,9 @@ def _naming(method: config.Method) -> Iterator[None]:
 def _participation(experiment: config.Experiment, population: Population) -> Participation:
     share = _share(experiment)
     wanted = cohort_size(share, len(population.ids))
-    # With scales of their own all clients leave at about the same time, and a few stragglers would end the run
-    # with a noisy mean; under a common scale leaving early is the rule, and the rest go on.
-    quorum = experiment.participation.quorum or (1 if experiment.budgets.scale else wanted)
+    # With noise calibrated to each client, all leave at about the same time, and the last few would end the run with a
+    # noisy mean; under one noise multiplier for all, leaving early is the rule, and the rest go on.
+    quorum = experiment.participation.quorum or (1 if experiment.budgets.noise_multiplier else wanted)
     if quorum > len(population.ids):
         raise InputError(
             f"participation.quorum is {quorum}, more than the {len(population.ids)} clients there are, so no round "
@@ -252,33 +251,13 @@ def _participation(experiment: config.Experiment, population: Population) -> Par
         )
     including: frozenset[str] = frozenset()
     if experiment.participation.with_public:
-        including = frozenset(client for client, yes in zip(population.ids, population.liberal, strict=True) if yes)
+        including = frozenset(
+            client for client, yes in zip(population.ids, population.high_epsilon, strict=True) if yes
+        )
     return Participation(experiment.participation.kind, share, quorum, including)
 
 
-def entry_of(method: config.Method) -> Entry:
-    if method.name not in ALGORITHMS:
-        raise InputError(config.unknown_key(method.name, method.name, ALGORITHMS, "algorithm"))
-    return ALGORITHMS[method.name]
-
-
-def checked_options(method: config.Method, entry: Entry) -> dict[str, Any]:
-    """An algorithm's own options, checked against what its builder takes."""
-    parameters = inspect.signature(entry.build).parameters.values()
-    own = [one for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in entry.options]
-    hints = get_type_hints(entry.build, include_extras=True)
-    fields: dict[str, Any] = {one.name: (hints[one.name], one.default) for one in own}
-    for key in method.options:
-        if key not in fields:
-            known = [*fields, *config.Method.model_fields]
-            raise InputError(config.unknown_key(f"algorithm.{key} (of {method.name})", key, known))
-        if key in entry.idle:
-            raise InputError(f"algorithm.{key} changes nothing about {method.name}, which adds no noise; leave it out")
-    shape: type[config.Section] = pydantic.create_model("Options", __base__=config.Section, **fields)
-    return {**config.checked(shape, method.options, f"algorithm ({method.name})").__dict__, **entry.options}
-
-
-def check_batches(settings: config.Training, population: Population) -> None:
+def check_batches(settings: config.TrainingSettings, population: Population) -> None:
     """Refuse a batch that some client cannot fill."""
     for client, size in zip(population.ids, population.partition.sizes.tolist(), strict=True):
         if size < settings.batch:
@@ -288,36 +267,35 @@ def check_batches(settings: config.Training, population: Population) -> None:
             )
 
 
-def _training(settings: config.Training, population: Population, private: bool, form: Form) -> Training:
-    sizes = population.partition.sizes
+def _training(settings: config.TrainingSettings, population: Population, private: bool, form: Form) -> Training:
     if settings.rate is not None:
         if form == "published":
             raise InputError("training.rate: a published form draws batches of a fixed size; leave out rate")
         drawing: dict[str, Any] = {"rate": settings.rate}
-        priced: dict[str, Any] = {"batch": settings.batch, "hide_records": True}
-    elif form == "published":
-        check_batches(settings, population)
-        drawing, priced = {"sampler": "fixed", "batch": settings.batch}, {"records_held": sizes}
+        hiding: dict[str, Any] = {"batch": settings.batch, "hide_records": True}
     else:
         check_batches(settings, population)
-        drawing, priced = {"rate": settings.batch / sizes}, {"batch": settings.batch}
-    shared: dict[str, Any] = {
-        **drawing,
+        drawing = {"batch": settings.batch, "sampler": "fixed" if form == "published" else "poisson"}
+        hiding = {}
+    if not private:
+        return sgd(population.model, **drawing, **_shared(settings))
+    return dp_sgd(population.model, clip=settings.clip, **drawing, **hiding, **_shared(settings))
+
+
+def _shared(settings: config.TrainingSettings) -> dict[str, Any]:
+    return {
         "steps": settings.local_steps,
         "learning_rate": settings.learning_rate,
         "momentum": settings.momentum,
         "decay": settings.decay,
     }
-    if not private:
-        return sgd(population.model, **shared)
-    return dp_sgd(population.model, clip=settings.clip, **priced, **shared)
 
 
 def _share(experiment: config.Experiment) -> float:
-    told = experiment.participation
-    if told.kind == "full" and told.share != 1:
+    given = experiment.participation
+    if given.kind == "full" and given.share != 1:
         raise InputError(
-            f'participation.share = {told.share:g} changes nothing with kind = "full", which asks everybody; leave it '
-            "out, or choose another kind"
+            f'participation.share = {given.share:g} changes nothing with kind = "full", which asks all clients; leave '
+            "it out, or choose another kind"
         )
-    return told.share
+    return given.share

@@ -1,7 +1,7 @@
-"""What happened, in one SQLite file per run folder: jobs, rounds, clients, metrics, bytes, and where to resume.
+"""The journal of a run, one SQLite file per run folder: jobs, rounds, clients, metrics, bytes and checkpoints.
 
-A job is one method with one seed. A round and the state after it are written in one transaction, so whatever
-stops a run, the journal ends after a whole round and the next one begins from exactly there.
+A job is one method with one seed. A round and the state after it are written in one transaction, so a run that stops at
+any time resumes after its last complete round.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from polyeps.errors import InputError, JournalError
 
-VERSION = 2
+VERSION = 3
 _SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE jobs (
@@ -34,7 +34,7 @@ CREATE TABLE answers (
   received INTEGER NOT NULL, sent INTEGER NOT NULL, PRIMARY KEY (job, round, client));
 CREATE TABLE clients (
   job TEXT NOT NULL, client TEXT NOT NULL, epsilon REAL, delta REAL, own_epsilon REAL, records INTEGER NOT NULL,
-  scale REAL, public INTEGER, chosen TEXT, spent REAL, left_after INTEGER, PRIMARY KEY (job, client));
+  noise_multiplier REAL, level TEXT, spent REAL, left_after INTEGER, PRIMARY KEY (job, client));
 CREATE TABLE checkpoints (
   job TEXT PRIMARY KEY, round INTEGER NOT NULL, active TEXT NOT NULL, state BLOB NOT NULL);
 CREATE TABLE memory (
@@ -44,37 +44,32 @@ CREATE TABLE memory (
 _NEW_JOB = "INSERT INTO jobs VALUES (?, ?, ?, ?, 'waiting', NULL, NULL, ?, '{}')"
 
 JobRow = tuple[str, str, str, int, int]  # job, method, label, seed, rounds
-Status = Literal["waiting", "running", "done"]
 
 
-@dataclass(frozen=True)
-class ClientRow:
-    """A client of a job: the budget in force (None: no promise), its own one, and what became of it."""
+class ClientRow(NamedTuple):
+    """A client of a job: its effective budget (None: no guarantee) and its own one."""
 
     client: str
     epsilon: float | None
     delta: float | None
-    own_epsilon: float | None  # of the budget the client itself set; controls put another one in force
+    own_epsilon: float | None  # of the budget that the client itself set; controls replace it
     records: int
-    scale: float | None
-    public: bool | None
-    group: str | None = None  # of the menu it chose from
-    spent: float | None = None  # by its ledger, at the end of the job
-    left_after: int | None = None  # the round after which it could afford no further one
+    noise_multiplier: float | None
+    level: str | None = None  # the privacy level it chose, if there are levels
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a job can go on."""
+    """The state from which a job can be resumed."""
 
     round: int  # the next one
     active: tuple[str, ...]
     state: bytes
-    memory: Mapping[str, bytes]  # what clients keep, in pieces; written, those that changed; read, all
+    memory: Mapping[str, bytes]  # of clients, in pieces; only those that changed are written, all are read
 
 
 def spent_key(epsilon: float, delta: float) -> str:
-    """Return the key under which facts hold what was spent against those who know the draws."""
+    """Return the key of the facts that hold the ε spent against observers who know the draws."""
     return f"{epsilon!r} at {delta!r}"
 
 
@@ -96,7 +91,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path, about: Mapping[str, Any], jobs: Iterable[JobRow] = ()) -> Journal:
-        """Start a journal with the jobs to be done; it appears whole or not at all, or a job could be forgotten."""
+        """Start a journal with the jobs to be done, atomically, so that no job is forgotten."""
         if path.exists():
             raise InputError(f"{path.parent} holds a run already; resume it, or choose another folder")
         partial = path.with_suffix(".part")
@@ -116,40 +111,21 @@ class Journal:
         return cls(path)
 
     def close(self) -> None:
+        """Close the file."""
         self._connection.close()
 
     # writing
 
-    def add_job(self, job: str, method: str, label: str, seed: int, rounds: int) -> None:
-        """Note a job to be done."""
-        with self._writing() as db:
-            db.execute(_NEW_JOB, (job, method, label, seed, rounds))
-
     def begin(self, job: str, clients: Iterable[ClientRow], facts: Mapping[str, Any]) -> None:
-        """Note that a job has begun, with whom and with what promises."""
+        """Record that a job has begun, its clients and the terms of its guarantees."""
         with self._writing() as db:
             db.execute(
                 "UPDATE jobs SET status = 'running', started = ?, facts = ? WHERE job = ?",
                 (_now(), json.dumps(facts), job),
             )
             db.executemany(
-                "INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (
-                        job,
-                        c.client,
-                        c.epsilon,
-                        c.delta,
-                        c.own_epsilon,
-                        c.records,
-                        c.scale,
-                        c.public,
-                        c.group,
-                        None,
-                        None,
-                    )
-                    for c in clients
-                ],
+                "INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)",
+                [(job, *client) for client in clients],
             )
 
     def write_round(
@@ -162,7 +138,7 @@ class Journal:
         metrics: Mapping[str, float],
         checkpoint: Checkpoint,
     ) -> None:
-        """Write a round and where to go on after it, both or neither."""
+        """Write a round and the checkpoint after it, both or neither."""
         with self._writing() as db:
             db.execute(
                 "INSERT INTO rounds VALUES (:job, :round, :invited, :answered, :declined, :active, :seconds)",
@@ -188,7 +164,7 @@ class Journal:
             )
 
     def finish(self, job: str, spent: Mapping[str, float], facts: Mapping[str, Any]) -> None:
-        """Note that a job is done, and what every client has spent; the checkpoint is no longer needed."""
+        """Record that a job is done and what every client has spent; drop its checkpoint."""
         with self._writing() as db:
             db.executemany(
                 "UPDATE clients SET spent = ? WHERE job = ? AND client = ?", [(e, job, who) for who, e in spent.items()]
@@ -204,15 +180,15 @@ class Journal:
     # reading
 
     def about(self) -> dict[str, Any]:
-        """What the run is: its experiment, version and the like."""
+        """Return the facts about the run: its experiment, version and others."""
         return {row["key"]: json.loads(row["value"]) for row in self.query("SELECT * FROM about")}
 
     def jobs(self) -> list[dict[str, Any]]:
-        """All jobs in the order they were added, facts unpacked."""
+        """Return all jobs in the order they were added, facts unpacked."""
         return [{**row, "facts": json.loads(row["facts"])} for row in self.query("SELECT * FROM jobs ORDER BY rowid")]
 
     def checkpoint(self, job: str) -> Checkpoint | None:
-        """Where a job goes on, if it has begun."""
+        """Return the checkpoint of a job, if it has begun."""
         for row in self.query("SELECT * FROM checkpoints WHERE job = ?", (job,)):
             pieces = self.query("SELECT piece, content FROM memory WHERE job = ?", (job,))
             memory = {piece["piece"]: piece["content"] for piece in pieces}
@@ -220,7 +196,7 @@ class Journal:
         return None
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """Rows of any SELECT, as dictionaries."""
+        """Return the rows of any SELECT as dictionaries."""
         with self._errors():
             return [dict(row) for row in self._connection.execute(statement, values)]
 
@@ -247,8 +223,8 @@ class Journal:
 
 
 def _archived(path: Path) -> bool:
-    """Whether this account can only look: SQLite would else want to write beside a file it just reads."""
-    log = path.with_name(f"{path.name}-wal")  # rounds that are not in the file yet, of a run that goes on
+    """Say whether the folder is read-only: SQLite would otherwise write beside a file that it only reads."""
+    log = path.with_name(f"{path.name}-wal")  # rounds of a running job that are not in the file yet
     return not os.access(path.parent, os.W_OK) and not (log.exists() and log.stat().st_size)
 
 

@@ -1,43 +1,41 @@
-"""What a journal is told about a job: its clients, the terms of its promises, and what its clients keep."""
+"""Journal entries for a job: clients, guarantees, what clients keep; and all metrics as CSV."""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from polyeps.accounting import epsilon_if_draws_known
 from polyeps.accounting.certificate import SECRET_COHORT
-from polyeps.accounting.known_draws import epsilon_if_draws_known
 from polyeps.algorithms import ALGORITHMS
 from polyeps.clients import Clients
 from polyeps.experiment import config
-from polyeps.experiment.job import Job, checked_options
-from polyeps.experiment.journal import ClientRow, spent_key
+from polyeps.experiment.effective_budgets import described, whose_budgets
+from polyeps.experiment.job import Job
+from polyeps.experiment.journal import ClientRow, Journal, spent_key
+from polyeps.experiment.registry import checked_options
 from polyeps.ledger import Ledger
 from polyeps.transport import codec
 
 _SMALL = 1 << 16  # numbers that are written whole after every round
-# Options with which a method does something else than its own sentence says.
+# Options that change what a method's own summary says.
 _OTHERWISE = {
-    ("cmp-fed", "directions", "model"): (
-        "updates along directions the public model tells, summed unseen with noise; whole clients protected"
-    ),
-    ("uv-fed", "directions", "model"): (
-        "control: updates along directions the public model tells, without noise, clip or promise"
-    ),
-    ("dp-randagg", "rank", 0): "DP-FedAvg: all of every update, summed unseen with noise; whole clients protected",
-    ("randagg", "rank", 0): "control: FedAvg of clients drawn in secret, without noise, clip or promise",
+    ("cmp-fed", "directions", "model"): "updates along directions of the public model, in one secure sum",
+    ("dp-randagg", "rank", 0): "DP-FedAvg: all of every update in one secure sum",
     ("pdp-fl", "delayed", True): ALGORITHMS["pdp-fl-plus"].summary,
-    ("fedhdp", "personal", False): "whole clients protected, at the levels they chose",
+    ("fedhdp", "personal", False): "sums per privacy level, weighted by their noise",
 }
 
 
 def client_rows(job: Job) -> list[ClientRow]:
-    """The clients of a job: budgets, records, noise."""
-    people = job.population
+    """Return the clients of a job: budgets, records, noise."""
+    population = job.population
     rows = []
-    sizes = people.partition.sizes.tolist()
-    for place, (client, own) in enumerate(zip(people.ids, people.budgets, strict=True)):
+    sizes = population.partition.sizes.tolist()
+    for place, (client, own) in enumerate(zip(population.ids, population.budgets, strict=True)):
         budget = job.budgets[place] if job.budgets else None
         rows.append(
             ClientRow(
@@ -46,16 +44,15 @@ def client_rows(job: Job) -> list[ClientRow]:
                 delta=budget.delta if budget else None,
                 own_epsilon=own.epsilon if own else None,
                 records=sizes[place],
-                scale=float(job.scale[place]) if budget else None,
-                public=bool(people.liberal[place]),
-                group=people.groups[place] if people.groups else None,
+                noise_multiplier=float(job.noise_multiplier[place]) if budget else None,
+                level=population.groups[place] if population.groups else None,
             )
         )
     return rows
 
 
 def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
-    """What is promised in a job, and on what terms."""
+    """Return the guarantee of a job and its terms."""
     return {
         "summary": _summary(job),
         "budgets": _whose_budgets(job),
@@ -68,7 +65,7 @@ def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
         "conditions": job.algorithm.conditions,
         "parameters": job.population.model.size,
         "data": job.population.dataset.name,
-        "scale_strategy": "own" if experiment.budgets.scale is None else "common",
+        "scale_strategy": "own" if experiment.budgets.noise_multiplier is None else "common",
     }
 
 
@@ -91,47 +88,68 @@ def outcome(job: Job, ledger: Ledger | None, ended: Mapping[str, Any]) -> tuple[
 
 
 def _summary(job: Job) -> str:
-    """What a method does, with the options it was given."""
+    """Return what a method does, with the options it was given."""
     options = checked_options(job.method, job.entry)
-    told = (
+    changed = (
         said
         for (name, option, value), said in _OTHERWISE.items()
         if name == job.method.name and options[option] == value
     )
-    said = next(told, job.entry.summary)
+    said = described(next(changed, job.entry.summary), whose_budgets(job.method, job.entry))
+    if job.algorithm.unit == "client" and job.budgets is not None:
+        said += "; whole clients protected"
     return said if job.method.epsilon is None else f"{said}; here ε = {job.method.epsilon:g}"
 
 
 def _whose_budgets(job: Job) -> str:
-    """Whose budgets are in force. Where all clients have the same one, the strictest of all is everybody's own."""
+    """Return whose budgets are effective; where all clients have the same one, the strictest is each client's own."""
     if job.method.form != "sound":
         return "published"
-    return "own" if job.budgets == job.population.budgets else job.entry.budgets
+    return "own" if job.budgets == job.population.budgets else whose_budgets(job.method, job.entry)
 
 
 def _sampler(job: Job) -> str:
-    """How what is protected is drawn: a client's batches or, where whole clients are, cohorts; "none": all of it."""
-    if job.algorithm.dues is not None:
+    """Return how batches or, where whole clients are protected, cohorts are sampled; "none": all are taken."""
+    if job.algorithm.round_price is not None:
         return "poisson" if job.participation.kind == "poisson" else "none"
     return "none" if job.entry.local == "gradient" else "poisson" if job.method.form == "sound" else "fixed"
 
 
-def changes(cohort: Clients) -> dict[str, bytes]:
-    """What clients keep, as far as it changed since the last call: small things whole, large ones client by client."""
+def changes(clients: Clients) -> dict[str, bytes]:
+    """Return what clients keep and changed since the last call: small tensors whole, large ones client by client."""
     pieces = {}
-    for name, places in cohort.changed.items():
-        kept = cohort.memory[name]
+    for name, places in clients.changed.items():
+        kept = clients.memory[name]
         if kept.numel() <= _SMALL:
             pieces[name] = codec.encode({"kept": kept})
         else:
-            pieces |= {f"{name}/{cohort.ids[place]}": codec.encode({"kept": kept[place]}) for place in places}
-    cohort.changed.clear()
+            pieces |= {f"{name}/{clients.ids[place]}": codec.encode({"kept": kept[place]}) for place in places}
+    clients.changed.clear()
     return pieces
 
 
-def remind(cohort: Clients, pieces: Mapping[str, bytes]) -> None:
-    """Give clients back what they kept."""
+def remind(clients: Clients, pieces: Mapping[str, bytes]) -> None:
+    """Restore what clients kept."""
     for piece, content in pieces.items():
         name, _, client = piece.partition("/")
         kept = codec.decode(content)["kept"]
-        cohort.memory[name][cohort.places([client])[0] if client else slice(None)] = kept.to(cohort.memory[name])
+        clients.memory[name][clients.places([client])[0] if client else slice(None)] = kept.to(clients.memory[name])
+
+
+def write_metrics(journal: Journal, path: Path) -> None:
+    """Write all metrics of all rounds as CSV, one line per job and round."""
+    rows = journal.query("SELECT * FROM metrics")
+    names = sorted({row["name"] for row in rows})
+    values = {(row["job"], row["round"], row["name"]): row["value"] for row in rows}
+    columns = ["invited", "answered", "declined", "active", "seconds"]
+    partial = path.with_suffix(".part")
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", "seed", "round", *columns, *names])
+        statement = (
+            "SELECT jobs.label, jobs.seed, rounds.* FROM rounds JOIN jobs USING (job) ORDER BY jobs.rowid, round"
+        )
+        for row in journal.query(statement):
+            found = [values.get((row["job"], row["round"], name)) for name in names]
+            writer.writerow([row["label"], row["seed"], row["round"], *(row[c] for c in columns), *found])
+    partial.replace(path)

@@ -3,120 +3,148 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.accounting import cache
-from polyeps.accounting.afford import known_epsilon
-from polyeps.accounting.calibration import Progress, calibrate_each
-from polyeps.accounting.events import history_of
-from polyeps.core import Algorithm, Budget
+from polyeps.accounting.affordability import known_epsilon
+from polyeps.accounting.calibration import ProgressCallback, calibrate_each
+from polyeps.accounting.events import PureDpEvent
+from polyeps.accounting.histories import history_of
+from polyeps.core import Adjacency, Algorithm, Budget, PerClient, Unit
 from polyeps.errors import InputError
 from polyeps.experiment import config
-from polyeps.experiment.population import Population
-from polyeps.ledger.account import Account, Schedule, Terms
-from polyeps.server import Participation
+from polyeps.ledger.account import BudgetTerms, ClientAccount, Schedule
+from polyeps.participation import Participation
 
 
 def expected_rounds(experiment: config.Experiment, participation: Participation, clients: int) -> int:
-    """How many rounds a client joins on average, rounded up: what its noise is calibrated for."""
+    """Return the number of rounds a client joins on average, rounded up: its noise is calibrated for it."""
     if participation.kind == "epoch":
         return math.ceil(experiment.rounds / participation.batches(clients))
     return math.ceil(experiment.rounds * participation.share - 1e-9)
 
 
-def claimed_scales(claimed: Sequence[Budget], algorithm: Algorithm, rounds: int) -> NDArray[np.float64]:
-    """Return the noise with which a paper states that budgets are kept; the stated ε falls as one over the noise."""
-    if _is_pure(algorithm):
-        return _pure_scales(claimed, rounds)
-    stated = (algorithm.claim(1.0, rounds, budget.delta, row) for row, budget in enumerate(claimed))
+@dataclass(frozen=True, eq=False)
+class Cost:
+    """The price of one round for every client, and what it protects."""
+
+    price: Callable[[float, Mapping[str, float]], Any]  # (noise multiplier, settings) -> DpEvent
+    ids: Sequence[str]
+    settings: PerClient
+    unit: Unit
+    adjacency: Adjacency
+    # (noise multiplier, rounds, δ, settings) -> the ε that the paper states, if it states one
+    claimed: Callable[[float, int, float, Mapping[str, float]], float | None] = lambda *_: None
+
+    def event(self, noise_multiplier: float, row: int) -> Any:
+        """Return the price for one client."""
+        return self.price(float(noise_multiplier), self._of(row))
+
+    def claim(self, noise_multiplier: float, rounds: int, delta: float, row: int) -> float | None:
+        """Return the ε that the paper states for one client after some rounds, if it states one."""
+        return self.claimed(float(noise_multiplier), rounds, delta, self._of(row))
+
+    def _of(self, row: int) -> dict[str, float]:
+        return {name: float(own[row]) for name, own in self.settings.items()}
+
+    def is_pure(self, budgets: Sequence[Budget], rounds: int, *, rows: Sequence[int], sound: bool) -> bool:
+        """Return whether one round costs a pure ε; if `sound`, no more than the inverse of the noise multiplier."""
+        noise = float(_pure_noise(budgets[:1], rounds)[0])
+        event = self.event(noise, rows[0])
+        return isinstance(event, PureDpEvent) and not (sound and event.epsilon * noise > 1 + 1e-9)
+
+
+def cost_of(algorithm: Algorithm, ids: Sequence[str], settings: PerClient) -> Cost:
+    """Return the cost of a round: its price, or else that of one of the priced actions, which all cost the same."""
+    round_price = algorithm.round_price
+    if round_price is not None:
+        price: Any = lambda noise, _: round_price(noise)  # noqa: E731
+    else:
+        price = next(action.price for action in algorithm.actions.values() if action.price is not None)
+    return Cost(price, ids, settings, algorithm.unit, algorithm.adjacency, algorithm.claim)
+
+
+def claimed_noise(claimed: Sequence[Budget], cost: Cost, rounds: int) -> NDArray[np.float64]:
+    """Return the noise multipliers with which the paper states that budgets are kept.
+
+    The stated ε falls as one over the noise. The sound cost is not the stated one: it may be below or above.
+    """
+    if cost.is_pure(claimed, rounds, rows=range(len(claimed)), sound=False):
+        return _pure_noise(claimed, rounds)
+    stated = (cost.claim(1.0, rounds, budget.delta, row) for row, budget in enumerate(claimed))
     return np.array(
         [(math.inf if one is None else one) / budget.epsilon for one, budget in zip(stated, claimed, strict=True)]
     )
 
 
-def real_costs(
-    scale: NDArray[np.float64], claimed: Sequence[Budget], algorithm: Algorithm, rounds: int, ids: Sequence[str]
-) -> tuple[Budget, ...]:
-    """The budgets some noise really takes: ledgers are opened with them, so that a run can be as the paper's was."""
-    price = priced(algorithm)
+def real_costs(noise: NDArray[np.float64], claimed: Sequence[Budget], cost: Cost, rounds: int) -> tuple[Budget, ...]:
+    """Return the budgets that some noise really costs: ledgers are opened with them, so that the paper's run fits."""
     costs = [
-        known_epsilon(history_of(price(float(sigma), row), rounds), budget.delta, algorithm.adjacency, "pld")
-        for row, (sigma, budget) in enumerate(zip(scale, claimed, strict=True))
+        known_epsilon(history_of(cost.event(sigma, row), rounds), budget.delta, cost.adjacency, "pld")
+        for row, (sigma, budget) in enumerate(zip(noise, claimed, strict=True))
     ]
     if math.inf in costs:
         row = costs.index(math.inf)
-        who = f"client {ids[row]!r}: the published noise for ε = {claimed[row].epsilon:g}"
-        raise InputError(f"{who} is too small for anything to be certified; run more rounds, or the sound form")
-    return tuple(Budget(cost, budget.delta) for cost, budget in zip(costs, claimed, strict=True))
+        named = f"client {cost.ids[row]!r}: the published noise for ε = {claimed[row].epsilon:g}"
+        raise InputError(f"{named} is too small for anything to be certified; run more rounds, or the sound form")
+    return tuple(Budget(epsilon, budget.delta) for epsilon, budget in zip(costs, claimed, strict=True))
 
 
-def _pure_scales(budgets: Sequence[Budget], uses: int) -> NDArray[np.float64]:
-    """Where costs simply add, every use may cost ε/uses; a few last digits less, so that float sums stay within ε."""
+def _pure_noise(budgets: Sequence[Budget], uses: int) -> NDArray[np.float64]:
+    """Return the noise for costs that simply add: ε/uses each, less a few last digits so that sums stay within ε."""
     return uses / np.array([budget.epsilon for budget in budgets]) * (1 + 2.0**-48)
 
 
-def _is_pure(algorithm: Algorithm) -> bool:
-    return any(action.pure for action in algorithm.actions.values())
-
-
-def priced(algorithm: Algorithm) -> Callable[[float, int], Any]:
-    """What a round costs: its dues, or else one of the priced actions, which all cost the same."""
-    dues = algorithm.dues
-    if dues is not None:
-        return lambda scale, _: dues(scale)
-    return next(action.price for action in algorithm.actions.values() if action.price is not None)
-
-
-def sound_scales(
+def sound_noise(
     experiment: config.Experiment,
     budgets: Sequence[Budget | None],
-    population: Population,
-    algorithm: Algorithm,
+    cost: Cost,
     uses: int,
-    progress: Progress | None,
+    progress: ProgressCallback | None,
     schedule: Schedule = "fixed",
 ) -> NDArray[np.float64]:
-    """Every client's noise: what spends its budget over the rounds it can expect, or one scale for all.
+    """Return every client's noise multiplier: calibrated to its budget and expected rounds, or one for all.
 
-    It is calibrated for ledgers with this schedule. Who is promised nothing has none.
+    It is calibrated for ledgers with this schedule. Clients without a guarantee get no noise.
     """
     rows = [row for row, budget in enumerate(budgets) if budget is not None]
-    scale = np.zeros(len(budgets))
-    promised = [budget for budget in budgets if budget is not None]
-    scale[rows] = _own_scales(experiment, promised, population, algorithm, uses, rows, progress, schedule)
-    return scale
+    noise = np.zeros(len(budgets))
+    given = [budget for budget in budgets if budget is not None]
+    noise[rows] = _own_noise(experiment, given, cost, uses, rows, progress, schedule)
+    return noise
 
 
-def _own_scales(
+def _own_noise(
     experiment: config.Experiment,
     budgets: Sequence[Budget],
-    population: Population,
-    algorithm: Algorithm,
+    cost: Cost,
     uses: int,
     rows: Sequence[int],
-    progress: Progress | None,
+    progress: ProgressCallback | None,
     schedule: Schedule,
 ) -> NDArray[np.float64]:
-    """The noise of some clients of the population, who have these budgets."""
-    price, ids = priced(algorithm), [population.ids[row] for row in rows]
-    common = experiment.budgets.scale
-    if common is None and _is_pure(algorithm) and (uses == 1 or not any(budget.delta for budget in budgets)):
-        return _pure_scales(budgets, uses)
+    """Return the noise multipliers of some clients of the population, which have these budgets."""
+    ids = [cost.ids[row] for row in rows]
+    common = experiment.budgets.noise_multiplier
+    additive = uses == 1 or not any(budget.delta for budget in budgets)
+    if common is None and additive and cost.is_pure(budgets, uses, rows=rows, sound=True):
+        return _pure_noise(budgets, uses)
     if common is None:
         try:
             return calibrate_each(
                 budgets,
-                lambda scale, place: price(scale, rows[place]),
+                lambda noise, place: cost.event(noise, rows[place]),
                 uses,
-                adjacency=algorithm.adjacency,
+                adjacency=cost.adjacency,
                 schedule=schedule,
                 directory=cache.default_directory(),
                 progress=progress,
-            ).scale
+            ).noise_multiplier
         except InputError as problem:
             strictest = min(budgets)
             client = ids[list(budgets).index(strictest)]
@@ -125,12 +153,12 @@ def _own_scales(
                 f"{problem}" + ("" if strictest.delta else "; Gaussian noise needs a delta above 0")
             ) from None
     for row, client, budget in zip(rows, ids, budgets, strict=True):
-        account = Account(Terms(budget, algorithm.unit, algorithm.adjacency, schedule))
-        once = account.with_charge(price(common, row), 1, algorithm.unit)
+        account = ClientAccount(BudgetTerms(budget, cost.unit, cost.adjacency, schedule))
+        once = account.with_charge(cost.event(common, row), 1, cost.unit)
         if not account.affords(once):
             raise InputError(
-                f"client {client!r} cannot afford a single round: with budgets.scale = {common:g} one costs "
-                f"ε = {account.spent(once):.4g}, and its budget is {budget.epsilon:g}; raise the scale, or leave it "
+                f"client {client!r} cannot afford a single round: with budgets.noise_multiplier = {common:g} one costs "
+                f"ε = {account.spent(once):.4g}, and its budget is {budget.epsilon:g}; raise it, or leave it "
                 "out so that every client gets its own"
             )
     return np.full(len(budgets), common)

@@ -14,15 +14,17 @@ import dp_accounting
 import numpy as np
 from scipy.stats import binom
 
-from polyeps.accounting import cache
-from polyeps.accounting.afford import affordable, best_accountant
-from polyeps.accounting.calibration import Progress, calibrate_each
+from polyeps.accounting import best_accountant, cache
+from polyeps.accounting.affordability import affordable
+from polyeps.accounting.calibration import ProgressCallback, calibrate_each
 from polyeps.accounting.certificate import Certificate, certify
-from polyeps.accounting.events import history_of
+from polyeps.accounting.histories import history_of
+from polyeps.algorithms.fedavg import fedavg
 from polyeps.core import Budget
 from polyeps.errors import InputError
 from polyeps.experiment.job import Job, Rounds
-from polyeps.ledger.account import Account, Terms
+from polyeps.experiment.noise_calibration import cost_of
+from polyeps.ledger.account import BudgetTerms, ClientAccount
 from polyeps.models import binary_logistic
 from polyeps.participation import Participation
 from polyeps.training import dp_sgd
@@ -44,9 +46,9 @@ class ClientPlan:
     limit: Literal["budget", "rounds"]
 
 
-def plan_client(client: str, terms: Terms, records: int, sigma: float, rounds: Rounds) -> ClientPlan:
+def plan_client(client: str, terms: BudgetTerms, records: int, sigma: float, rounds: Rounds) -> ClientPlan:
     """Return how many rounds a client's budget lasts, and what it will have spent."""
-    account = Account(terms)
+    account = ClientAccount(terms)
     once = history_of(terms.plan)
 
     def after(joined: int) -> dict[Any, int]:
@@ -67,17 +69,17 @@ def plan_client(client: str, terms: Terms, records: int, sigma: float, rounds: R
     )
 
 
-def plan(job: Job, progress: Progress | None = None) -> list[ClientPlan]:
+def plan(job: Job, progress: ProgressCallback | None = None) -> list[ClientPlan]:
     """Return the prospects of the clients of a job that have a guarantee."""
-    sizes, alike, plans = job.population.partition.sizes.tolist(), dict[Terms, ClientPlan](), list[ClientPlan]()
+    sizes, alike, plans = job.population.partition.sizes.tolist(), dict[BudgetTerms, ClientPlan](), list[ClientPlan]()
     for row, client in enumerate(job.population.ids):
         if progress:
             progress(row, len(sizes))
         if (terms := job.terms.get(client)) is None:
             continue
         if terms not in alike:
-            alike[terms] = plan_client(client, terms, sizes[row], float(job.scale[row]), job.rounds)
-        plans.append(replace(alike[terms], client=client, records=sizes[row], sigma=float(job.scale[row])))
+            alike[terms] = plan_client(client, terms, sizes[row], float(job.noise_multiplier[row]), job.rounds)
+        plans.append(replace(alike[terms], client=client, records=sizes[row], sigma=float(job.noise_multiplier[row])))
     return plans
 
 
@@ -89,7 +91,7 @@ def plan_dp_sgd(
     rounds: int,
     participation: float = 1.0,
     sigma: float | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> tuple[Rounds, list[ClientPlan]]:
     """Plan DP-SGD with Poisson batches for clients (name, budget, records), without an experiment.
 
@@ -106,20 +108,18 @@ def plan_dp_sgd(
         raise InputError(f"sigma must be a finite number above 0, not {sigma}")
     drawn = Participation("uniform", participation)
     found = Rounds(rounds, participation, math.ceil(rounds * drawn.share - 1e-9))
-    rates = [batch / records for *_, records in clients]
-    local = dp_sgd(binary_logistic(1), rate=rates, steps=local_steps, clip=1.0, learning_rate=1.0, batch=batch)
-    assert local.price is not None
-    budgets = [budget for _, budget, _ in clients]
+    local = fedavg(dp_sgd(binary_logistic(1), steps=local_steps, clip=1.0, learning_rate=1.0, batch=batch))
+    names, budgets, held = zip(*clients, strict=True) if clients else ((), (), ())
+    cost = cost_of(local, names, {"records": np.array(held)})
+    noise = np.full(len(clients), sigma)
     if sigma is None:
-        scale = calibrate_each(
-            budgets, local.price, found.expected, directory=cache.default_directory(), progress=progress
-        ).scale
-    else:
-        scale = np.full(len(clients), sigma)
+        noise = calibrate_each(
+            budgets, cost.event, found.expected, directory=cache.default_directory(), progress=progress
+        ).noise_multiplier
     plans = []
     for row, (client, budget, records) in enumerate(clients):
-        terms = Terms(budget, "record", local.adjacency, "fixed", plan=local.price(float(scale[row]), row))
-        plans.append(plan_client(client, terms, records, float(scale[row]), found))
+        terms = BudgetTerms(budget, cost.unit, cost.adjacency, "fixed", plan=cost.event(noise[row], row))
+        plans.append(plan_client(client, terms, records, float(noise[row]), found))
     return found, plans
 
 
@@ -127,8 +127,9 @@ def certificates(job: Job, joined: int | None = None) -> dict[str, Certificate]:
     """Return each client's certificate for the rounds it joins: by default those its noise is calibrated for."""
     uses = job.rounds.expected if joined is None else joined
     alike, found = dict[Any, Certificate](), dict[str, Certificate]()
+    cost = cost_of(job.algorithm, job.population.ids, job.settings) if job.terms else None
     for row, client in enumerate(job.population.ids):
-        terms, sigma = job.terms.get(client), float(job.scale[row])
+        terms, sigma = job.terms.get(client), float(job.noise_multiplier[row])
         key = (terms, sigma)
         if key not in alike:
             event = dp_accounting.NonPrivateDpEvent() if terms is None else terms.plan
@@ -139,7 +140,7 @@ def certificates(job: Job, joined: int | None = None) -> dict[str, Certificate]:
                 everything,
                 delta,
                 method=job.method.title,
-                claimed=None if terms is None else job.algorithm.claim(sigma, uses, delta, row),
+                claimed=None if terms is None or cost is None else cost.claim(sigma, uses, delta, row),
                 form=job.method.form,
                 accountant=best_accountant(history_of(everything)),
                 details={"rounds": uses, "sigma": sigma},

@@ -1,59 +1,63 @@
-"""The clients of an experiment: their records, budgets and the model they train, drawn from one seed."""
+"""The population of an experiment: records, budgets and the model to train, drawn from one seed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import inf, prod
+from math import inf, isfinite, nan, prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyeps.aggregation.client_groups import split_by_epsilon
 from polyeps.core import Budget, Records
-from polyeps.data import datasets
 from polyeps.data.budgets import draw_budgets, read_budgets
+from polyeps.data.dataset import Dataset, hold_out, validation
+from polyeps.data.imdb import FIRST_WORD
 from polyeps.data.own_files import load_own
-from polyeps.data.partition import Partition, apart, divide, to_records
-from polyeps.data.privacy_levels import choose
-from polyeps.data.reviews import FIRST_WORD
-from polyeps.data.splits import hold_out, validation
+from polyeps.data.partition import Partition, divide, set_apart, to_records
+from polyeps.data.privacy_levels import choose_levels
+from polyeps.data.public_loaders import load_dataset
 from polyeps.data.synthetic import SYNTHETIC, synthetic
 from polyeps.errors import InputError
 from polyeps.experiment import config
-from polyeps.models import MODELS, Model
+from polyeps.experiment.registry import BUILT_IN, Encoder, Metric, ModelFactory, Parts
+from polyeps.models import MODELS, Model, cross_entropy
 
 EVALUATED_AT_ONCE = 5000  # test records: a few hundred MB of activations for the largest of our networks
+_COMPARED = 16  # records encoded apart from the others, to see that an encoder treats records one by one
 
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """The clients of one seed: whose records are whose, and what each is willing to lose."""
+    """The clients of one seed, with their records and budgets."""
 
-    dataset: datasets.Dataset
+    dataset: Dataset
     partition: Partition
-    budgets: tuple[Budget | None, ...]  # None: a client that chose to be promised nothing
+    budgets: tuple[Budget | None, ...]  # None: a client that chose a level without a guarantee
     model: Model
-    start: Tensor  # (d,) the model everybody begins with
+    start: Tensor  # (d,) the first model
     seed: int
     device: torch.device
-    groups: tuple[str, ...] | None = None  # what each chose from the menu, where there is one
-    own_tests: Partition | None = None  # rows of the training records that clients keep to judge models by
+    groups: tuple[str, ...] | None = None  # the privacy level of each client, where there are levels
+    own_tests: Partition | None = None  # rows of the training records that clients keep for tests
 
     @property
     def ids(self) -> tuple[str, ...]:
         return self.partition.ids
 
     @cached_property
-    def liberal(self) -> NDArray[np.bool_]:
-        """Who counts as public: those who are promised nothing, or else those with the liberal budgets."""
-        promised = [budget.epsilon for budget in self.budgets if budget is not None]
-        if len(promised) < len(self.budgets):
+    def high_epsilon(self) -> NDArray[np.bool_]:
+        """The high-ε clients: those without a guarantee or, where all have one, those with large budgets."""
+        known = [budget.epsilon for budget in self.budgets if budget is not None]
+        if len(known) < len(self.budgets):
             return np.array([budget is None for budget in self.budgets])
-        return split_by_epsilon(np.array(promised))
+        return split_by_epsilon(np.array(known))
 
     @cached_property
     def records(self) -> Records:
@@ -62,7 +66,7 @@ class Population:
 
     @cached_property
     def own_test_records(self) -> Records:
-        """What clients hold back to judge models by."""
+        """The records that clients keep for tests."""
         assert self.own_tests is not None
         held = to_records(self.dataset, self.own_tests)
         return Records(held.features.to(self.device), held.labels.to(self.device), held.offsets)
@@ -72,22 +76,36 @@ class Population:
         features = torch.from_numpy(self.dataset.test_features).to(self.device)
         return features.reshape(-1, *self.model.input_shape), torch.from_numpy(self.dataset.test_labels).to(self.device)
 
-    def evaluate(self, vector: Tensor) -> dict[str, float]:
-        """Accuracy and mean loss of a model on the test records."""
+    def evaluate(self, vector: Tensor, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
+        """Return accuracy, mean loss and further metrics of a model on the test records."""
         features, labels = self.test
-        right, loss = 0.0, 0.0
+        right, loss, seen = 0.0, 0.0, []
         for first in range(0, len(labels), EVALUATED_AT_ONCE):
             rows, truth = features[first : first + EVALUATED_AT_ONCE], labels[first : first + EVALUATED_AT_ONCE]
             outputs = self.model.outputs(vector.to(self.device), rows)
             right += float((self.model.classes(outputs) == truth).sum())
             loss += float(self.model.loss(outputs, truth).sum())
-        return {"accuracy": right / len(labels), "loss": loss / len(labels)}
+            if metrics:
+                seen.append(outputs.cpu())
+        found = {"accuracy": right / len(labels), "loss": loss / len(labels)}
+        return found | {name: _measured(name, one, torch.cat(seen), labels) for name, one in (metrics or {}).items()}
 
 
-def populate(experiment: config.Experiment, seed: int, device: str = "cpu") -> Population:
-    """The clients of a seed, with their records and budgets."""
-    dataset = _dataset(experiment.data, seed)
+def _measured(name: str, metric: Metric, outputs: Tensor, labels: Tensor) -> float:
+    """Return the value of a user's metric, NaN where it is not finite."""
+    try:
+        value = float(metric(outputs, labels.cpu().clone()))
+    except Exception as problem:
+        raise InputError(f"metric {name!r} failed: {type(problem).__name__}: {problem}") from problem
+    return value if isfinite(value) else nan
+
+
+def populate(experiment: config.Experiment, seed: int, device: str = "cpu", parts: Parts = BUILT_IN) -> Population:
+    """Return the clients of a seed, with their records and budgets."""
     wanted = experiment.data
+    dataset = _dataset(wanted, seed)
+    if wanted.encoder is not None:
+        dataset = _encoded(dataset, wanted.encoder, parts)
     partition = divide(
         dataset,
         wanted.partition,
@@ -100,15 +118,15 @@ def populate(experiment: config.Experiment, seed: int, device: str = "cpu") -> P
     )
     own_tests = None
     if wanted.own_test:
-        partition, own_tests = apart(partition, wanted.own_test, generator(seed, "own tests"))
+        partition, own_tests = set_apart(partition, wanted.own_test, generator(seed, "own tests"))
     budgets, groups = _budgets(experiment.budgets, partition, dataset, seed)
-    model = _model(experiment.model, dataset)
+    model = _model(experiment.model, dataset, seed_for(seed, "model"), parts)
     start = model.start(torch.Generator().manual_seed(seed_for(seed, "model")))
     return Population(dataset, partition, budgets, model, start, seed, torch.device(device), groups, own_tests)
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
-    """A random generator for one purpose, so that drawing more for one leaves the others as they were."""
+    """Return a random generator for one purpose, so that drawing more for one leaves the others as they were."""
     return np.random.default_rng(seed_for(seed, purpose))
 
 
@@ -117,11 +135,11 @@ def seed_for(seed: int, purpose: str) -> int:
 
 
 @lru_cache(maxsize=2)
-def _loaded(name: str, file: Path | None, label: str) -> datasets.Dataset:
-    return datasets.load(name, download=None) if file is None else load_own(file, label=label)
+def _loaded(name: str, file: Path | None, label: str) -> Dataset:
+    return load_dataset(name, download=None) if file is None else load_own(file, label=label)
 
 
-def _dataset(wanted: config.Data, seed: int) -> datasets.Dataset:
+def _dataset(wanted: config.DataSettings, seed: int) -> Dataset:
     if wanted.name in SYNTHETIC and wanted.file is None:
         dataset = synthetic(wanted.name, generator=generator(seed, "records"))
     else:
@@ -133,35 +151,64 @@ def _dataset(wanted: config.Data, seed: int) -> datasets.Dataset:
     return dataset
 
 
-def _clients_named(budgets: config.Budgets) -> int | None:
+def _encoded(dataset: Dataset, name: str, parts: Parts) -> Dataset:
+    """Return a data set with encoded records.
+
+    Features must be a function of their own record alone: if other records had a part in them, clipping one record
+    would not bound its influence. So some records are encoded again, beside fewer and beside other records.
+    """
+    make = parts.find("data.encoder", name, parts.encoders, "encoders")
+
+    def encode(features: NDArray[Any]) -> NDArray[np.float32]:
+        try:
+            encoder: Encoder = make()
+            with torch.no_grad():
+                found = torch.as_tensor(encoder(torch.from_numpy(features.copy()))).float().cpu().numpy()
+        except Exception as problem:
+            raise InputError(f"data.encoder = {name} failed: {type(problem).__name__}: {problem}") from problem
+        if found.ndim < 2 or len(found) != len(features) or not np.isfinite(found).all():
+            raise InputError(f"data.encoder = {name} must return finite features, one row for each record")
+        return found
+
+    training, some = encode(dataset.features), dataset.features[:_COMPARED]
+    others = 2 * some + 1 if np.issubdtype(some.dtype, np.floating) else some[::-1]
+    again = [encode(some), encode(np.concatenate([others, some]))[len(some) :]]
+    if not all(np.allclose(rows, training[: len(some)], rtol=1e-3, atol=1e-4) for rows in again):
+        raise InputError(
+            f"data.encoder = {name} encodes a record differently with other records beside it, so one record would "
+            "change the features of others; compute each row from its own record, with fixed or seeded parameters"
+        )
+    return replace(dataset, features=training, test_features=encode(dataset.test_features), columns=(), words=())
+
+
+def _clients_named(budgets: config.BudgetSettings) -> int | None:
     if budgets.epsilons is not None:
         return len(budgets.epsilons)
     return len(read_budgets(budgets.file, budgets.delta)) if budgets.file is not None else None
 
 
 def _budgets(
-    wanted: config.Budgets, partition: Partition, dataset: datasets.Dataset, seed: int
+    wanted: config.BudgetSettings, partition: Partition, dataset: Dataset, seed: int
 ) -> tuple[tuple[Budget | None, ...], tuple[str, ...] | None]:
-    """Every client's budget and, where there is a menu, the name of the level it chose."""
-    given = [
-        name for name in ("distribution", "file", "epsilons", "epsilon", "menu") if getattr(wanted, name) is not None
-    ]
-    if len(given) != 1:
-        raise InputError("budgets: give exactly one of distribution, file, epsilons, epsilon and menu")
-    if wanted.menu is None:
+    """Return every client's budget and, where there are privacy levels, the name of its level."""
+    kinds = ("distribution", "file", "epsilons", "epsilon", "levels")
+    if sum(getattr(wanted, name) is not None for name in kinds) != 1:
+        raise InputError("budgets: give exactly one of distribution, file, epsilons, epsilon and levels")
+    if wanted.levels is None:
         return _given_budgets(wanted, partition, seed), None
     held = partition.counts(dataset.labels, len(dataset.classes))
-    chosen = [wanted.menu[place] for place in choose(wanted.menu, held, generator(seed, "menu"))]
+    # The purpose keeps its first name, on which the draw depends.
+    chosen = [wanted.levels[place] for place in choose_levels(wanted.levels, held, generator(seed, "menu"))]
     budgets = [None if level.epsilon is None else Budget(level.epsilon, wanted.delta) for level in chosen]
     return tuple(budgets), tuple(level.name for level in chosen)
 
 
-def _given_budgets(wanted: config.Budgets, partition: Partition, seed: int) -> tuple[Budget, ...]:
+def _given_budgets(wanted: config.BudgetSettings, partition: Partition, seed: int) -> tuple[Budget, ...]:
     clients = partition.ids
     if wanted.file is not None:
         named = {row.client: row.budget for row in read_budgets(wanted.file, wanted.delta)}
-        if partition_names := [client for client in clients if client not in named]:
-            raise InputError(f"client {partition_names[0]!r} has no budget in {wanted.file}; add a line for it")
+        if missing := [client for client in clients if client not in named]:
+            raise InputError(f"client {missing[0]!r} has no budget in {wanted.file}; add a line for it")
         return tuple(named[client] for client in clients)
     if wanted.distribution is not None:
         drawn = draw_budgets(
@@ -183,9 +230,43 @@ def _given_budgets(wanted: config.Budgets, partition: Partition, seed: int) -> t
         raise InputError(f"budgets.epsilons, client {client!r}: {problem}") from None
 
 
-def _model(wanted: config.Model, dataset: datasets.Dataset) -> Model:
+def _model(wanted: config.ModelSettings, dataset: Dataset, seed: int, parts: Parts) -> Model:
+    shape = dataset.features.shape[1:]
     if wanted.name not in MODELS:
-        raise InputError(config.unknown_key(f"model.name = {wanted.name}", wanted.name, MODELS))
+        make = parts.find("model.name", wanted.name, {**MODELS, **parts.models}, "models")
+        model = _own_model(wanted.name, make, dataset, seed)
+    else:
+        model = _built_in_model(wanted, dataset)
+    if prod(model.input_shape) != prod(shape):
+        raise InputError(
+            f"model.name: {wanted.name} takes records of shape {model.input_shape}, but {dataset.name} has {shape}; "
+            "choose logistic or mlp, which take any"
+        )
+    return model
+
+
+def _own_model(name: str, make: ModelFactory, dataset: Dataset, seed: int) -> Model:
+    """Return a user's model, checked against autograd, with first weights drawn from the seed."""
+    shape, classes = dataset.features.shape[1:], len(dataset.classes)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = make(shape, classes)
+    except Exception as problem:
+        raise InputError(f"model.name = {name} failed: {type(problem).__name__}: {problem}") from problem
+    if isinstance(made, nn.Module):
+        made = Model(made, cross_entropy, shape, torch.from_numpy(dataset.features[:1]).dtype)
+    elif isinstance(made, Model):
+        made = replace(made)  # which checks it, also where the factory did not
+    else:
+        raise InputError(f"model.name = {name} returned a {type(made).__name__}, not a Model or an nn.Module")
+    outputs = made.outputs(torch.zeros(made.size), torch.zeros(1, *made.input_shape, dtype=made.input_type)).shape[-1]
+    if outputs != classes and (outputs, classes) != (1, 2):
+        raise InputError(f"model.name = {name} has {outputs} outputs for {classes} classes; give each class one")
+    return made
+
+
+def _built_in_model(wanted: config.ModelSettings, dataset: Dataset) -> Model:
     shape, classes = dataset.features.shape[1:], len(dataset.classes)
     if (wanted.name == "lstm") != bool(dataset.words):
         raise InputError(
@@ -195,20 +276,13 @@ def _model(wanted: config.Model, dataset: datasets.Dataset) -> Model:
         )
     match wanted.name:
         case "logistic" | "linear_svm":
-            model = MODELS[wanted.name](features=prod(shape), classes=classes)
+            return MODELS[wanted.name](features=prod(shape), classes=classes)
         case "binary_logistic" | "binary_svm":
             if classes != 2:
                 raise InputError(f"model.name: {wanted.name} is for two classes, but {dataset.name} has {classes}")
-            model = MODELS[wanted.name](features=prod(shape))
+            return MODELS[wanted.name](features=prod(shape))
         case "mlp":
-            model = MODELS["mlp"](features=prod(shape), hidden=wanted.hidden or (50,), classes=classes)
+            return MODELS["mlp"](features=prod(shape), hidden=wanted.hidden or (50,), classes=classes)
         case "lstm":
-            model = MODELS["lstm"](vocabulary=FIRST_WORD + len(dataset.words), length=prod(shape), classes=classes)
-        case _:
-            model = MODELS[wanted.name](classes=classes)
-    if prod(model.input_shape) != prod(shape):
-        raise InputError(
-            f"model.name: {wanted.name} takes records of shape {model.input_shape}, but {dataset.name} has {shape}; "
-            "choose logistic or mlp, which take any"
-        )
-    return model
+            return MODELS["lstm"](vocabulary=FIRST_WORD + len(dataset.words), length=prod(shape), classes=classes)
+    return MODELS[wanted.name](classes=classes)

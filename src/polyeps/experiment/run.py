@@ -1,4 +1,4 @@
-"""Run folders: start an experiment, go on with one that was stopped, read what came out.
+"""Run folders: run an experiment, resume one that was interrupted, read the results.
 
     FOLDER/journal.db        the settings, as resolved, and what happened (see `journal`)
     FOLDER/ledgers/JOB.db    what each simulated client has spent
@@ -11,51 +11,102 @@ the same result, and its charges, already on disk, are not made twice.
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from polyeps import __version__
-from polyeps.accounting.calibration import Progress
+from polyeps.accounting.calibration import ProgressCallback
+from polyeps.algorithms import Entry
 from polyeps.algorithms._personal_models import personal_models
-from polyeps.core import Profile, State
+from polyeps.core import Algorithm, Profile, State
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.evaluation import by_group
 from polyeps.experiment.job import Job, prepare
 from polyeps.experiment.journal import Checkpoint, Journal
-from polyeps.experiment.journal_entries import changes, client_rows, facts, outcome, remind
-from polyeps.experiment.population import populate
+from polyeps.experiment.journal_entries import changes, client_rows, facts, outcome, remind, write_metrics
+from polyeps.experiment.population import Population, populate
+from polyeps.experiment.registry import Code, Encoder, Metric, ModelFactory, Parts, Tracker
 from polyeps.ledger import Ledger
 from polyeps.server import ALL_ROUNDS, Round, check_disclosure
 from polyeps.transport import codec
 from polyeps.transport.memory import InMemory
 
+_KEPT = 1 << 31  # bytes of records that prepared jobs may hold together; jobs beyond that are prepared again
+
 
 @dataclass(frozen=True)
 class Watch:
-    """How a run reports on itself while it goes on; every part is optional."""
+    """Callbacks that show the progress of a run; an error in one of them stops the run."""
 
-    calibrating: Progress | None = None
+    calibrating: ProgressCallback | None = None
     round_done: Callable[[str, Round, int, Mapping[str, float]], None] = lambda *_: None
     job_done: Callable[[str], None] = lambda *_: None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a run, by method and seed."""
+    """Results of a run, by method and seed."""
 
     folder: Path
     accuracy: dict[tuple[str, int], list[float]]
-    spent: dict[tuple[str, int], dict[str, float]]  # of every client that was promised something
+    spent: dict[tuple[str, int], dict[str, float]]  # of every client that has a guarantee
     models: dict[tuple[str, int], Tensor]
+
+
+@dataclass
+class _Work:
+    """What the jobs of one run share."""
+
+    experiment: config.Experiment
+    folder: Path
+    device: str
+    watch: Watch
+    parts: Parts
+    jobs: dict[str, Job] = field(default_factory=dict)  # prepared ones, each until it is done
+    population: Population | None = None  # of the last job that was prepared
+
+    def __post_init__(self) -> None:
+        self.metrics = self.parts.measuring(self.experiment)
+        self.trackers = list(self.parts.trackers)
+        for make in self.parts.tracking(self.experiment):
+            with _warning(getattr(make, "__name__", "")):
+                self.trackers.append(make())
+
+    def job(self, method: config.Method, seed: int) -> Job:
+        """Return a job, prepared now or before."""
+        if prepared := self.jobs.pop(f"{method.title}-{seed}", None):
+            self.population = prepared.population
+            return prepared
+        if self.population is None or self.population.seed != seed:
+            self.population = populate(self.experiment, seed, self.device, self.parts)
+        return prepare(self.experiment, method, self.population, self.watch.calibrating, self.parts)
+
+    def tell(self, event: str, *arguments: Any) -> None:
+        """Call a method of every tracker; a tracker that fails is left out afterwards."""
+        kept, self.trackers = self.trackers, []
+        for tracker in kept:
+            with _warning(type(tracker).__name__):
+                getattr(tracker, event)(*arguments)
+                self.trackers.append(tracker)
+
+
+@contextmanager
+def _warning(tracker: str) -> Iterator[None]:
+    """Turn an error of a tracker into a warning."""
+    try:
+        yield
+    except Exception as problem:
+        reason = f"{type(problem).__name__}: {problem}"
+        warnings.warn(f"tracker {tracker} failed ({reason}); the run goes on without it", RuntimeWarning, stacklevel=4)
 
 
 def run(
@@ -65,27 +116,35 @@ def run(
     device: str = "cpu",
     command: str = "",
     watch: Watch | None = None,
+    algorithms: Mapping[str, Entry | Callable[..., Algorithm]] | None = None,
+    models: Mapping[str, ModelFactory] | None = None,
+    encoders: Mapping[str, Callable[[], Encoder]] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    trackers: Sequence[Tracker] = (),
+    code_folder: Path | str | None = None,
 ) -> Outcome:
-    """Run an experiment into a new folder."""
+    """Run an experiment into a new folder.
+
+    Own algorithms, models and encoders are given by the names that the experiment has for them; all metrics and
+    trackers that are given are used. With a `code_folder` the experiment may name code of that folder, or of installed
+    packages, as "module:name": give it only if you trust that code.
+    """
     folder = Path(folder)
-    watch = watch or Watch()
     if (folder / "journal.db").exists():
         raise InputError(f"{folder} holds a run already; resume it, or choose another folder")
-    # Whatever can be wrong with any job is found before the first one begins.
-    for seed in experiment.seeds:
-        population = populate(experiment, seed, device)
-        for method in experiment.algorithm:
-            job = prepare(experiment, method, population, watch.calibrating)
-            told: Any = dict.fromkeys(job.tells, 1)
-            groups = job.groups or (None,) * len(population.ids)
-            faces = zip(population.ids, groups, strict=True)
-            check_disclosure(job.algorithm, [Profile(client, **{**told, "group": group}) for client, group in faces])
+    code = None if code_folder is None else Code(Path(code_folder).absolute())
+    parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, trackers, code)
+    work = _Work(experiment, folder, device, watch or Watch(), parts)
+    _prepare_all(work)
     _make_folder(folder)
     about = {
         "name": experiment.name,
         "experiment": experiment.as_dict(),
         "version": __version__,
         "command": command,
+        "metrics": list(work.metrics),
+        "parts": parts.names,
+        "code": None if code is None else {"folder": str(code.folder), "digests": code.digests},
     }
     jobs = [
         (f"{method.title}-{seed}", method.name, method.title, seed, experiment.rounds)
@@ -93,38 +152,80 @@ def run(
         for method in experiment.algorithm
     ]
     Journal.create(folder / "journal.db", about, jobs).close()
-    return resume(folder, device=device, watch=watch)
-
-
-def resume(folder: Path | str, *, device: str = "cpu", watch: Watch | None = None) -> Outcome:
-    """Do whatever of a run is not done yet."""
-    folder = Path(folder)
-    watch = watch or Watch()
-    journal = Journal(folder / "journal.db")
-    with _alone_in(folder):
-        _do_all(journal, folder, device, watch)
-    journal.close()
+    _do_all(work)
     return read(folder)
 
 
-def _do_all(journal: Journal, folder: Path, device: str, watch: Watch) -> None:
+def resume(
+    folder: Path | str,
+    *,
+    device: str = "cpu",
+    watch: Watch | None = None,
+    algorithms: Mapping[str, Entry | Callable[..., Algorithm]] | None = None,
+    models: Mapping[str, ModelFactory] | None = None,
+    encoders: Mapping[str, Callable[[], Encoder]] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    trackers: Sequence[Tracker] = (),
+    trust_code: bool = False,
+) -> Outcome:
+    """Do the jobs of a run that are not done yet, with the own parts that it was started with."""
+    folder = Path(folder)
+    journal = Journal(folder / "journal.db")
+    about = journal.about()
+    if all(row["status"] == "done" for row in journal.jobs()):
+        with _alone_in(folder):
+            write_metrics(journal, folder / "metrics.csv")
+        journal.close()
+    else:
+        journal.close()
+        code, known = about.get("code"), about.get("parts") or {}
+        trusted = Code(Path(code["folder"]), code["digests"], resumed=True) if trust_code and code else None
+        parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, trackers, trusted)
+        for kind, names in known.items():
+            if missing := [name for name in names if name not in parts.names.get(kind, ())]:
+                raise InputError(f"the run was started with {kind} = {{{missing[0]!r}: ...}}; resume it with the same")
+        _do_all(_Work(config.experiment(about["experiment"]), folder, device, watch or Watch(), parts))
+    return read(folder)
+
+
+def _prepare_all(work: _Work) -> None:
+    """Prepare every job, so that whatever can be wrong with one is found before the first begins."""
+    experiment, held = work.experiment, dict[int, int]()
+    for seed in experiment.seeds:
+        for method in experiment.algorithm:
+            job = work.job(method, seed)
+            known: Any = dict.fromkeys(job.discloses, 1)
+            groups = job.groups or (None,) * len(job.population.ids)
+            profiles = [
+                Profile(client, **{**known, "group": group})
+                for client, group in zip(job.population.ids, groups, strict=True)
+            ]
+            check_disclosure(job.algorithm, profiles)
+            if sum(held.values()) <= _KEPT:
+                work.jobs[job.name] = job
+        if work.metrics and seed == experiment.seeds[0]:
+            job.population.evaluate(job.population.start, work.metrics)
+        features = job.population.dataset.features
+        held[id(features)] = features.nbytes  # seeds may share them
+
+
+def _do_all(work: _Work) -> None:
     """Do the jobs of a run that are not done yet."""
-    experiment = config.experiment(journal.about()["experiment"])
-    methods = {method.title: method for method in experiment.algorithm}
-    population = None
-    for row in journal.jobs():
-        if row["status"] == "done":
-            continue
-        if population is None or population.seed != row["seed"]:
-            population = populate(experiment, row["seed"], device)
-        job = prepare(experiment, methods[row["label"]], population, watch.calibrating)
-        _do(job, experiment, journal, folder, watch)
-        watch.job_done(job.name)
-    _write_metrics(journal, folder / "metrics.csv")
+    journal = Journal(work.folder / "journal.db")
+    methods = {method.title: method for method in work.experiment.algorithm}
+    with _alone_in(work.folder):
+        work.tell("started", work.experiment.as_dict())
+        for row in journal.jobs():
+            if row["status"] != "done":
+                _do(work.job(methods[row["label"]], row["seed"]), work, journal)
+                work.watch.job_done(row["job"])
+        write_metrics(journal, work.folder / "metrics.csv")
+        work.tell("finished", work.folder)
+    journal.close()
 
 
 def read(folder: Path | str) -> Outcome:
-    """What a run has brought so far."""
+    """Return the results of a run so far."""
     folder = Path(folder)
     journal = Journal(folder / "journal.db")
     accuracy: dict[tuple[str, int], list[float]] = {}
@@ -142,10 +243,11 @@ def read(folder: Path | str) -> Outcome:
     return Outcome(folder, accuracy, spent, models)
 
 
-def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path, watch: Watch) -> None:
-    """Run one job from where it stands."""
+def _do(job: Job, work: _Work, journal: Journal) -> None:
+    """Run one job from its last checkpoint."""
+    experiment, folder = work.experiment, work.folder
     ledger = _open_ledger(job, folder)
-    cohort = job.cohort(ledger)
+    cohort = job.clients(ledger)
     state, active = job.state, None
     checkpoint = journal.checkpoint(job.name)
     if checkpoint is None:
@@ -159,7 +261,7 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
         goes_on = job.participation.goes_on(round.active) and not now.stopped
         last = round.number + 1 == experiment.rounds or not goes_on
         due = (round.number + 1) % experiment.evaluate_every == 0 or last
-        metrics = job.population.evaluate(now.model) if due else {}
+        metrics = job.population.evaluate(now.model, work.metrics) if due else {}
         if round.discarded:
             metrics["discarded replies"] = len(round.discarded)
         if last and job.population.own_tests is not None:
@@ -182,9 +284,10 @@ def _do(job: Job, experiment: config.Experiment, journal: Journal, folder: Path,
             changes(cohort),
         )
         journal.write_round(job.name, round.number, counts, answers, left, metrics, point)
-        watch.round_done(job.name, round, experiment.rounds, metrics)
+        work.watch.round_done(job.name, round, experiment.rounds, metrics)
+        work.tell("round", job.name, round.number, metrics)
 
-    transport = InMemory(cohort, job.algorithm, job.tells)
+    transport = InMemory(cohort, job.algorithm, job.discloses)
     state = job.serve(transport, experiment.rounds, job.name, state, active=active, observe=observe)
     path = _model_path(folder, job.name)
     path.parent.mkdir(exist_ok=True)
@@ -217,7 +320,7 @@ def _model_path(folder: Path, job: str) -> Path:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Refuse to work in a folder in which another process does; the lock goes with the process that holds it."""
+    """Refuse to work in a folder in which another process does; the lock ends with the process that holds it."""
     held = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,22 +337,3 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise InputError(f"{folder} cannot be made: {problem.strerror}; choose another folder") from None
-
-
-def _write_metrics(journal: Journal, path: Path) -> None:
-    """All metrics of all rounds as CSV, one line per job and round."""
-    rows = journal.query("SELECT * FROM metrics")
-    names = sorted({row["name"] for row in rows})
-    values = {(row["job"], row["round"], row["name"]): row["value"] for row in rows}
-    columns = ["invited", "answered", "declined", "active", "seconds"]
-    partial = path.with_suffix(".part")
-    with partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["method", "seed", "round", *columns, *names])
-        statement = (
-            "SELECT jobs.label, jobs.seed, rounds.* FROM rounds JOIN jobs USING (job) ORDER BY jobs.rowid, round"
-        )
-        for row in journal.query(statement):
-            found = [values.get((row["job"], row["round"], name)) for name in names]
-            writer.writerow([row["label"], row["seed"], row["round"], *(row[c] for c in columns), *found])
-    partial.replace(path)

@@ -1,4 +1,4 @@
-"""A client's privacy ledger: budgets set once, charges on disk before data is touched, refused when they do not fit."""
+"""The privacy ledger: budgets are set once; charges are on disk before data is read, and refused beyond the budget."""
 
 from polyeps.ledger.ledger import Ledger
 

@@ -1,4 +1,4 @@
-"""What an owner agreed to, what was charged and reserved since, and whether more would still fit."""
+"""A client's account: its budget and terms, its charges and reservations, and whether another charge fits."""
 
 import math
 from collections.abc import Mapping
@@ -7,34 +7,34 @@ from typing import Any, Literal, get_args
 
 from dp_accounting.dp_event import DpEvent
 
-from polyeps.accounting import afford, rdp
-from polyeps.accounting.events import History, history_of, is_pure
-from polyeps.accounting.kinds import check_uses
+from polyeps.accounting import affordability, best_accountant, rdp
+from polyeps.accounting.events import check_uses
+from polyeps.accounting.histories import History, history_of, is_pure
 from polyeps.core import Adjacency, Budget, Unit
 from polyeps.errors import InputError, UnknownEvent
 
-# adaptive: later requests may depend on earlier answers, as they do wherever somebody who saw one run designs the next.
-#   A Rényi filter of one order, settled beforehand, holds then, also for runs side by side (Haney et al., "Concurrent
+# adaptive: later requests may depend on earlier answers, for instance when the next run is designed after the last.
+#   A Rényi filter of one order, fixed beforehand, is valid then, also for concurrent runs (Haney et al., "Concurrent
 #   Composition for Interactive Differential Privacy with Adaptive Privacy-Loss Parameters", CCS 2023).
-# fixed: all that may be asked was planned before the first answer; privacy losses then compose exactly.
+# fixed: all requests were planned before the first answer; privacy losses then compose exactly.
 Schedule = Literal["adaptive", "fixed"]
-Obstacle = Literal["", "budget", "plan", "run"]
+_Obstacle = Literal["", "budget", "plan", "run"]
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What an owner agreed to: a budget, what it protects, and under which rule it is spent.
+class BudgetTerms:
+    """The terms of a client's budget: the limit, the unit and adjacency it protects, and the rule of composition.
 
     With a fixed schedule, `plan` is the one event that will be charged, as often as the budget allows. Without it, the
     first reservation is the plan. Stopping early, or changing the order within a plan, reveals no more than the whole
-    plan does, so the price of the whole plan bounds everything that can happen.
+    plan, so the price of the whole plan is an upper bound.
     """
 
     budget: Budget
     unit: Unit = "record"
     adjacency: Adjacency = "zero-out"
     schedule: Schedule = "adaptive"
-    order: float | None = None  # of the Rényi filter; settled with the first budget and kept when that is changed
+    order: float | None = None  # of the Rényi filter; fixed by the first budget, also when the budget is changed later
     plan: DpEvent | None = None
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class Terms:
                 raise InputError("a plan must be one event; reserve the parts of a composition instead") from None
             if not history_of(self.plan):
                 raise InputError("the plan is an event that releases nothing; name the event that will be charged")
-        # At δ = 0 costs are simply added, which is a valid filter as it is.
+        # At δ = 0 costs are added, which is a valid filter.
         if self.schedule == "adaptive" and self.order is None and self.budget.delta > 0:
             object.__setattr__(self, "order", rdp.filter_order(self.budget))
         if self.order is not None and not 1 < self.order < math.inf:
@@ -60,13 +60,13 @@ class Terms:
 
 @dataclass(frozen=True)
 class Charge:
-    """One event to be paid for, `uses` times, by each of some clients."""
+    """One event, charged `uses` times to each of some clients."""
 
     clients: tuple[str, ...]
     event: DpEvent
     uses: int = 1
     unit: Unit = "record"
-    adjacency: Adjacency | None = None  # that of the algorithm which is charged for; None: the event holds under any
+    adjacency: Adjacency | None = None  # of the algorithm; None: the event holds under any adjacency
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "uses", check_uses(self.uses, least=1))
@@ -74,19 +74,19 @@ class Charge:
 
 
 @dataclass(eq=False)
-class Account:
-    """Terms and history that any number of clients may share; what each charge leads to is worked out once."""
+class ClientAccount:
+    """Terms and history, which several clients may share; the account after each charge is computed once."""
 
-    terms: Terms
-    history: History = field(default_factory=dict)  # charged
+    terms: BudgetTerms
+    history: History = field(default_factory=dict)  # what was charged
     charges: int = 0
-    reserved: Mapping[str, History] = field(default_factory=dict)  # not yet charged, by run that is still open
+    reserved: Mapping[str, History] = field(default_factory=dict)  # not yet charged, by open run
     planned: str = ""  # the run whose reservation became the plan of a fixed schedule
-    after: "dict[tuple[Any, ...], Account]" = field(default_factory=dict)
+    after: "dict[tuple[Any, ...], ClientAccount]" = field(default_factory=dict)
 
     @property
     def committed(self) -> History:
-        """All that was charged or may still be charged to open runs."""
+        """Return all that was charged, or may still be charged to open runs."""
         together = self.history
         for left in self.reserved.values():
             together = _joined(together, left)
@@ -100,7 +100,7 @@ class Account:
             return 0.0
         if terms.order is not None:
             return rdp.filter_epsilon(history, terms.order, terms.budget.delta, terms.adjacency)
-        return afford.known_epsilon(history, terms.budget.delta, terms.adjacency, afford.best_accountant(history))
+        return affordability.known_epsilon(history, terms.budget.delta, terms.adjacency, best_accountant(history))
 
     def affords(self, history: History) -> bool:
         """Return whether a history stays within these terms."""
@@ -109,10 +109,10 @@ class Account:
             return True
         if terms.order is not None:
             return self.spent(history) <= terms.budget.epsilon
-        return afford.fits(history, terms.budget, terms.adjacency, afford.best_accountant(history))
+        return affordability.fits(history, terms.budget, terms.adjacency, best_accountant(history))
 
     def steps(self, event: DpEvent, uses: int, unit: Unit, adjacency: Adjacency | None = None) -> History:
-        """Return what a charge consists of; refuse what protects another unit, or compares otherwise, than agreed."""
+        """Return the steps of a charge; refuse another unit or adjacency than that of the terms."""
         added = history_of(event, uses)
         if self.terms.adjacency == "add-remove" and adjacency not in (None, "add-remove") and not is_pure(added):
             raise UnknownEvent(
@@ -130,47 +130,49 @@ class Account:
         """Return the history after a charge."""
         return _joined(self.history, self.steps(event, uses, unit))
 
-    def obstacle(self, added: History, run: str = "", *, reserving: bool = False) -> Obstacle:
-        """Return what a charge to a run, or its reservation, would run into; "" if it is fine."""
+    def obstacle(self, added: History, run: str = "", *, reserving: bool = False) -> _Obstacle:
+        """Return why a charge to a run, or its reservation, is not possible; "" if it is."""
         if not reserving:
             run = self._payer(run)
             if run:
-                return "" if run in self.reserved and _within(added, self.reserved[run]) else "run"
+                left = self.reserved.get(run)
+                enough = left is not None and all(count <= left.get(step, 0) for step, count in added.items())
+                return "" if enough else "run"
         if self.terms.schedule == "fixed" and not self._in_plan(added, run if reserving else ""):
             return "plan"
         return "" if self.affords(_joined(self.committed, added)) else "budget"
 
-    def charged(self, added: History, run: str = "") -> "Account":
+    def charged(self, added: History, run: str = "") -> "ClientAccount":
         """Return the account after a charge, drawn from the run's reservation if there is a run."""
         run, reserved = self._payer(run), self.reserved
         if run:
             left = {step: count - added.get(step, 0) for step, count in reserved[run].items()}
             reserved = {**reserved, run: {step: count for step, count in left.items() if count > 0}}
-        return Account(self.terms, _joined(self.history, added), self.charges + 1, reserved, self.planned)
+        return ClientAccount(self.terms, _joined(self.history, added), self.charges + 1, reserved, self.planned)
 
-    def reserving(self, added: History, run: str) -> "Account":
+    def reserving(self, added: History, run: str) -> "ClientAccount":
         """Return the account after a reservation for a run."""
         planned = run if self.terms.schedule == "fixed" and self.terms.plan is None else ""
         reserved = {**self.reserved, run: _joined(self.reserved.get(run, {}), added)}
-        return Account(self.terms, self.history, self.charges, reserved, planned)
+        return ClientAccount(self.terms, self.history, self.charges, reserved, planned)
 
-    def released(self, run: str) -> "Account":
-        """Return the account after a run has ended: what it did not use is free again."""
+    def released(self, run: str) -> "ClientAccount":
+        """Return the account after a run has ended: its unused reservation is free again."""
         reserved = {name: left for name, left in self.reserved.items() if name != run}
-        return Account(self.terms, self.history, self.charges, reserved, self.planned)
+        return ClientAccount(self.terms, self.history, self.charges, reserved, self.planned)
 
     def _payer(self, run: str) -> str:
-        """Return the run whose reservation pays: where a reservation is the plan, there is no other."""
+        """Return the run whose reservation pays; where a reservation is the plan, it is the only one."""
         return run or (self.planned if self.planned in self.reserved else "")
 
     def _in_plan(self, added: History, run: str) -> bool:
-        """Return whether a fixed schedule allows something, apart from its price."""
+        """Return whether a fixed schedule allows a charge, apart from its price."""
         if self.terms.plan is None:
             return bool(run) and self.planned in ("", run)
         planned = history_of(self.terms.plan)
         if added.keys() != planned.keys():
             return not added
-        # Multiples of one bundle of steps: of those, a budget always allows the smaller ones.
+        # Multiples of one bundle of steps: a budget that allows one also allows every smaller one.
         first, *others = planned
         return all(added[step] * planned[first] == added[first] * planned[step] for step in others)
 
@@ -180,7 +182,3 @@ def _joined(history: History, added: History) -> History:
     for step, count in added.items():
         together[step] = together.get(step, 0) + count
     return together
-
-
-def _within(added: History, left: History) -> bool:
-    return all(count <= left.get(step, 0) for step, count in added.items())

@@ -1,4 +1,4 @@
-"""The SQLite file under a chain: how it is created without a race, opened, and compared with what it must be."""
+"""The SQLite file of a chain: created without races, opened, and checked against the schema."""
 
 import contextlib
 import os
@@ -37,9 +37,10 @@ _DEFINED = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY rowid"
 def create_file(path: Path, rows: Sequence[Sequence[Any]], end: Head) -> None:
     """Create a chain's file and head; of several processes that try, exactly one succeeds.
 
-    A complete file is written under another name first. The head file, which announces its last row, is then linked
-    into place: this fails where there is one already, so it decides who creates the chain. Last, the file is linked to
-    its name. Any process that finds an announced file not in place yet puts it there, so creators may die at any point.
+    A complete file is first written under another name. The head file, which announces its last row, is then linked
+    into place; this fails if there is one already, so exactly one process creates the chain. Last, the file is linked
+    to its name. Any process that finds an announced file not yet in place puts it there, so a creator may crash
+    anywhere.
     """
     _refuse_existing(path)
     candidate = _candidate(path, end)
@@ -53,7 +54,7 @@ def create_file(path: Path, rows: Sequence[Sequence[Any]], end: Head) -> None:
                 os.link(claim, head_path(path))
             except FileExistsError:
                 _refuse_existing(path)
-                raise LedgerError(f"{path} was created and removed by others meanwhile; try again") from None
+                raise LedgerError(f"{path} was created and removed by another process meanwhile; try again") from None
             claimed = True
             sync_folder(path.parent)
             finish_creation(path)
@@ -66,7 +67,7 @@ def create_file(path: Path, rows: Sequence[Sequence[Any]], end: Head) -> None:
 
 
 def finish_creation(path: Path) -> None:
-    """Put the file in place that the head announces, unless that has been done."""
+    """Put the file that the head announces in place, unless it is there already."""
     kept = read_head(path)
     if kept is None or not kept.creating:
         return
@@ -82,7 +83,7 @@ def _candidate(path: Path, end: Head) -> Path:
 
 
 def _write_candidate(candidate: Path, rows: Sequence[Sequence[Any]]) -> None:
-    os.close(new_file(candidate, b""))  # SQLite would make it readable for everybody
+    os.close(new_file(candidate, b""))  # SQLite would make it world-readable
     with contextlib.closing(sqlite3.connect(candidate, isolation_level=None)) as connection:
         connection.executescript(_CREATE)
         connection.executemany(INSERT, rows)
@@ -99,9 +100,9 @@ def _refuse_existing(path: Path) -> None:
 
 
 def refuse_vanished(path: Path) -> None:
-    """Refuse a chain whose file is gone while its head is still there."""
+    """Refuse a chain whose file is missing while its head exists."""
     left = read_head(path)
-    if left is None or path.exists():  # a creation that was finished since we last looked
+    if left is None or path.exists():  # the creation was finished meanwhile
         return
     head = head_path(path).name
     if left.creating:
@@ -110,20 +111,20 @@ def refuse_vanished(path: Path) -> None:
             "create it again"
         )
     raise LedgerTampered(
-        f"{path} is gone, but {head} remembers {left.head.seq} rows: put the file back, or delete {head} too if you "
+        f"{path} is missing, but {head} records {left.head.seq} rows: put the file back, or delete {head} too if you "
         "mean to forget what was spent"
     )
 
 
 def refuse_links(path: Path) -> None:
-    """Refuse symbolic links in place of the file or of those that SQLite keeps beside it."""
+    """Refuse symbolic links in place of the file or of the files that SQLite writes beside it."""
     for name in (path, *(path.with_name(path.name + suffix) for suffix in ("-journal", "-wal", "-shm"))):
         if name.is_symlink():
             raise LedgerError(f"{name} is a symbolic link; a ledger must be a plain file: name the file itself")
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """Open a chain's file, after checking that it is one."""
+    """Open a chain's file and check that it is one."""
     refuse_links(path)
     if not path.exists():
         finish_creation(path)
@@ -134,7 +135,7 @@ def open_file(path: Path) -> sqlite3.Connection:
     address = f"{path.absolute().as_uri()}?mode={mode}"
     connection = sqlite3.connect(address, uri=True, timeout=_PATIENCE, isolation_level=None, check_same_thread=False)
     try:
-        connection.execute("PRAGMA synchronous = EXTRA")  # a commit is on the disk when it returns
+        connection.execute("PRAGMA synchronous = EXTRA")  # a commit is on disk when it returns
         _check_kind(path, connection)
         check_table(path, connection)
     except BaseException:
@@ -163,14 +164,14 @@ def _as_created() -> list[tuple[Any, ...]]:
 
 
 def check_table(path: Path, connection: sqlite3.Connection) -> None:
-    """Refuse a file whose rows are not in the very table that was created: a view, say, could hide some of them."""
+    """Refuse a file whose rows are not in the table that was created: a view, for instance, could hide some."""
     (table, *_), found = _as_created(), connection.execute(_DEFINED).fetchall()
     if table not in found:
         raise LedgerTampered(f"{path} was tampered with: its table of rows is not the one that polyeps defines")
 
 
 def check_schema(path: Path, connection: sqlite3.Connection) -> None:
-    """Refuse a file that defines anything else than it did when it was created: a trigger could make charges vanish."""
+    """Refuse a file whose schema is not the one it was created with: a trigger could make charges vanish."""
     (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
     if journal != "delete":
         raise LedgerTampered(
@@ -201,7 +202,7 @@ def explain(path: Path, problem: sqlite3.Error) -> LedgerError:
             return LedgerError(f"another process has held {path} for over {_PATIENCE:g} s; nothing was written")
         case sqlite3.SQLITE_NOTADB:
             return LedgerError(f"{path} is not a polyeps ledger; check the path")
-        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR | 0:  # 0: text that is no longer text
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR | 0:  # 0: text that is not valid
             return LedgerTampered(f"{path} is damaged and cannot be read: {problem}")
         case _:
             return LedgerError(f"{path} cannot be used: {problem}")

@@ -1,8 +1,8 @@
 """An append-only table of rows in one SQLite file, each row committing to the one before it.
 
-The file is safe under several processes and threads, and a row is on the disk before `append` returns. A small file
-beside it (`head.py`) remembers where the chain ends, so that rows cut off, put back or added by others are noticed.
-Nothing is keyed: someone who rewrites both files together is found out only by a head that was kept elsewhere.
+The file is safe under several processes and threads, and a row is on disk before `append` returns. A small file beside
+it (`head_file`) records where the chain ends, so that removed, restored or foreign rows are detected. There is no key:
+an attacker who rewrites both files together is detected only with a head that was stored elsewhere.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from polyeps.errors import LedgerError, LedgerTampered, PolyepsError
 from polyeps.ledger.chain_file import INSERT, check_schema, check_table, create_file, explain, open_file, refuse_links
-from polyeps.ledger.head_file import START, Head, Kept, announced, head_path, read_head
+from polyeps.ledger.head_file import START, Head, StoredHead, announced, head_path, read_head
 
 _ALL = "SELECT seq, time, kind, body, previous, hash FROM rows ORDER BY seq"
 _LAST = "SELECT seq, time, kind, body, previous, hash FROM rows WHERE seq >= ? ORDER BY seq"
@@ -26,8 +26,8 @@ _LAST = "SELECT seq, time, kind, body, previous, hash FROM rows WHERE seq >= ? O
 _T = TypeVar("_T")
 
 
-class Row(NamedTuple):
-    """One line of the chain."""
+class LedgerRow(NamedTuple):
+    """One row of the chain."""
 
     seq: int
     time: str
@@ -41,8 +41,7 @@ class Row(NamedTuple):
         return json.loads(self.body)
 
 
-Draft = tuple[str, dict[str, Any]]  # kind and content of a row to be
-Clock = Callable[[], datetime]
+Draft = tuple[str, dict[str, Any]]  # kind and content of a new row
 
 
 def now() -> datetime:
@@ -55,73 +54,73 @@ def _hash(seq: int, time: str, kind: str, body: str, previous: str) -> str:
 
 
 class Chain:
-    """The file at `path`; `replay` is called with every row exactly once, in order, after it is known to be genuine."""
+    """The file at `path`; `replay` is called with every verified row exactly once, in order."""
 
-    def __init__(self, path: Path, replay: Callable[[Row], None], *, clock: Clock = now) -> None:
+    def __init__(self, path: Path, replay: Callable[[LedgerRow], None]) -> None:
         self.path = path
-        self._replay, self._clock = replay, clock
+        self._replay = replay
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._process = 0
-        self._file = (0, 0)  # device and number of the file that is open
-        self._version = -1  # SQLite's count of what other connections wrote, when we last looked
+        self._file = (0, 0)  # device and inode of the open file
+        self._version = -1  # SQLite's data_version when the rows were last read
         self.head = Head(0, START)
         with self._lock, self._errors():
             self._look()
 
     @staticmethod
-    def create(path: Path, drafts: Sequence[Draft], *, clock: Clock = now) -> None:
-        """Start a chain; an existing one is left alone."""
-        rows = _chained(drafts, Head(0, START), clock)
+    def create(path: Path, drafts: Sequence[Draft]) -> None:
+        """Create a chain; an existing one is not touched."""
+        rows = _chained(drafts, Head(0, START))
         try:
             create_file(path, rows, _end(rows))
         except OSError as problem:
             raise LedgerError(f"{path} cannot be created: {problem}") from None
 
     def append(self, make: Callable[[], Sequence[Draft]]) -> None:
-        """Add the rows `make` returns, all or none, after every earlier row was replayed."""
+        """Append the rows that `make` returns, all or none, after every earlier row was replayed."""
         with self._lock, self._errors(), self._writing() as connection:
             self._look()
-            rows = _chained(make(), self.head, self._clock)
+            rows = _chained(make(), self.head)
             if not rows:
                 return
             check_schema(self.path, connection)
             connection.executemany(INSERT, rows)
-            stored = [Row(*values) for values in connection.execute(_LAST, (self.head.seq,))]
+            stored = [LedgerRow(*values) for values in connection.execute(_LAST, (self.head.seq,))]
             if not stored or _end(stored[:1]) != self.head or stored[1:] != rows:
                 raise LedgerTampered(
-                    f"{self.path}: row {rows[0].seq} cannot be read back as written; nothing was written"
+                    f"{self.path}: row {rows[0].seq} cannot be read back as written; nothing was committed"
                 )
             written = False
             try:
-                mode = self.path.stat().st_mode & 0o666  # SQLite's journal has the mode of its file, too
+                mode = self.path.stat().st_mode & 0o666  # as SQLite's journal
                 with announced(head_path(self.path), self.head, _end(rows), mode):
                     connection.execute("COMMIT")
                     written = True
                     for row in rows:
                         self._accept(row)
             except OSError as problem:
-                done = "is written, but was not confirmed in its head" if written else "was not written"
+                done = "was written, but not confirmed in its head" if written else "was not written"
                 raise LedgerError(f"{self.path}: row {rows[0].seq} {done}: {problem}; free some space") from None
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[LedgerRow]:
         """Return all rows, verified."""
         with self._lock, self._errors():
             return self._settled(self._genuine_rows)
 
     def refresh(self) -> None:
-        """Replay what other processes wrote."""
+        """Replay rows that other processes wrote."""
         with self._lock, self._errors():
             self._look()
 
-    def verify(self, kept: Kept | None = None) -> Head:
-        """Check every row and the head file, and that the chain goes on from a head that was kept elsewhere."""
+    def verify(self, kept: StoredHead | None = None) -> Head:
+        """Check every row and the head file, and that the chain continues a head that was stored elsewhere."""
         rows = self.rows()
         if kept is not None and not any(_holds(rows, head) for head in kept.ends):
             seq = kept.head.seq
             gone = "is missing" if seq > len(rows) else "is not the one that it names"
             raise LedgerTampered(
-                f"{self.path} does not go on from the head that was kept: row {seq} {gone}, so rows were removed or "
+                f"{self.path} does not continue the head that was stored: row {seq} {gone}, so rows were removed or "
                 "rewritten"
             )
         return _end(rows)
@@ -137,7 +136,7 @@ class Chain:
         if connection is not None and self._process == os.getpid():
             connection.close()
 
-    def _accept(self, row: Row) -> None:
+    def _accept(self, row: LedgerRow) -> None:
         try:
             self._replay(row)
         except LedgerError:
@@ -147,7 +146,7 @@ class Chain:
         self.head = Head(row.seq, row.hash)
 
     def _settled(self, look: Callable[[], _T]) -> _T:
-        """Look at rows and head; once more under a lock if they disagree, since others may have appended in between."""
+        """Read rows and head; again under a lock if they disagree, since another process may have just appended."""
         connection = self._open()
         try:
             return look()
@@ -155,14 +154,16 @@ class Chain:
             if connection.in_transaction:
                 raise
         with _transaction(connection, "BEGIN"):
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on, nobody can commit
+            connection.execute(
+                "SELECT count(*) FROM sqlite_master"
+            ).fetchone()  # from here on, no other process can commit
             return look()
 
     def _look(self) -> None:
         self._settled(self._replay_new)
 
     def _replay_new(self) -> None:
-        """Check the head and, if anybody else wrote since we last looked, every row; replay what is new."""
+        """Check the head and, if another connection wrote since the last look, every row; replay new rows."""
         kept = self._read_head()
         (version,) = self._open().execute("PRAGMA data_version").fetchone()
         if version == self._version:
@@ -175,15 +176,15 @@ class Chain:
             self._accept(row)
         self._version = version
 
-    def _genuine_rows(self) -> list[Row]:
-        """Return all rows; refuse when they, the head or the schema are not as written."""
+    def _genuine_rows(self) -> list[LedgerRow]:
+        """Return all rows; refuse if they, the head or the schema were changed."""
         kept = self._read_head()
         connection = self._open()
         check_table(self.path, connection)
-        rows: list[Row] = []
+        rows: list[LedgerRow] = []
         previous = START
         for expected, values in enumerate(connection.execute(_ALL), start=1):
-            row = Row(*values)
+            row = LedgerRow(*values)
             if row.seq != expected:
                 raise LedgerTampered(f"{self.path}: row {expected} is missing")
             whole = isinstance(row.seq, int) and all(isinstance(value, str) for value in row[1:])
@@ -194,32 +195,30 @@ class Chain:
         if not rows:
             raise LedgerTampered(f"{self.path}: row 1 is missing")
         if kept.head.seq <= len(rows) and not any(_holds(rows, head) for head in kept.ends):
-            raise LedgerTampered(f"{self.path}: row {kept.head.seq} is not the one its head file remembers")
+            raise LedgerTampered(f"{self.path}: row {kept.head.seq} is not the one its head file records")
         self._check_end(kept, _end(rows))
         check_schema(self.path, connection)
         return rows
 
-    def _read_head(self) -> Kept:
+    def _read_head(self) -> StoredHead:
         kept = read_head(self.path)
         if kept is None:
-            raise LedgerTampered(
-                f"{head_path(self.path)} is missing; the head belongs beside the ledger, bring it along"
-            )
+            raise LedgerTampered(f"{head_path(self.path)} is missing; copy the head file along with the ledger")
         return kept
 
-    def _check_end(self, kept: Kept, end: Head) -> None:
+    def _check_end(self, kept: StoredHead, end: Head) -> None:
         """Refuse a chain that does not end where its head file says."""
         if end in kept.ends:
             return
         if end.seq in (head.seq for head in kept.ends):
-            raise LedgerTampered(f"{self.path}: row {end.seq} is not the one its head file remembers")
+            raise LedgerTampered(f"{self.path}: row {end.seq} is not the one its head file records")
         if end.seq < kept.head.seq:
             raise LedgerTampered(
                 f"{self.path}: row {end.seq + 1} is missing; the tail was cut or an old copy was put back"
             )
         raise LedgerTampered(
             f"{self.path}: row {kept.head.seq + 1} was not written by polyeps, because its head file ends before it; "
-            "if an older head file was put back by mistake, bring the right one"
+            "if an older head file was restored by mistake, put the right one back"
         )
 
     def _open(self) -> sqlite3.Connection:
@@ -238,7 +237,7 @@ class Chain:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Hold the file's write lock; whatever is not committed inside is undone."""
+        """Hold the file's write lock; roll back what is not committed inside."""
         connection = self._open()
         refuse_links(self.path)
         with _transaction(connection, "BEGIN IMMEDIATE"):
@@ -252,7 +251,7 @@ class Chain:
             yield
         except sqlite3.Error as problem:
             raise explain(self.path, problem) from None
-        except UnicodeDecodeError:  # in SQLite's own message, which quotes the file
+        except UnicodeDecodeError:  # in SQLite's message, which quotes the file
             raise LedgerTampered(f"{self.path} is damaged and cannot be read") from None
         except OSError as problem:
             raise LedgerError(f"{self.path} cannot be used: {problem}") from None
@@ -268,24 +267,24 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
             connection.execute("ROLLBACK")
 
 
-def _holds(rows: Sequence[Row], head: Head) -> bool:
-    """Return whether a chain with these rows contains the very row that a head names."""
+def _holds(rows: Sequence[LedgerRow], head: Head) -> bool:
+    """Return whether these rows contain the row that a head names."""
     if head.seq == 0:
         return head.hash == START
     return head.seq <= len(rows) and rows[head.seq - 1].hash == head.hash
 
 
-def _end(rows: Sequence[Row]) -> Head:
+def _end(rows: Sequence[LedgerRow]) -> Head:
     return Head(rows[-1].seq, rows[-1].hash)
 
 
-def _chained(drafts: Sequence[Draft], head: Head, clock: Clock) -> list[Row]:
-    time = clock().isoformat()
-    rows: list[Row] = []
+def _chained(drafts: Sequence[Draft], head: Head) -> list[LedgerRow]:
+    time = now().isoformat()
+    rows: list[LedgerRow] = []
     seq, previous = head
     for kind, content in drafts:
         seq += 1
         body = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        rows.append(Row(seq, time, kind, body, previous, _hash(seq, time, kind, body, previous)))
+        rows.append(LedgerRow(seq, time, kind, body, previous, _hash(seq, time, kind, body, previous)))
         previous = rows[-1].hash
     return rows

@@ -1,7 +1,7 @@
-"""The small file beside a chain that remembers where the chain ends.
+"""The small file beside a chain that records where the chain ends.
 
-An append is announced here before it is committed and confirmed afterwards. So a row that a crash left unconfirmed is
-told apart from a row that somebody else wrote: only the announced one has the announced hash.
+An append is announced here before it is committed and confirmed afterwards. So a row left unconfirmed by a crash can be
+distinguished from a foreign row: only the announced one has the announced hash.
 """
 
 import json
@@ -25,8 +25,8 @@ class Head(NamedTuple):
     hash: str
 
 
-class Kept(NamedTuple):
-    """What a head file says: where the chain ends or, while an append is pending, where it may still end."""
+class StoredHead(NamedTuple):
+    """The content of a head file: where the chain ends or, while an append is pending, where it may end."""
 
     head: Head
     before: Head | None = None  # where the chain ended before a pending append
@@ -37,21 +37,21 @@ class Kept(NamedTuple):
 
     @property
     def creating(self) -> bool:
-        """Whether the pending append is the first, so that nothing was ever charged."""
+        """Return whether the pending append is the first, so that nothing was charged yet."""
         return self.before == Head(0, START)
 
 
 def head_path(path: Path) -> Path:
-    """Return where the head of the chain at `path` is kept."""
+    """Return the path of the head file of the chain at `path`."""
     return path.with_name(path.name + ".head")
 
 
-def read_head(path: Path) -> Kept | None:
-    """Return what the head file of the chain at `path` says, or None if there is no such file."""
+def read_head(path: Path) -> StoredHead | None:
+    """Return the content of the head file of the chain at `path`, or None if there is no such file."""
     place = head_path(path)
     try:
         with open(place, "rb", opener=lambda name, flags: os.open(name, flags | _NO_LINKS)) as file:
-            return _understood(json.loads(file.read()))
+            return _stored_head(json.loads(file.read()))
     except FileNotFoundError:
         return None
     except OSError as problem:
@@ -62,8 +62,8 @@ def read_head(path: Path) -> Kept | None:
         raise LedgerTampered(f"{place} is not as it was written") from None
 
 
-def read_kept(file: Path) -> Kept:
-    """Return a head that an owner kept elsewhere.
+def read_stored_head(file: Path) -> StoredHead:
+    """Return a head that was stored elsewhere.
 
     The file is a copy of the head file, the output of `polyeps ledger verify --json`, or the number of a row and its
     hash as text.
@@ -77,9 +77,9 @@ def read_kept(file: Path) -> Kept:
             stored = {"seq": int(seq), "hash": digest}
         if "rows" in stored:
             stored = {"seq": stored["rows"], "hash": stored["head"]}
-        return _understood(stored)
+        return _stored_head(stored)
     except OSError as problem:
-        raise InputError(f"{file} cannot be read: {problem.strerror}; name the head file that you kept") from None
+        raise InputError(f"{file} cannot be read: {problem.strerror}; name the head file that you stored") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(
             f"{file} is not a head; it must be a copy of a .head file, the output of `ledger verify --json`, or the "
@@ -87,11 +87,11 @@ def read_kept(file: Path) -> Kept:
         ) from None
 
 
-def _understood(stored: Any) -> Kept:
+def _stored_head(stored: Any) -> StoredHead:
     head = _head(stored, least=1)
     if stored.get("pending", 0) not in (0, 1):
         raise ValueError
-    return Kept(head, _head(stored["before"], least=0) if stored.get("pending") else None)
+    return StoredHead(head, _head(stored["before"], least=0) if stored.get("pending") else None)
 
 
 def _head(stored: Any, least: int) -> Head:
@@ -105,9 +105,9 @@ def _head(stored: Any, least: int) -> Head:
 def announced(place: Path, before: Head, after: Head, mode: int = 0o600) -> Iterator[None]:
     """Write to `place` that an append is pending; confirm it when the body of the `with` has succeeded.
 
-    The announcement is on the disk when the body begins. The confirmation goes into that very file, even if another
-    one has taken its place meanwhile. It need not reach the disk: without it the append counts as pending, and no
-    charge is lost.
+    The announcement is on disk when the body begins. The confirmation is written to the same file, even if another one
+    has taken its place meanwhile. It need not reach the disk: without it the append counts as pending, and no charge is
+    lost.
     """
     before_, after_ = (json.dumps(head._asdict()) for head in (before, after))
     text = f'{_ANNOUNCED}1, {after_[1:-1]}, "before": {before_}}}\n'
@@ -120,7 +120,7 @@ def announced(place: Path, before: Head, after: Head, mode: int = 0o600) -> Iter
 
 
 def replace_file(target: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write a file whole or not at all, for one writer at a time; on the disk when this returns.
+    """Write a file atomically, for one writer at a time; it is on disk when this returns.
 
     Whatever the umask, the file has the given mode. No symbolic link is followed.
     """
@@ -141,7 +141,7 @@ def _replaced(target: Path, content: bytes, mode: int) -> int:
 
 
 def new_file(path: Path, content: bytes, mode: int = 0o600) -> int:
-    """Create a file that must not exist yet, not even as a link; it is on the disk when the descriptor is returned."""
+    """Create a file that must not exist, not even as a link; it is on disk when the descriptor is returned."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, mode)
     try:
         os.fchmod(file, mode)
@@ -155,7 +155,7 @@ def new_file(path: Path, content: bytes, mode: int = 0o600) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on the disk."""
+    """Flush a folder's entries to disk."""
     file = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(file)

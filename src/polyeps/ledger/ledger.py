@@ -1,7 +1,7 @@
-"""A client's privacy ledger: a budget set once, charges on disk before data is touched, refused when they do not fit.
+"""The privacy ledger: a budget is set once; charges are on disk before data is read, and refused beyond the budget.
 
-One file per client, or per silo or simulation with many clients. The file is a hash chain (`chain.py`) and outlives
-runs: what was spent stays spent. All that a client did composes, whatever methods it took part in.
+One file per client, or per silo or simulation with many clients. The file is a hash chain (`hash_chain`) and outlives
+runs: what was spent stays spent. All charges of a client compose, whatever algorithms it took part in.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,14 +10,12 @@ from uuid import uuid4
 
 from dp_accounting.dp_event import DpEvent
 
-from polyeps.accounting import afford
-from polyeps.accounting.kinds import check_uses
 from polyeps.core import Budget, Unit, check_name
 from polyeps.errors import InputError, LedgerError
-from polyeps.ledger.account import Account, Charge, Terms
-from polyeps.ledger.hash_chain import Chain, Clock, Draft, Row, now
-from polyeps.ledger.head_file import Head, Kept, read_kept
-from polyeps.ledger.state import LedgerState, Run, charge_key, enrolment, plain_text
+from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount
+from polyeps.ledger.hash_chain import Chain, Draft, LedgerRow
+from polyeps.ledger.head_file import Head, StoredHead, read_stored_head
+from polyeps.ledger.state import LedgerState, RunReservation, budget_row, charge_key, plain_text
 
 
 class Ledger:
@@ -25,35 +23,35 @@ class Ledger:
 
     >>> from tempfile import mkdtemp
     >>> from polyeps.accounting.events import Gaussian
-    >>> ledger = Ledger.create(Path(mkdtemp()) / "ledger.db", {"hospital": Terms(Budget(1.0, 1e-5))})
+    >>> ledger = Ledger.create(Path(mkdtemp()) / "ledger.db", {"hospital": BudgetTerms(Budget(1.0, 1e-5))})
     >>> ledger.charge(Gaussian(9.0))
     >>> ledger.charge(Gaussian(3.0))
     Traceback (most recent call last):
     polyeps.errors.BudgetExceeded: client 'hospital' has spent ... of its ε = 1 and has ... left; ...
     """
 
-    def __init__(self, path: Path | str, *, clock: Clock = now) -> None:
+    def __init__(self, path: Path | str) -> None:
         self._state = LedgerState(path)
-        self._chain = Chain(Path(path), self._state.replay, clock=clock)
+        self._chain = Chain(Path(path), self._state.replay)
 
     @classmethod
-    def create(cls, path: Path | str, terms: Mapping[str, Terms] | None = None, *, clock: Clock = now) -> "Ledger":
-        """Start a ledger, with its first budgets if given; refuse where there is one already."""
+    def create(cls, path: Path | str, terms: Mapping[str, BudgetTerms] | None = None) -> "Ledger":
+        """Create a ledger, with its first budgets if given; refuse an existing file."""
         drafts: list[Draft] = [("opened", {"ledger": uuid4().hex})]
-        drafts += [enrolment(client, agreed) for client, agreed in (terms or {}).items()]
-        Chain.create(Path(path), drafts, clock=clock)
-        return cls(path, clock=clock)
+        drafts += [budget_row(client, agreed) for client, agreed in (terms or {}).items()]
+        Chain.create(Path(path), drafts)
+        return cls(path)
 
     @classmethod
-    def open_or_create(cls, path: Path | str, terms: Mapping[str, Terms], *, clock: Clock = now) -> "Ledger":
-        """Open the ledger at `path`, whatever its budgets, or start it with these where there is none."""
+    def open_or_create(cls, path: Path | str, terms: Mapping[str, BudgetTerms]) -> "Ledger":
+        """Open the ledger at `path`, whatever its budgets, or create it with these if there is none."""
         if not Path(path).exists():
             try:
-                return cls.create(path, terms, clock=clock)
+                return cls.create(path, terms)
             except LedgerError:
                 if not Path(path).exists():  # otherwise another process was first
                     raise
-        return cls(path, clock=clock)
+        return cls(path)
 
     @property
     def id(self) -> str:
@@ -64,16 +62,16 @@ class Ledger:
         return list(self._state.accounts)
 
     @property
-    def runs(self) -> Mapping[str, Run]:
-        """The runs that reserved their price, by name."""
+    def runs(self) -> Mapping[str, RunReservation]:
+        """Return the runs that reserved their price, by name."""
         return self._state.runs
 
     @property
     def head(self) -> Head:
-        """Sequence number and hash of the last row, for a journal to remember."""
+        """Return the sequence number and hash of the last row."""
         return self._chain.head
 
-    def account(self, client: str) -> Account:
+    def account(self, client: str) -> ClientAccount:
         """Return a client's terms and history."""
         return self._state.account(client)
 
@@ -81,8 +79,8 @@ class Ledger:
         """Return the ε a client has spent in all its runs."""
         return self.account(client).spent()
 
-    def enroll(self, terms: Mapping[str, Terms]) -> None:
-        """Set the budgets of new clients; a budget that is already set is not touched."""
+    def enroll(self, terms: Mapping[str, BudgetTerms]) -> None:
+        """Set the budgets of new clients; refuse a client that has one."""
 
         def make() -> list[Draft]:
             for client in terms:
@@ -90,14 +88,14 @@ class Ledger:
                     held = self._state.accounts[client].terms.budget
                     raise LedgerError(
                         f"client {client!r} has a budget of ε = {held.epsilon:g}, δ = {held.delta:g} already; "
-                        "changing it is a separate, logged act of its owner"
+                        "its owner can change it with a reason (change_budget)"
                     )
-            return [enrolment(client, agreed) for client, agreed in terms.items()]
+            return [budget_row(client, agreed) for client, agreed in terms.items()]
 
         self._chain.append(make)
 
     def change_budget(self, client: str, budget: Budget, reason: str) -> None:
-        """Set another budget from now on, with the reason on record: an explicit act of the owner."""
+        """Change a client's budget, with a reason on record: an explicit act of the owner."""
         reason = plain_text(reason, f"changing the budget of client {client!r} needs a reason for the record")
 
         def make() -> list[Draft]:
@@ -105,7 +103,7 @@ class Ledger:
             if budget.delta > 0 and not old.delta:
                 raise InputError(
                     f"client {client!r} has a budget with δ = 0, under which costs are added; δ = {budget.delta:g} "
-                    "needs another rule, settled beforehand: start another ledger"
+                    "needs another rule, fixed beforehand: create another ledger"
                 )
             content = {"client": client, "epsilon": budget.epsilon, "delta": budget.delta, "reason": reason}
             return [("budget-changed", content)]
@@ -129,36 +127,36 @@ class Ledger:
         self.charge_all([Charge(payers, event, uses, unit)], purpose=purpose, run=run)
 
     def charge_all(self, charges: Iterable[Charge], *, purpose: str = "", once: bool = False, run: str = "") -> None:
-        """Charge several events, each to its own clients, all or none; with a run, from what it reserved.
+        """Charge several events, each to its own clients, all or none; with a run, from its reservation.
 
-        With `once`, who has paid for this very purpose already is not charged again: for work that is repeated
-        with the same random numbers, and so releases nothing new.
+        With `once`, clients that have paid for this purpose are not charged again: for work that is repeated with the
+        same random numbers, and so releases nothing new.
         """
         asked = list(charges)
         purpose = plain_text(purpose, "") if purpose else ""
 
         def make() -> list[Draft]:
-            said = {name: value for name, value in (("purpose", purpose), ("run", run)) if value}
+            labels = {name: value for name, value in (("purpose", purpose), ("run", run)) if value}
             due = self._state.unpaid(asked, purpose) if once else asked
-            return self._state.drafts("charge", due, run, said, self.head.seq)
+            return self._state.drafts("charge", due, run, labels, self.head.seq)
 
         self._chain.append(make)
 
     def reserve(self, run: str, charges: Iterable[Charge]) -> None:
         """Reserve the whole price of a run, all or nothing, before it begins.
 
-        What is reserved counts against everybody else until it is charged with `run=`, or released. Asking again for
-        the very same reservation changes nothing, so it may be repeated after a crash.
+        A reservation counts against every other charge until it is charged with `run=`, or released. Repeating the same
+        reservation changes nothing, so it may be repeated after a crash.
         """
         check_name("the name of a run", run)
         run = plain_text(run, "a reservation needs the name of a run")
         asked = list(charges)
         if not asked:
-            raise InputError(f"run {run!r} reserves nothing; name at least one charge")
+            raise InputError(f"run {run!r} reserves nothing; pass at least one charge")
 
         def make() -> list[Draft]:
             if run in self.runs:
-                if self.runs[run] == Run(
+                if self.runs[run] == RunReservation(
                     tuple((charge.clients, charge_key("reserve", charge, run)) for charge in asked)
                 ):
                     return []
@@ -169,7 +167,7 @@ class Ledger:
         self._chain.append(make)
 
     def release(self, run: str) -> None:
-        """Return what a run reserved and did not use; it cannot be charged any more. What was charged stays charged."""
+        """Release the unused reservation of a run, which then cannot be charged any more; charges stay."""
 
         def make() -> list[Draft]:
             if run not in self.runs:
@@ -179,51 +177,35 @@ class Ledger:
         self._chain.append(make)
 
     def paid(self, purpose: str) -> set[str]:
-        """Return who was charged for a purpose."""
+        """Return the clients that were charged for a purpose."""
         return self._state.paid(purpose)
 
     def can_afford(self, charge: Charge, *, run: str = "") -> list[bool]:
-        """Return, for each of a charge's clients, whether it could pay now (with a run: from what that reserved)."""
+        """Return, for each of a charge's clients, whether it can pay now (with a run: from its reservation)."""
         key = charge_key("charge", charge, run)
-        answers: dict[Account, bool] = {}
+        answers: dict[ClientAccount, bool] = {}
         for account in {self.account(client) for client in charge.clients}:
             answers[account] = key in account.after or not account.obstacle(
                 account.steps(charge.event, charge.uses, charge.unit, charge.adjacency), run
             )
         return [answers[self.account(client)] for client in charge.clients]
 
-    def affordable(
-        self,
-        client: str,
-        event: DpEvent,
-        uses: int = 1,
-        unit: Unit = "record",
-        most: int = 1 << 20,
-        *,
-        run: str = "",
-    ) -> int:
-        """Return how many such charges a client could still pay, up to `most`."""
-        account, uses = self.account(client), check_uses(uses, least=1)
-        return afford.affordable(
-            lambda times: times == 0 or not account.obstacle(account.steps(event, uses * times, unit), run), most
-        )
-
     def refresh(self) -> None:
-        """Take notice of what other processes wrote."""
+        """Read what other processes wrote."""
         self._chain.refresh()
 
-    def verify(self, head: Head | Kept | Path | str | None = None) -> Head:
-        """Check every row and the head; raise LedgerTampered naming the first that is not as written.
+    def verify(self, head: Head | StoredHead | Path | str | None = None) -> Head:
+        """Check every row and the head; raise LedgerTampered, naming the first that was changed.
 
-        With a head that was kept elsewhere (or the path of its file), check also that the ledger still holds the row
+        With a head that was stored elsewhere (or the path of its file), check also that the ledger still holds the row
         that it names, and so everything before.
         """
         if isinstance(head, Path | str):
-            head = read_kept(Path(head))
-        return self._chain.verify(Kept(head) if isinstance(head, Head) else head)
+            head = read_stored_head(Path(head))
+        return self._chain.verify(StoredHead(head) if isinstance(head, Head) else head)
 
-    def rows(self) -> list[Row]:
-        """Return the whole record, verified."""
+    def rows(self) -> list[LedgerRow]:
+        """Return all rows, verified."""
         return self._chain.rows()
 
     def close(self) -> None:

@@ -1,25 +1,26 @@
-"""What the rows of a ledger add up to: accounts, cohorts, payers and runs; and the rows that a new charge adds."""
+"""The state of a ledger after its rows: accounts, cohorts, payers and runs; and the rows of a new charge."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from polyeps.accounting.events import History, canonical, describe, understand
+from polyeps.accounting.events import canonical_json, event_from_dict, event_to_dict
+from polyeps.accounting.histories import History
 from polyeps.core import Adjacency, Budget, Unit, check_name
 from polyeps.errors import BudgetExceeded, InputError, LedgerError
-from polyeps.ledger.account import Account, Charge, Terms
-from polyeps.ledger.hash_chain import Draft, Row
+from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount
+from polyeps.ledger.hash_chain import Draft, LedgerRow
 
 _FEW = 8  # clients written into a charge itself; larger groups are written once and referred to
-Kind = Literal["charge", "reserve"]
-# kind, event, uses, unit, adjacency, run: all that decides what becomes of an account
-Key = tuple[str, str, int, Unit, Adjacency | None, str]
+_Kind = Literal["charge", "reserve"]
+# kind, event, uses, unit, adjacency, run: all that determines the next state of an account
+_Key = tuple[str, str, int, Unit, Adjacency | None, str]
 
 
-class Run(NamedTuple):
+class RunReservation(NamedTuple):
     """A run that reserved its price."""
 
-    asked: tuple[tuple[tuple[str, ...], Key], ...]  # clients and charge, for each charge that was reserved
+    asked: tuple[tuple[tuple[str, ...], _Key], ...]  # clients and charge, for each charge that was reserved
     open: bool = True
 
     @property
@@ -33,14 +34,14 @@ class LedgerState:
     def __init__(self, path: object) -> None:
         self.path = path
         self.id = ""
-        self.accounts: dict[str, Account] = {}
-        self.runs: dict[str, Run] = {}
+        self.accounts: dict[str, ClientAccount] = {}
+        self.runs: dict[str, RunReservation] = {}
         self._payers: dict[str, list[Sequence[str]]] = {}  # by purpose
-        self._shared: dict[Terms, Account] = {}
+        self._shared: dict[BudgetTerms, ClientAccount] = {}
         self._cohorts: dict[int, tuple[str, ...]] = {}
         self._cohort_rows: dict[tuple[str, ...], int] = {}
 
-    def account(self, client: str) -> Account:
+    def account(self, client: str) -> ClientAccount:
         if client not in self.accounts:
             raise InputError(f"client {client!r} has no budget in {self.path}; set one first")
         return self.accounts[client]
@@ -49,15 +50,17 @@ class LedgerState:
         return {client for payers in self._payers.get(purpose, []) for client in payers}
 
     def unpaid(self, charges: Sequence[Charge], purpose: str) -> list[Charge]:
-        """Return charges without those clients who have paid for this purpose already."""
+        """Return charges without the clients that have paid for this purpose."""
         paid = self.paid(purpose)
         left = [replace(c, clients=tuple(client for client in c.clients if client not in paid)) for c in charges]
         return [charge for charge in left if charge.clients]
 
-    def drafts(self, kind: Kind, charges: Sequence[Charge], run: str, said: Mapping[str, str], end: int) -> list[Draft]:
+    def drafts(
+        self, kind: _Kind, charges: Sequence[Charge], run: str, labels: Mapping[str, str], end: int
+    ) -> list[Draft]:
         """Return the rows for charges or reservations, after row `end`; refuse if one of them does not fit."""
         drafts: list[Draft] = []
-        leading: dict[str, Account] = {}
+        leading: dict[str, ClientAccount] = {}
         for charge in charges:
             if not charge.clients or len(set(charge.clients)) < len(charge.clients):
                 raise InputError("a charge needs at least one client, each named once")
@@ -68,15 +71,15 @@ class LedgerState:
                     steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency)
                     self._refuse_obstacles(client, account, steps, kind, run)
                 leading[client] = _after(account, key, charge)
-            drafts += self._draft(kind, charge, said, end + len(drafts))
+            drafts += self._draft(kind, charge, labels, end + len(drafts))
         return drafts
 
-    def _refuse_obstacles(self, client: str, account: Account, steps: History, kind: Kind, run: str) -> None:
+    def _refuse_obstacles(self, client: str, account: ClientAccount, steps: History, kind: _Kind, run: str) -> None:
         obstacle = account.obstacle(steps, run, reserving=kind == "reserve")
         if not obstacle:
             return
         nothing = "nothing was charged" if kind == "charge" else "nothing was reserved"
-        remedy = 'use a ledger with schedule = "adaptive" where requests are not settled beforehand'
+        remedy = 'use a ledger with schedule = "adaptive" where requests are not planned beforehand'
         match obstacle:
             case "budget":
                 epsilon, spent, committed = account.terms.budget.epsilon, account.spent(), account.committed
@@ -109,29 +112,29 @@ class LedgerState:
                     f"client {client!r} has a fixed schedule, and this is not in its plan, so {nothing}; {remedy}"
                 )
 
-    def _draft(self, kind: Kind, charge: Charge, said: Mapping[str, str], end: int) -> list[Draft]:
-        """Return a row, after a row that names its clients when they are many and new."""
+    def _draft(self, kind: _Kind, charge: Charge, labels: Mapping[str, str], end: int) -> list[Draft]:
+        """Return the row of a charge, preceded by a row that names its clients if they are many and new."""
         drafts: list[Draft] = []
         payers: Any = list(charge.clients)
         if len(charge.clients) > _FEW:
             if charge.clients not in self._cohort_rows:
                 drafts.append(("cohort", {"clients": payers}))
             payers = self._cohort_rows.get(charge.clients, end + 1)
-        content = {"clients": payers, "event": describe(charge.event), "uses": charge.uses, "unit": charge.unit}
+        content = {"clients": payers, "event": event_to_dict(charge.event), "uses": charge.uses, "unit": charge.unit}
         if charge.adjacency is not None:
             content["adjacency"] = charge.adjacency
-        drafts.append((kind, {**content, **said}))
+        drafts.append((kind, {**content, **labels}))
         return drafts
 
-    def replay(self, row: Row) -> None:
-        """Take in one row."""
+    def replay(self, row: LedgerRow) -> None:
+        """Apply one row."""
         content = row.content
         match row.kind:
             case "opened":
                 self.id = content["ledger"]
             case "budget":
                 terms = _terms(content)
-                self.accounts[content["client"]] = self._shared.setdefault(terms, Account(terms))
+                self.accounts[content["client"]] = self._shared.setdefault(terms, ClientAccount(terms))
             case "budget-changed":
                 old = self.accounts[content["client"]]
                 terms = replace(old.terms, budget=Budget(content["epsilon"], content["delta"]))
@@ -146,17 +149,17 @@ class LedgerState:
             case _:
                 raise LedgerError(f"{self.path}: row {row.seq} is of the unknown kind {row.kind!r}")
 
-    def _replay_charge(self, kind: Kind, content: Mapping[str, Any]) -> None:
+    def _replay_charge(self, kind: _Kind, content: Mapping[str, Any]) -> None:
         payers = content["clients"]
         clients = self._cohorts[payers] if isinstance(payers, int) else tuple(payers)
-        event, compared = understand(content["event"]), content.get("adjacency")
+        event, compared = event_from_dict(content["event"]), content.get("adjacency")
         charge = Charge(clients, event, content["uses"], content["unit"], compared)
         key = charge_key(kind, charge, content.get("run", ""))
         if "purpose" in content:
             self._payers.setdefault(content["purpose"], []).append(clients)
         if kind == "reserve":
-            before = self.runs.get(content["run"], Run(()))
-            self.runs[content["run"]] = Run((*before.asked, (clients, key)))
+            before = self.runs.get(content["run"], RunReservation(()))
+            self.runs[content["run"]] = RunReservation((*before.asked, (clients, key)))
         for client in clients:
             self.accounts[client] = _after(self.accounts[client], key, charge)
 
@@ -170,17 +173,17 @@ class LedgerState:
             self.accounts[client] = account.after[key]
 
 
-def charge_key(kind: Kind, charge: Charge, run: str) -> Key:
-    """Return what tells charges apart that lead from one account to another."""
+def charge_key(kind: _Kind, charge: Charge, run: str) -> _Key:
+    """Return the key of a charge: equal keys lead an account to the same next state."""
     try:
-        return kind, canonical(charge.event), charge.uses, charge.unit, charge.adjacency, run
+        return kind, canonical_json(charge.event), charge.uses, charge.unit, charge.adjacency, run
     except ValueError:
         raise InputError(
             f"the event {charge.event!r} holds a number that is not finite; it cannot be charged"
         ) from None
 
 
-def _after(account: Account, key: Key, charge: Charge) -> Account:
+def _after(account: ClientAccount, key: _Key, charge: Charge) -> ClientAccount:
     if key not in account.after:
         kind, run = key[0], key[-1]
         steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency)
@@ -188,7 +191,7 @@ def _after(account: Account, key: Key, charge: Charge) -> Account:
     return account.after[key]
 
 
-def enrolment(client: str, terms: Terms) -> Draft:
+def budget_row(client: str, terms: BudgetTerms) -> Draft:
     """Return the row that sets a client's budget."""
     check_name("a client's id", client)
     content = {
@@ -201,28 +204,26 @@ def enrolment(client: str, terms: Terms) -> Draft:
         "order": terms.order,
     }
     if terms.schedule == "fixed":
-        content["plan"] = None if terms.plan is None else describe(terms.plan)
+        content["plan"] = None if terms.plan is None else event_to_dict(terms.plan)
     return "budget", content
 
 
-def _terms(content: Mapping[str, Any]) -> Terms:
+def _terms(content: Mapping[str, Any]) -> BudgetTerms:
     plan, schedule = content.get("plan"), content["schedule"]
-    if (
-        "plan" not in content
-    ):  # ledgers of version 0.1 that were called fixed took any event, which only a filter allows
+    if "plan" not in content:  # fixed ledgers of version 0.1 accepted any event, which only a filter allows
         schedule = "adaptive"
-    return Terms(
+    return BudgetTerms(
         Budget(content["epsilon"], content["delta"]),
         content["unit"],
         content["adjacency"],
         schedule,
         content["order"],
-        None if plan is None else understand(plan),
+        None if plan is None else event_from_dict(plan),
     )
 
 
 def plain_text(text: str, missing: str) -> str:
-    """Return text that goes on record; refuse what is empty or cannot be written as UTF-8."""
+    """Return text for the record; refuse empty text, and text that cannot be written as UTF-8."""
     if not text.strip():
         raise InputError(missing)
     try:

@@ -1,1 +1,1 @@
-"""Ways to add noise, each with its exact output law and so its price."""
+"""Mechanisms that clip and add noise; each module holds a mechanism's law, its sampler and its price."""

@@ -1,12 +1,12 @@
-"""Sums of clipped rows on a public grid of integers, with discrete Gaussian noise: releases that hold to the last bit.
+"""Sums of clipped rows on a public grid of integers, with discrete Gaussian noise: guarantees hold to the last bit.
 
-Floating-point noise leaks: a value plus a rounded noise keeps the value's own low digits (Mironov 2012). Here every
-row is clipped and rounded to multiples of one public step, rows are added as integers, and the noise is an integer
-too. So every integer vector can be released whatever the data are, and no rounding depends on who else is in the sum.
+Floating-point noise leaks: a value plus rounded noise keeps the value's own low digits (Mironov 2012). Here every row
+is clipped and rounded to multiples of a public step, rows are added as integers, and the noise is an integer too. So
+every integer vector can be released whatever the data, and no rounding depends on the other rows of the sum.
 
-The price is that of the Gaussian mechanism with multiplier `scale`. Rounding lengthens a row by √size/2 steps at most
-and the grid is so fine that this is a thousandth of the clip; the noise is enlarged by as much, and by what separates
-a discrete Gaussian from a rounded one (docs/soundness.md).
+The price is that of the Gaussian mechanism. Rounding lengthens a row by √size/2 steps at most, a thousandth of the clip
+on a grid this fine; the noise is enlarged by as much, and by the difference between a discrete Gaussian and a rounded
+one (docs/reference/soundness.md).
 """
 
 from __future__ import annotations
@@ -20,46 +20,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyeps.accounting.lattice import MARGIN, ROUNDING
+from polyeps.accounting.discrete_gaussians import MARGIN, ROUNDING_DEVIATION
 from polyeps.errors import InputError
-from polyeps.mechanisms.clipping import check_clip, steady_norms
-from polyeps.mechanisms.lattice_noise import Whole, Wide, wide_gaussian
-from polyeps.mechanisms.random_words import Words
+from polyeps.mechanisms.clipping import check_clip, stable_norms
+from polyeps.mechanisms.integer_noise import Integers, WideGaussian, wide_gaussian
+from polyeps.mechanisms.random_words import WordStreams
 
 _FINE = 9  # bits of a step beyond √size: rounding lengthens a row by a thousandth of the clip
 _MOST_BITS = 26  # so that a row's squared norm is exact in float64
-_LEAST_NOISE = 64.0  # of the noise, in steps
-_LARGEST_NOISE = 2.0**52  # so that sums of thousands of rows fit into 64 bits
-_AIM = 1 - 2.0**-40  # clipped to a little less than the clip, more than float64 rounds thereafter
+_LEAST_NOISE = 64.0  # deviation of the noise, in steps
+_LARGEST_NOISE = 2.0**52  # likewise, so that sums of thousands of rows fit into 64 bits
+_AIM = 1 - 2.0**-40  # clipped to slightly less than the clip, by more than later rounding in float64
 
 
 @dataclass(frozen=True)
 class GridSum:
-    """A sum of rows of at most `size` numbers, each row clipped to `clip`, released with noise of multiplier `scale`.
+    """A sum of rows of at most `size` numbers, each clipped to `clip`, released with Gaussian noise on a grid.
 
-    Guarantee: one row against an empty one; the price is Gaussian(scale), for the very integers that are released. A
-    row that is not finite counts as empty. Without scale there is no noise and no guarantee.
+    Guarantee: one row against an empty one; the price is Gaussian(noise_multiplier), for the very integers that are
+    released. A row that is not finite counts as empty. With a noise multiplier of 0 there is no guarantee.
     """
 
     clip: float
     size: int
-    scale: float
+    noise_multiplier: float
 
     def __post_init__(self) -> None:
         check_clip("clip", self.clip)
-        if not (math.isfinite(self.scale) and self.scale >= 0):
-            raise InputError(f"the noise multiplier must be a finite number of at least 0, not {self.scale}")
-        if self.scale and (self.bits > _MOST_BITS or self.deviation > _LARGEST_NOISE):
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+            raise InputError(f"the noise multiplier must be a finite number of at least 0, not {self.noise_multiplier}")
+        if self.noise_multiplier and (self.bits > _MOST_BITS or self.deviation > _LARGEST_NOISE):
             raise InputError(
-                f"a noise multiplier of {self.scale:g} for {self.size} numbers cannot be drawn on a grid of integers; "
-                "multipliers from about 0.00001 to a million can"
+                f"a noise multiplier of {self.noise_multiplier:g} for {self.size} numbers cannot be drawn on a grid "
+                "of integers; multipliers from about 0.00001 to a million can"
             )
 
     @cached_property
     def bits(self) -> int:
-        """Return how many bits a clip norm has in steps of the grid."""
+        """Return the number of bits of the clip norm in steps of the grid."""
         by_size = math.ceil(math.log2(self.size) / 2) + _FINE
-        return max(by_size, math.ceil(math.log2(_LEAST_NOISE / self.scale))) if self.scale else by_size
+        return (
+            max(by_size, math.ceil(math.log2(_LEAST_NOISE / self.noise_multiplier)))
+            if self.noise_multiplier
+            else by_size
+        )
 
     @property
     def step(self) -> float:
@@ -74,10 +78,14 @@ class GridSum:
     @property
     def deviation(self) -> float:
         """Return the parameter of the discrete Gaussian noise, in steps."""
-        return math.hypot(self.scale * self.longest / MARGIN, ROUNDING) if self.scale else 0.0
+        return (
+            math.hypot(self.noise_multiplier * self.longest / MARGIN, ROUNDING_DEVIATION)
+            if self.noise_multiplier
+            else 0.0
+        )
 
     @cached_property
-    def noise(self) -> Wide:
+    def noise(self) -> WideGaussian:
         """Return the law of the noise on one coordinate."""
         return wide_gaussian(self.deviation**2)
 
@@ -85,24 +93,24 @@ class GridSum:
         """Return rows (n, size) clipped and rounded to whole steps, in float64, each no longer than `longest`."""
         if not rows.numel():
             return rows.double()
-        # Copies, each in memory of its own: or else a row's norm, and its rounding, would depend on the other rows.
+        # Each row in an allocation of its own: otherwise its norm, and its rounding, would depend on the other rows.
         apart = [row.to(torch.float64, copy=True) for row in rows.unbind()]
-        norms = steady_norms(apart)
+        norms = stable_norms(apart)
         aim = self.clip * _AIM
         factors = torch.where(norms > aim, aim / norms, 1.0) * (math.ldexp(1.0, self.bits) / self.clip)
         steps = torch.stack(apart).mul_(factors[:, None]).round_()
-        # Checked on the integers themselves: whatever went wrong before, no row is longer than what is paid for.
+        # Checked on the integers themselves: whatever went wrong before, no row exceeds the sensitivity of the price.
         lengths = torch.linalg.vecdot(steps, steps)
         fits = torch.isfinite(norms) & (lengths <= self.longest**2)
         return steps if bool(fits.all()) else steps.masked_fill_(~fits[:, None], 0.0)
 
-    def add_noise(self, totals: Whole, words: Words, rows: Sequence[int]) -> None:
-        """Add to totals (m, size), row j client rows[j]'s, noise of their own."""
-        if self.scale:
+    def add_noise(self, totals: Integers, words: WordStreams, rows: Sequence[int]) -> None:
+        """Add independent noise to totals (m, size); row j draws from the stream of client rows[j]."""
+        if self.noise_multiplier:
             self.noise.add_to(totals, words, rows)
 
-    def release(self, total: Tensor, words: Words, row: int = 0) -> Tensor:
-        """Return a sum of rounded rows (size,) with noise, in the units of the rows, float64, where the sum was."""
-        whole: Whole = total.to(torch.int64).cpu().numpy()[None].copy()
+    def release(self, total: Tensor, words: WordStreams, row: int = 0) -> Tensor:
+        """Return a sum of rounded rows (size,) plus noise, in the units of the rows, float64, on the sum's device."""
+        whole: Integers = total.to(torch.int64).cpu().numpy()[None].copy()
         self.add_noise(whole, words, [row])
         return (torch.from_numpy(whole[0].astype(np.float64)) * self.step).to(total.device)

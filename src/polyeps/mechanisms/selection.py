@@ -1,27 +1,48 @@
-"""Private choice of one coordinate among the largest: the exact law of its output, and so its true ε (paper 001).
+"""Private selection of one of a vector's largest coordinates: exact laws, their true ε, and samplers.
 
-A client's vector is reduced to which k of its d coordinates are largest (or, for EXP, to their ranks). Paper to
-code: z status of a coordinate, ε₁ `epsilon`, ⊥ "none". Guarantee: for any two vectors of a client (everything it
-holds may differ), with ranks a permutation and exactly k coordinates marked, ties broken by order.
+FedSel: Liu et al., "FedSel: Federated SGD under Local Differential Privacy with Top-k Dimension Selection", DASFAA
+2020, https://arxiv.org/abs/2003.10637. A client's vector is reduced to which k of its d coordinates are largest (or,
+for EXP, to their ranks). Paper to code: z status of a coordinate, ε₁ `epsilon`, ⊥ "none". Guarantee: for any two
+vectors of a client (everything it holds may differ), with ranks a permutation and exactly k coordinates marked.
+
+The samplers draw the *rank* to report by chance alone; the data only decide which coordinate has it. So one whole
+number below 2⁵³ from a client's stream decides, its exact law is `selection_counts` (or `rank_counts`), and the number
+of draws is constant. PE is drawn by its law (one of the top, one of the rest, or none) instead of by d coins: the
+distribution is the same, since all coordinates of a kind are alike. NaN counts as 0, ±inf as the largest. Equal
+magnitudes are ordered by chance in every report: any order is sound, but a fixed one would favour the first
+coordinates.
 """
+
+from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import fftconvolve
 from scipy.stats import binom
 
+from polyeps.core import Streams
 from polyeps.errors import InputError
 
+if TYPE_CHECKING:  # torch takes seconds to import; laws and prices need none of it
+    from torch import Tensor
+
 SelectName = Literal["exp", "pe", "ps", "uniform"]
-Form = Literal["sound", "published"]
+SelectionForm = Literal["sound", "published"]
 WORD = 1 << 53  # samplers draw whole numbers below it, so their probabilities are multiples of 2⁻⁵³
-# Times this, a product of floats is below the true one: more than the rounding of e^ε and of the product.
+# A product of floats times this is below the exact product: it exceeds the rounding of e^ε and of the product.
 BELOW = 1 - 2.0**-48
+NONE = -1  # ⊥: nothing is reported
+_AT_ONCE = 1 << 18  # numbers sorted at a time: they fit into the cache
+# A bijection of 32-bit words (murmur3's last steps) and its inverse.
+_MIX = (0x85EBCA6B, 0xC2B2AE35)
+_UNMIX = tuple(pow(factor, -1, 1 << 32) for factor in _MIX)
+
+_Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -34,8 +55,8 @@ class Selection:
     epsilon: float
 
 
-def check(dimension: int, top: int, epsilon: float) -> None:
-    """Refuse a selection that has no meaning."""
+def check_selection(dimension: int, top: int, epsilon: float) -> None:
+    """Refuse impossible parameters of a selection."""
     if dimension < 1:
         raise InputError(f"dimension must be at least 1, not {dimension}")
     if not 1 <= top <= dimension:
@@ -45,12 +66,12 @@ def check(dimension: int, top: int, epsilon: float) -> None:
 
 
 def uniform(dimension: int) -> Selection:
-    """A coordinate by chance alone; costs nothing."""
+    """Return the law of a uniformly random coordinate, which costs nothing."""
     return Selection(1 / dimension, 1 / dimension, 0.0, 0.0)
 
 
 def exponential(dimension: int, epsilon: float) -> Selection:
-    """EXP: probability ∝ e^(ε·rank/(d−1)), ranks a permutation. `top` is the largest coordinate, `rest` the smallest.
+    """Return the law of EXP: probability ∝ e^(ε·rank/(d−1)); `top` is for the largest coordinate, `rest` the smallest.
 
     >>> law = exponential(10, 1.0)
     >>> round(law.top, 10), round(law.rest, 10)
@@ -64,7 +85,7 @@ def exponential(dimension: int, epsilon: float) -> Selection:
 
 
 def perturbed_sampling(dimension: int, top: int, epsilon: float) -> Selection:
-    """PS: one of the top k with probability k·e^ε/(d−k+k·e^ε), else one of the others."""
+    """Return the law of PS: one of the top k with probability k·e^ε/(d−k+k·e^ε), else one of the others."""
     if top == dimension:
         return uniform(dimension)
     log_normaliser = np.logaddexp(math.log(dimension - top), math.log(top) + epsilon)
@@ -72,7 +93,7 @@ def perturbed_sampling(dimension: int, top: int, epsilon: float) -> Selection:
 
 
 def perturbed_sampling_as_printed(dimension: int, top: int, epsilon: float) -> Selection:
-    """PS with the formula in the paper's text, p = e^(ε·k)/(d−k+e^(ε·k)), at its true ε of |ε·k − ln k|."""
+    """Return the law of PS by the formula in the paper's text, p = e^(ε·k)/(d−k+e^(ε·k)): true ε = |ε·k − ln k|."""
     if top == dimension:
         return uniform(dimension)
     hit = 1 / (1 + (dimension - top) * math.exp(-epsilon * top))
@@ -80,7 +101,7 @@ def perturbed_sampling_as_printed(dimension: int, top: int, epsilon: float) -> S
 
 
 def perturbed_encoding(dimension: int, top: int, keep: float) -> Selection:
-    """PE: every status bit is told truly with probability `keep`, then one of the marked coordinates is drawn.
+    """Return the law of PE: each status bit is kept with probability `keep`, then a marked coordinate is drawn.
 
     With p = keep and q = 1 − p: P[j | top] = p·E[1/(1+W)] with W ~ Bin(k−1, p) + Bin(d−k, q), and likewise for
     the rest; nothing is sent when no bit is marked.
@@ -95,7 +116,7 @@ def perturbed_encoding(dimension: int, top: int, keep: float) -> Selection:
 
 
 def _mean_share(marked: int, others: int, keep: float) -> float:
-    """E[1/(1 + Bin(marked, keep) + Bin(others, 1 − keep))]."""
+    """Return E[1/(1 + Bin(marked, keep) + Bin(others, 1 − keep))]."""
     one = binom.pmf(np.arange(marked + 1), marked, keep)
     two = binom.pmf(np.arange(others + 1), others, 1 - keep)
     count = np.convolve(one, two) if len(one) * len(two) < 10_000_000 else fftconvolve(one, two)
@@ -103,12 +124,12 @@ def _mean_share(marked: int, others: int, keep: float) -> float:
 
 
 def published_keep(epsilon: float) -> float:
-    """The paper's e^ε/(e^ε + 1), whose true ε is larger than ε."""
+    """Return the paper's e^ε/(e^ε + 1), whose true ε is larger than ε."""
     return 1 / (1 + math.exp(-epsilon))
 
 
 def sound_keep(dimension: int, top: int, epsilon: float) -> float:
-    """The largest `keep` found whose exact log-ratio is at most ε.
+    """Return the largest `keep` found whose exact log-ratio is at most ε.
 
     >>> round(sound_keep(10, 1, 1.0), 8)
     0.70237469
@@ -121,9 +142,11 @@ def sound_keep(dimension: int, top: int, epsilon: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def law(select: SelectName, dimension: int, top: int, epsilon: float, form: Form = "sound") -> Selection:
-    """The law of a selection by its name; `published` takes the probabilities the paper prints."""
-    check(dimension, top, epsilon)
+def selection_law(
+    select: SelectName, dimension: int, top: int, epsilon: float, form: SelectionForm = "sound"
+) -> Selection:
+    """Return the law of a selection by name; the form "published" takes the probabilities printed in the paper."""
+    check_selection(dimension, top, epsilon)
     match select:
         case "uniform":
             return uniform(dimension)
@@ -139,10 +162,10 @@ def law(select: SelectName, dimension: int, top: int, epsilon: float, form: Form
 
 
 @dataclass(frozen=True)
-class Counts:
+class SelectionCounts:
     """A law in whole numbers out of 2⁵³: of each top coordinate, of each other one, and of none.
 
-    What rounding leaves over goes to coordinates by their index, whatever the data: added to both sides, it can
+    The remainder after rounding goes to coordinates by their index, whatever the data: added to both sides, it can
     only bring two inputs nearer.
     """
 
@@ -152,12 +175,14 @@ class Counts:
 
 
 @lru_cache(maxsize=4096)
-def counts(select: SelectName, dimension: int, top: int, epsilon: float, form: Form = "sound") -> Counts:
-    """The law of PE, PS or uniform as a sampler has it.
+def selection_counts(
+    select: SelectName, dimension: int, top: int, epsilon: float, form: SelectionForm = "sound"
+) -> SelectionCounts:
+    """Return the law of PE, PS or uniform as it is sampled.
 
     Guarantee: client (any two vectors); the larger count is at most e^ε of the smaller, for the ε of `law`.
     """
-    exact = law(select, dimension, top, epsilon, form)
+    exact = selection_law(select, dimension, top, epsilon, form)
     none = math.floor(exact.none * WORD)
     likely_top = exact.top >= exact.rest
     few, many = (top, dimension - top) if likely_top else (dimension - top, top)
@@ -165,12 +190,12 @@ def counts(select: SelectName, dimension: int, top: int, epsilon: float, form: F
     low = min(max(1, math.floor(smaller * WORD)), (WORD - none) // dimension)
     high = math.floor(low * math.exp(min(exact.epsilon, 40.0)) * BELOW)
     high = max(low, min(high, (WORD - none - many * low) // few))
-    return Counts(high, low, none) if likely_top else Counts(low, high, none)
+    return SelectionCounts(high, low, none) if likely_top else SelectionCounts(low, high, none)
 
 
 @lru_cache(maxsize=256)
 def rank_counts(dimension: int, epsilon: float) -> NDArray[np.int64]:
-    """The law of EXP as a sampler has it: a whole number out of 2⁵³ for each rank, smallest first.
+    """Return the law of EXP as it is sampled: a whole number out of 2⁵³ for each rank, smallest first.
 
     Guarantee: client (any two vectors); the largest count is at most e^ε of the smallest.
     """
@@ -183,3 +208,122 @@ def rank_counts(dimension: int, epsilon: float) -> NDArray[np.int64]:
     found[-1] -= max(0, int(found.sum()) - WORD)
     found.flags.writeable = False
     return found
+
+
+def pick(
+    select: SelectName,
+    values: Tensor,
+    top: int,
+    epsilon: NDArray[np.float64],
+    streams: Streams,
+    form: SelectionForm = "sound",
+) -> _Integers:
+    """Select for each row of values (n, d) a coordinate by magnitude at the row's ε, or NONE; (n,).
+
+    Guarantee: client; any two rows of values; ratio at most e^ε for the ε of `selection_law`, in whole numbers.
+    """
+    clients, dimension = values.shape
+    if len(epsilon) != clients or streams.clients != clients:
+        raise InputError(f"{clients} rows need as many epsilons and streams, not {len(epsilon)} and {streams.clients}")
+    draws = whole_numbers(streams, 2)
+    if select == "uniform" or (select == "ps" and top == dimension):
+        return draws[:, 0] // (WORD // dimension) % dimension  # by index, independent of the data
+    position = _ranks(select, dimension, top, epsilon, draws[:, 0], form)
+    found = np.where(position < 0, NONE - 1 - position, position)
+    ranked = np.flatnonzero(position >= 0)
+    found[ranked] = _with_rank(values, ranked, position[ranked], draws[ranked, 1], None if select == "exp" else top)
+    return found
+
+
+def whole_numbers(streams: Streams, count: int) -> _Integers:
+    """Draw the next `count` whole numbers in [0, 2⁵³) of every client, (n, count)."""
+    return (streams.uniforms(count) * WORD).astype(np.int64) - 1  # a uniform is a multiple of 2⁻⁵³ in (0, 1]
+
+
+def _ranks(
+    select: SelectName, dimension: int, top: int, epsilon: NDArray[np.float64], draws: _Integers, form: SelectionForm
+) -> _Integers:
+    """Return the rank to report, 0 the smallest; below 0, independent of the data: −1 none, −2 − j coordinate j."""
+    ranks = np.empty(len(draws), np.int64)
+    amounts, group = np.unique(epsilon, return_inverse=True)
+    if select == "exp":
+        order = np.argsort(group, kind="stable")
+        for amount, rows in zip(amounts, np.split(order, np.cumsum(np.bincount(group))[:-1]), strict=True):
+            edges = np.cumsum(rank_counts(dimension, float(amount)))
+            ranks[rows] = np.searchsorted(edges, draws[rows], side="right")
+            left = ranks[rows] == dimension
+            ranks[rows] = np.where(left, -2 - (draws[rows] - edges[-1]) % dimension, ranks[rows])
+        return ranks
+    laws = [selection_counts(select, dimension, top, float(amount), form) for amount in amounts]
+    high, low, none = (np.array([getattr(law, name) for law in laws])[group] for name in ("top", "rest", "none"))
+    of_top = draws
+    of_rest = draws - top * high
+    of_none = of_rest - (dimension - top) * low
+    left = of_none - none
+    return np.select(
+        [of_rest < 0, of_none < 0, left < 0],
+        [dimension - 1 - of_top // high, of_rest // low, np.int64(-1)],
+        -2 - left % dimension,
+    )
+
+
+def _with_rank(values: Tensor, rows: _Integers, rank: _Integers, seed: _Integers, top: int | None) -> _Integers:
+    """Return the coordinate of each row that has a rank; with `top`, up to order within the top and the rest."""
+    import torch
+
+    dimension = values.shape[1]
+    together = max(1, _AT_ONCE // dimension)
+    index = torch.arange(dimension, dtype=torch.int32)
+    found = np.empty(len(rows), np.int64)
+    whole = len(rows) == len(values)
+    for first in range(0, len(rows), together):
+        some = slice(first, first + together)
+        mine = values[some] if whole else values[torch.from_numpy(rows[some])]
+        keys = (seed[some] >> 21).astype(np.uint32).view(np.int32)  # 32 of the 53 bits
+        chance = _mixed(index ^ torch.from_numpy(keys)[:, None])
+        # A magnitude's bits are in the order of magnitudes; below them the coordinate itself, scrambled by chance.
+        bits = torch.nan_to_num(mine.detach().cpu().float().abs(), nan=0.0, posinf=torch.inf).view(torch.int32)
+        words = (bits.to(torch.int64) << 32 | (chance.to(torch.int64) & 0xFFFFFFFF)).numpy()
+        if top is not None:
+            found[some] = _in_halves(words, rank[some], dimension - top)
+            continue
+        chosen = np.take_along_axis(np.sort(words, axis=1), rank[some, None], axis=1)[:, 0]
+        found[some] = _unmixed((chosen & 0xFFFFFFFF).astype(np.uint32)) ^ keys.view(np.uint32)
+    return found
+
+
+def _in_halves(words: _Integers, rank: _Integers, rest: int) -> _Integers:
+    """Return the coordinate of each row that has a rank when the smallest `rest` come first, each part by index.
+
+    np.partition leaves the two parts in an order that depends on the machine; only their members do not.
+    """
+    if not rest:
+        return rank
+    largest = np.partition(words, rest - 1, axis=1)[:, rest - 1 : rest]
+    in_top = (rank >= rest)[:, None]
+    mine = (words > largest) == in_top
+    wanted = np.where(rank >= rest, rank - rest, rank)[:, None] + 1
+    place: _Integers = np.argmax(np.cumsum(mine, axis=1, dtype=np.int32) == wanted, axis=1)
+    return place
+
+
+def _mixed(words: Tensor) -> Tensor:
+    """Apply the bijection in place to int32 words; products wrap, and shifts are masked to drop the sign."""
+    words ^= (words >> 16) & 0xFFFF
+    words *= _signed(_MIX[0])
+    words ^= (words >> 13) & 0x7FFFF
+    words *= _signed(_MIX[1])
+    words ^= (words >> 16) & 0xFFFF
+    return words
+
+
+def _unmixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    words = words ^ (words >> np.uint32(16))
+    words = words * np.uint32(_UNMIX[1])
+    words = words ^ (words >> np.uint32(13)) ^ (words >> np.uint32(26))
+    words = words * np.uint32(_UNMIX[0])
+    return words ^ (words >> np.uint32(16))
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word

@@ -1,1 +1,1 @@
-"""What a run shows people: tables, pictures and one offline page, all made from journals alone."""
+"""Tables, pictures and one offline page about runs, made from their journals alone."""

@@ -1,4 +1,4 @@
-"""Pictures over clients: what each spent of its budget, and the bytes it sent and received."""
+"""Pictures over clients: each client's spending and its traffic."""
 
 from __future__ import annotations
 
@@ -11,42 +11,45 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from polyeps.report.curves import together, traffic, worst_rows
-from polyeps.report.numbers import plural, share, short, size
-from polyeps.report.svg import ALARM, INK, MUTED, WIDE, coloured, cut, inline, new_figure, place_axes, styled, wrapped
-from polyeps.report.tables import ClientSummary, Line
+from polyeps.report.curves import merge_equal, traffic, worst_rows
+from polyeps.report.formatting import byte_size, plural, share, short
+from polyeps.report.svg import ALARM, INK, MUTED, WIDE, coloured, inline, new_figure, place_axes, styled, trim, wrapped
+from polyeps.report.tables import ClientSummary, MethodRuns
 
 MOST_BARS = 60
 _WIDTH = 420  # pixels: two side by side on a desk, one on a phone
 
 
-def spent_picture(line: Line, colour: str) -> str:
-    """Spent against budget: a bar per client, or per number of clients alike; a dot per client when they are many."""
-    rows = worst_rows(line)
+def spent_picture(method: MethodRuns, colour: str) -> str:
+    """Draw spending against budgets: a bar per client or group of equal clients, or a dot for each of many."""
+    rows = worst_rows(method)
     if not rows:
         return ""
     highest = max(row.ratio or 0.0 for row in rows)
     over = sum(row.exceeded for row in rows)
     said = (
-        f"{line.label}: what {plural(len(rows), 'client')} spent against the budget in force; the most is "
+        f"{method.label}: spending of {plural(len(rows), 'client')} against the effective budgets; the most is "
         f"{share(highest)} of it{f'; {over} exceeded it' if over else ''}."
     )
     with styled():
-        bars = rows if len(rows) <= MOST_BARS else together(rows)
+        bars = rows if len(rows) <= MOST_BARS else merge_equal(rows)
         figure = _bars(bars, colour) if len(bars) <= MOST_BARS else _dots(rows, colour)
-        return inline(figure, f"spent-{line.label}-{line.run}", said)
+        return inline(figure, f"spent-{method.label}-{method.run}", said)
 
 
-def bytes_picture(lines: Sequence[Line], width: int = WIDE) -> str:
-    """Bytes a client sends and receives over a whole run, a pair of bars per method."""
-    found = [(line, colour, traffic(line)) for line, colour in coloured(lines)]
-    shown = [(line, colour, one) for line, colour, one in found if one is not None]
+def bytes_picture(methods: Sequence[MethodRuns], width: int = WIDE) -> str:
+    """Draw the bytes a client sends and receives over a whole run, a pair of bars per method."""
+    found = [(method, colour, traffic(method)) for method, colour in coloured(methods)]
+    shown = [(method, colour, one) for method, colour, one in found if one is not None]
     if not shown:
         return ""
-    said = [f"{line.label} sends {size(one.sent[0])}, receives {size(one.received[0])}" for line, _, one in shown]
+    said = [
+        f"{method.label} sends {byte_size(one.sent[0])}, receives {byte_size(one.received[0])}"
+        for method, _, one in shown
+    ]
     wide = width == WIDE
     most = max(max(one.sent[2], one.received[2]) for _, _, one in shown)
-    names = [wrapped(line.label, 26 if wide else 48) for line, *_ in shown]
+    names = [wrapped(method.label, 26 if wide else 48) for method, *_ in shown]
     tall = 16 * max(name.count("\n") + 1 for name in names)
     step = max(46, tall) if wide else (tall + 10) / 0.36  # a phone has the name above the bars, which take the rest
     with styled():
@@ -61,8 +64,8 @@ def bytes_picture(lines: Sequence[Line], width: int = WIDE) -> str:
                     axes.plot([least, largest], [middle + beside] * 2, color=INK, linewidth=1, marker="|", alpha=0.6)
                 word = "sent" if beside < 0 else "received"
                 axes.annotate(
-                    f"{size(mean)} {word}", (largest, middle + beside), (6, 0), textcoords="offset points", va="center",
-                    fontsize=11.5, color=INK if beside < 0 else MUTED, annotation_clip=False,
+                    f"{byte_size(mean)} {word}", (largest, middle + beside), (6, 0), textcoords="offset points",
+                    va="center", fontsize=11.5, color=INK if beside < 0 else MUTED, annotation_clip=False,
                 )  # fmt: skip
             spot = (-10, 0) if wide else (0, 3)
             axes.annotate(
@@ -74,16 +77,16 @@ def bytes_picture(lines: Sequence[Line], width: int = WIDE) -> str:
         axes.yaxis.set_major_locator(NullLocator())
         axes.spines["left"].set_visible(False)
         axes.xaxis.set_major_locator(MaxNLocator(5 if wide else 3))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: byte_size(value)))
         axes.grid(axis="x")
         return inline(figure, f"bytes-{width}", f"Bytes per client and run: {'; '.join(said)}.")
 
 
 def _bars(rows: Sequence[ClientSummary], colour: str) -> Figure:
-    """A bar per client from the left edge (a log axis has no zero) to what it spent, a tick at its budget."""
+    """Draw a bar per client from the left edge (a log axis has no zero) to its spending, a tick at its budget."""
     low, high = _limits(rows)
     figure = new_figure(_WIDTH, 16 * len(rows) + 52)
-    names = [cut(row.client, 16) for row in rows]
+    names = [trim(row.client, 16) for row in rows]
     axes = place_axes(figure, left=16 + 6.6 * max(map(len, names)), right=14, bottom=46, top=6)
     for y, row in enumerate(rows):
         budget, spent = row.epsilon or 0.0, row.spent or 0.0
@@ -107,7 +110,7 @@ def _bars(rows: Sequence[ClientSummary], colour: str) -> Figure:
 
 
 def _dots(rows: Sequence[ClientSummary], colour: str) -> Figure:
-    """A dot per client, budget to the right and spent upwards; on the diagonal all of the budget is spent."""
+    """Draw a dot per client, budget to the right and spending upwards; on the diagonal the budget is used up."""
     low, high = _limits(rows)
     figure = new_figure(_WIDTH, 360)
     axes = place_axes(figure, left=48, right=14, bottom=46, top=28)
@@ -130,13 +133,13 @@ def _dots(rows: Sequence[ClientSummary], colour: str) -> Figure:
         axis.grid(True)
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
-    axes.set_xlabel("budget in force ε, log scale", fontsize=12)
+    axes.set_xlabel("effective budget ε, log scale", fontsize=12)
     axes.set_title("spent ε, log scale", loc="left", fontsize=12, color=MUTED, pad=8, x=0)
     return figure
 
 
 def _spot(row: ClientSummary, low: float, high: float) -> tuple[float, float]:
-    """Where a client's dot lies, to half a pixel: dots that nobody can tell apart are one."""
+    """Return the place of a client's dot to half a pixel, so that equal dots are drawn once."""
     step = math.log(high / low) / (2 * _WIDTH)
 
     def near(value: float) -> float:
@@ -152,7 +155,7 @@ def _limits(rows: Sequence[ClientSummary]) -> tuple[float, float]:
 
 
 def _log(axis: Axis, low: float, high: float) -> None:
-    """A log scale with plain numbers; more of them where the axis covers little."""
+    """Label a log scale with plain numbers, more of them where the axis covers little."""
     subs = (1.0,) if high / low > 200 else (1.0, 2.0, 5.0)
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_minor_locator(NullLocator())

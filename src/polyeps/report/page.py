@@ -1,10 +1,9 @@
-"""One offline page about one or more runs, written from their journals."""
+"""Writes one offline page about one or more runs from their journals."""
 
 from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -15,19 +14,18 @@ from markupsafe import Markup
 
 from polyeps.errors import InputError
 from polyeps.experiment.journal import Journal
-from polyeps.report import numbers
-from polyeps.report import sentences as words
+from polyeps.report import formatting, sentences
 from polyeps.report.client_plots import bytes_picture, spent_picture
-from polyeps.report.plots import accuracy_picture, active_picture
+from polyeps.report.round_plots import accuracy_picture, active_picture
 from polyeps.report.svg import METHODS, NARROW, WIDE, coloured
 from polyeps.report.tables import (
     ClientSummary,
-    Job,
-    Line,
-    MethodSummary,
+    JobSummary,
+    MethodRuns,
     left_early,
-    names,
-    read,
+    mean_of,
+    read_methods,
+    run_names,
     summarise,
 )
 
@@ -36,7 +34,7 @@ MOST_ALARMS = 10
 
 
 def open_journals(folders: Sequence[Path], stack: ExitStack) -> list[Journal]:
-    """The journals of these run folders, each once, closed with the stack."""
+    """Open the journals of run folders, each once; the stack closes them."""
     once = {folder.resolve(): folder for folder in folders}
     if not once:
         raise InputError("there is no run to report on; give the folder of a run")
@@ -44,7 +42,7 @@ def open_journals(folders: Sequence[Path], stack: ExitStack) -> list[Journal]:
 
 
 def write_page(folders: Sequence[Path], output: Path) -> None:
-    """Write the page about these run folders; it appears whole or not at all."""
+    """Write the page about run folders atomically."""
     with ExitStack() as stack:
         text = make_page(open_journals(folders, stack))
     if output.is_dir() or not output.parent.is_dir():
@@ -52,170 +50,160 @@ def write_page(folders: Sequence[Path], output: Path) -> None:
         raise InputError(
             f"the page cannot be written: {output} {problem}; give the name of a file, such as report.html"
         )
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}.new")
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=output.parent, prefix=f".{output.name}.", delete=False
-        ) as file:
-            try:
-                file.write(text)
-                file.close()
-                Path(file.name).chmod(0o666 & ~_mask())
-                Path(file.name).replace(output)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        with unfinished.open("x", encoding="utf-8") as file:  # a new file: follows no link
+            file.write(text)
+        unfinished.replace(output)
     except OSError as problem:
+        unfinished.unlink(missing_ok=True)
         raise InputError(f"{output} cannot be written ({problem}); choose another place") from problem
 
 
 def make_page(journals: Sequence[Journal]) -> str:
-    """The page's text."""
-    lines = read(journals)
-    runs = names(journals)
+    """Return the page as HTML."""
+    methods = read_methods(journals)
+    runs = run_names(journals)
     environment = Environment(
         loader=PackageLoader("polyeps.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    environment.globals |= {"numbers": numbers}
-    shown = [_method(line, colour) for line, colour in coloured(lines)]
+    environment.globals |= {"formatting": formatting}
+    shown = [_method(method, colour) for method, colour in coloured(methods)]
+    departed = any(left_early(job) for method in methods for job in method.counted)
     return environment.get_template("page.html.j2").render(
         title=" and ".join(runs),
-        runs=[_run(journal, name, lines) for journal, name in zip(journals, runs, strict=True)],
-        alarms=_alarms(lines),
-        waiting=_waiting(lines),
+        runs=[_run(journal, name, methods) for journal, name in zip(journals, runs, strict=True)],
+        alarms=_alarms(methods),
+        waiting=_waiting(methods),
         methods=shown,
-        several=any(line.jobs and len(line.jobs) > 1 for line in lines),
-        judged=words.judged(lines),
-        evaluated=words.evaluated(lines),
-        accuracy=_pair(accuracy_picture, lines),
-        active=_pair(active_picture, lines) if any(left_early(job) for line in lines for job in line.counted) else None,
-        traffic=_pair(bytes_picture, lines),
+        metrics=list(dict.fromkeys(name for entry in shown for name in entry["row"].metrics)),
+        several=any(len(method.jobs) > 1 for method in methods),
+        averaged=sentences.averaged_rounds(methods),
+        evaluated=sentences.evaluated_rounds(methods),
+        accuracy=_pair(accuracy_picture, methods),
+        active=_pair(active_picture, methods) if departed else None,
+        traffic=_pair(bytes_picture, methods),
         spent=[
-            (method, Markup(picture))
-            for (line, colour), method in zip(coloured(lines), shown, strict=True)
-            if (picture := spent_picture(line, colour))
+            (entry, Markup(picture))
+            for (method, colour), entry in zip(coloured(methods), shown, strict=True)
+            if (picture := spent_picture(method, colour))
         ],
-        promised=_promised(shown),
-        tables=_tables(lines, shown),
-        own=_own(lines, shown),
+        guaranteed=_guaranteed(shown),
+        tables=_tables(methods, shown),
+        own=_own(methods, shown),
     )
 
 
-def _pair(picture: Any, lines: Sequence[Line]) -> dict[str, Markup] | None:
-    """A picture for a desk and one for a phone; pictures are ours and escaped where they are made."""
-    if not lines:
+def _pair(picture: Any, methods: Sequence[MethodRuns]) -> dict[str, Markup] | None:
+    """Draw a picture for a desk and one for a phone; their text is escaped where they are drawn."""
+    if not methods:
         return None
-    pair = {"wide": Markup(picture(lines, WIDE)), "narrow": Markup(picture(lines, NARROW))}
+    pair = {"wide": Markup(picture(methods, WIDE)), "narrow": Markup(picture(methods, NARROW))}
     return pair if pair["wide"] else None
 
 
-def _method(line: Line, colour: str) -> dict[str, Any]:
-    row: MethodSummary = summarise(line)
+def _method(method: MethodRuns, colour: str) -> dict[str, Any]:
     return {
-        "row": row,
+        "row": summarise(method),
         "colour": f"method-{METHODS.index(colour)}",
-        "control": line.control,
-        "force": words.in_force(line),
-        # A budget stricter than one's own is a promise too, and methods that protect sums make no other.
-        "promises": words.promises(line) if line.budgets in ("own", "strictest") else [],
-        "control_promise": words.control_promise(line) if line.control else "",
-        "departures": words.departures(line) if line.counted else "Not begun.",
-        "anyone": bool(line.counted),
+        "control": method.control,
+        "budgets": sentences.describe_budgets(method),
+        # A budget smaller than a client's own is a guarantee too, and methods that protect sums give no other.
+        "guarantees": sentences.guarantees(method) if method.budgets in ("own", "minimum") else [],
+        "note": sentences.control_note(method) if method.control else "",
+        "departures": sentences.departures(method) if method.counted else "Not begun.",
+        "begun": bool(method.counted),
     }
 
 
-def _promised(shown: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Methods together whose promises read the same, so that nobody has to read them twice."""
+def _guaranteed(shown: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Group the methods whose guarantees read the same."""
     together: dict[Any, list[dict[str, Any]]] = {}
-    for method in shown:
-        if method["anyone"]:
-            alike = tuple(method["promises"]) or method["row"].label
-            together.setdefault(alike, []).append(method)
+    for entry in shown:
+        if entry["begun"]:
+            together.setdefault(tuple(entry["guarantees"]) or entry["row"].label, []).append(entry)
     return list(together.values())
 
 
-def _run(journal: Journal, name: str, lines: Sequence[Line]) -> dict[str, Any]:
+def _run(journal: Journal, name: str, methods: Sequence[MethodRuns]) -> dict[str, Any]:
     about = journal.about()
     return {
         "name": name,
-        "opening": words.opening([line for line in lines if line.run == name]),
+        "opening": sentences.opening([method for method in methods if method.run == name]),
         "settings": list(flatten(about.get("experiment", {})).items()),
         "command": about.get("command", ""),
         "version": about.get("version", ""),
     }
 
 
-def _alarms(lines: Sequence[Line]) -> dict[str, Any]:
-    """Every client that spent more than it may, and those of finished jobs of whom nobody knows."""
+def _alarms(methods: Sequence[MethodRuns]) -> dict[str, Any]:
+    """Return the clients that exceeded their budgets, and how many of finished jobs lack a figure."""
     over = [
-        f"{row.client} spent ε {numbers.short(row.spent, 4)} of {numbers.short(_limit(line, row), 4)} "
-        f"({line.label}, seed {job.seed})"
-        for line in lines
-        for job in line.jobs
+        f"{row.client} spent ε {formatting.short(row.spent, 4)} of {formatting.short(_limit(method, row), 4)} "
+        f"({method.label}, seed {job.seed})"
+        for method in methods
+        for job in method.jobs
         for row in job.clients
         if row.exceeded
     ]
     unknown = sum(
         row.spent is None
-        for line in lines
-        for job in line.jobs
+        for method in methods
+        for job in method.jobs
         for row in job.clients
-        if job.status == "done" and (row.epsilon is not None or not (line.control or math.isinf(row.own_epsilon)))
+        if job.status == "done" and (row.epsilon is not None or not (method.control or math.isinf(row.own_epsilon)))
     )
     return {"count": len(over), "first": over[:MOST_ALARMS], "unknown": unknown}
 
 
-def _limit(line: Line, row: ClientSummary) -> float | None:
-    return row.epsilon if line.control or row.epsilon is None else min(row.epsilon, row.own_epsilon)
+def _limit(method: MethodRuns, row: ClientSummary) -> float | None:
+    return row.epsilon if method.control or row.epsilon is None else min(row.epsilon, row.own_epsilon)
 
 
-def _waiting(lines: Sequence[Line]) -> str:
-    jobs = [(line, job) for line in lines for job in line.jobs]
-    open_ones = [(line, job) for line, job in jobs if job.status != "done"]
-    if not open_ones:
+def _waiting(methods: Sequence[MethodRuns]) -> str:
+    jobs = [(method, job) for method in methods for job in method.jobs]
+    unfinished = [(method, job) for method, job in jobs if job.status != "done"]
+    if not unfinished:
         return ""
     running = [
-        f"{line.label} with seed {job.seed} has done {len(job.rounds)} of {numbers.plural(job.planned, 'round')}"
-        for line, job in open_ones
+        f"{method.label} with seed {job.seed} has done {len(job.rounds)} of {formatting.plural(job.planned, 'round')}"
+        for method, job in unfinished
         if job.status == "running"
     ]
     now = f" {'; '.join(running[:5])}." if running else ""
-    return f"{len(jobs) - len(open_ones)} of {numbers.plural(len(jobs), 'job')} finished.{now}"
+    return f"{len(jobs) - len(unfinished)} of {formatting.plural(len(jobs), 'job')} finished.{now}"
 
 
-def _tables(lines: Sequence[Line], shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Per method its clients in the seed that came closest to a budget; only the closest ones when they are many."""
-    begun = [(line, method) for line, method in zip(lines, shown, strict=True) if any(job.clients for job in line.jobs)]
+def _tables(methods: Sequence[MethodRuns], shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return each method's clients under the seed that came closest to a budget; of many, only the closest clients."""
+    begun = [pair for pair in zip(methods, shown, strict=True) if any(job.clients for job in pair[0].jobs)]
     found = []
-    for line, method in begun:
-        job = max((job for job in line.jobs if job.clients), key=_closest)
+    for method, entry in begun:
+        job = max((job for job in method.jobs if job.clients), key=_closest)
         most = MOST_ROWS // len(begun)
         nearest = sorted(job.clients, key=lambda row: -(row.ratio or 0.0))[:most]
         rows = job.clients if len(job.clients) <= most else nearest
-        found.append({"method": method, "seed": job.seed, "rows": rows, "all": len(job.clients)})
+        found.append({"method": entry, "seed": job.seed, "rows": rows, "all": len(job.clients)})
     return found
 
 
-def _own(lines: Sequence[Line], shown: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """What models do on clients' own records, over seeds; nothing where no client held some back."""
-    names = sorted({name for line in lines for job in line.counted for name in job.own})
+def _own(methods: Sequence[MethodRuns], shown: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the accuracy on clients' own records, over seeds; None where no client held some back."""
+    names = sorted({name for method in methods for job in method.counted for name in job.own})
     rows = [
-        (method, [_mean_of([job.own[name] for job in line.counted if name in job.own]) for name in names])
-        for line, method in zip(lines, shown, strict=True)
+        (entry, [mean_of([job.own[name] for job in method.counted if name in job.own]) for name in names])
+        for method, entry in zip(methods, shown, strict=True)
     ]
     return {"names": names, "rows": rows} if names else None
 
 
-def _mean_of(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _closest(job: Job) -> float:
+def _closest(job: JobSummary) -> float:
     return max((row.ratio for row in job.clients if row.ratio is not None), default=-1.0)
 
 
 def flatten(settings: Any, before: str = "") -> dict[str, str]:
-    """Nested settings as one level of dotted names.
+    """Flatten nested settings to dotted names.
 
     >>> flatten({"name": "a", "training": {"clip": 1.0, "sizes": [1, 2]}})
     {'name': 'a', 'training.clip': '1.0', 'training.sizes': '1, 2'}
@@ -232,10 +220,3 @@ def flatten(settings: Any, before: str = "") -> dict[str, str]:
     if settings is None or isinstance(settings, bool):
         return {before: {None: "–", True: "yes", False: "no"}[settings]}
     return {before: str(settings)}
-
-
-def _mask() -> int:
-    """The mask of new files, which a temporary file does not follow."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -1,4 +1,4 @@
-"""What was found, in sentences."""
+"""The sentences of the report."""
 
 from __future__ import annotations
 
@@ -11,30 +11,34 @@ from typing import Any
 from polyeps.accounting.certificate import Certificate
 from polyeps.experiment.journal import spent_key
 from polyeps.report.curves import accuracy_curve
-from polyeps.report.numbers import percent, plural, share, short, whole
-from polyeps.report.tables import LAST_ROUNDS, NOT_BEGUN, ClientSummary, Job, Line, final_rounds, summarise
+from polyeps.report.formatting import counted, percent, plural, share, short
+from polyeps.report.tables import LAST_ROUNDS, NOT_BEGUN, ClientSummary, JobSummary, MethodRuns, final_rounds, summarise
 
-_IN_FORCE = {
+_BUDGETS = {
     "own": "each client's own budget",
-    "strictest": "control: the strictest budget, for everybody",
-    "most-liberal": "control: the most liberal budget, for everybody",
+    "minimum": "control: the smallest budget, for all clients",
+    "maximum": "control: the largest budget, for all clients",
     "exceeded": "control: more than each client's own budget",
     "none": "control: no privacy",
-    "published": "as published: what its noise really costs",
+    "published": "as published: the price of its noise",
     NOT_BEGUN: "not begun yet",
 }
+NO_GUARANTEE = (
+    "This client has no guarantee: it chose the level without protection. The releases may show that it took part and "
+    "what its records are like; the noise that protects other clients does not protect it."
+)
 
 
-def in_force(line: Line) -> str:
-    """Whose budgets a method spends."""
-    if line.budgets == "own" and line.alike:
-        return "everybody's own budget, the same for all"
-    return _IN_FORCE.get(line.budgets, f"control: {line.budgets}")
+def describe_budgets(method: MethodRuns) -> str:
+    """Say whose budgets a method spends."""
+    if method.budgets == "own" and method.alike:
+        return "each client's own budget, the same for all"
+    return _BUDGETS.get(method.budgets, f"control: {method.budgets}")
 
 
-def judged(lines: Sequence[Line]) -> str:
-    """Over which rounds a final accuracy is the mean."""
-    jobs = [job for line in lines for job in line.counted if job.accuracy]
+def averaged_rounds(methods: Sequence[MethodRuns]) -> str:
+    """Say over which rounds a final accuracy is the mean."""
+    jobs = [job for method in methods for job in method.counted if job.accuracy]
     counts = sorted({len(final_rounds(job)) for job in jobs})
     if all(len(final_rounds(job)) == min(LAST_ROUNDS, max(job.accuracy)) for job in jobs):
         return "the last round" if counts == [1] else f"the last {counts[-1] if counts else LAST_ROUNDS} rounds"
@@ -42,9 +46,9 @@ def judged(lines: Sequence[Line]) -> str:
     return f"the evaluated ones of the last {LAST_ROUNDS} rounds ({many} of them)"
 
 
-def evaluated(lines: Sequence[Line]) -> str:
-    """After which rounds models were tested: after the last one in any case."""
-    tested = [(0, *accuracy_curve(line).rounds) for line in lines]
+def evaluated_rounds(methods: Sequence[MethodRuns]) -> str:
+    """Say after which rounds models were tested; after the last one in any case."""
+    tested = [(0, *accuracy_curve(method).rounds) for method in methods]
     steps = {after - before for rounds in tested for before, after in pairwise(rounds[:-1])}
     if len(steps) > 1:
         return "the rounds in which it was tested"
@@ -53,63 +57,66 @@ def evaluated(lines: Sequence[Line]) -> str:
     return {0: "the last round", 1: "each round"}.get(step, f"every {step} rounds{also}")
 
 
-def opening(lines: Sequence[Line]) -> str:
-    """A run in one plain paragraph."""
-    jobs = [job for line in lines for job in line.jobs if job.clients]
+def opening(methods: Sequence[MethodRuns]) -> str:
+    """Describe a run in one paragraph."""
+    jobs = [job for method in methods for job in method.jobs if job.clients]
     if not jobs:
         return "No job of this run has begun."
     own = [client.own_epsilon for job in jobs for client in job.clients if math.isfinite(client.own_epsilon)]
     budgets = (
         f"from ε\u00a0{short(min(own))} to {short(max(own))}" if min(own) < max(own) else f"of ε\u00a0{short(own[0])}"
     )
-    unpromised = sum(math.isinf(client.own_epsilon) for client in jobs[0].clients)
-    if unpromised:
-        budgets += f", {whole(unpromised)} of them promised nothing by their own choice,"
-    facts = next((line.facts for line in lines if line.facts), {})
+    without = sum(math.isinf(client.own_epsilon) for client in jobs[0].clients)
+    if without:
+        budgets += f", {counted(without)} of them without a guarantee by their own choice,"
+    facts = next((method.facts for method in methods if method.facts), {})
     many = max(len(job.clients) for job in jobs)
     model = f"a model of {plural(facts['parameters'], 'parameter')}" if "parameters" in facts else "a model"
     data = f" on {facts['data']}" if "data" in facts else ""
-    seeds = max(len(line.jobs) for line in lines)
-    ways = f", with {plural(len(lines), 'method')} and {plural(seeds, 'seed')}" + (" each" if len(lines) > 1 else "")
+    seeds = max(len(method.jobs) for method in methods)
+    compared = f", with {plural(len(methods), 'method')} and {plural(seeds, 'seed')}" + (
+        " each" if len(methods) > 1 else ""
+    )
     return (
         f"{plural(many, 'client')} with {'a budget' if many == 1 else 'budgets'} {budgets} trained {model}{data} in "
-        f"{plural(max(job.planned for job in jobs), 'round')}{ways}. {_kept(lines)}{_best(lines)}{_apart(lines)}"
+        f"{plural(max(job.planned for job in jobs), 'round')}{compared}. "
+        f"{_kept(methods)}{_best(methods)}{_units(methods)}"
     )
 
 
-def _apart(lines: Sequence[Line]) -> str:
-    """A word of warning where promises are not about the same."""
-    units = {line.facts.get("unit") for line in lines if not line.control and line.facts}
+def _units(methods: Sequence[MethodRuns]) -> str:
+    """Warn where the guarantees of methods differ in their unit."""
+    units = {method.facts.get("unit") for method in methods if not method.control and method.facts}
     if len(units) < 2:
         return ""
-    return " Some methods protect whole clients and others single records: the same ε is a stronger promise there."
+    return " Some methods protect whole clients, where the same ε is a stronger guarantee, and others single records."
 
 
-def _kept(lines: Sequence[Line]) -> str:
-    own = [line for line in lines if not line.control]
-    rows = [row for line in own for job in line.jobs for row in job.clients if row.epsilon is not None]
+def _kept(methods: Sequence[MethodRuns]) -> str:
+    own = [method for method in methods if not method.control]
+    rows = [row for method in own for job in method.jobs for row in job.clients if row.epsilon is not None]
     if not rows:
-        return "No method in this run promised every client its own budget."
+        return "No method of this run guarantees every client its own budget."
     if any(row.exceeded for row in rows):
         return f"Not every client stayed within its own budget: {sum(row.exceeded for row in rows)} did not."
     known = [row.ratio for row in rows if row.ratio is not None]
     if not known:
-        return "What the clients spent is not known yet."
+        return "The clients' spending is not known yet."
     if len(known) < len(rows):
         return (
-            f"Where it is known, clients stayed within their own budgets, the closest at {share(max(known))} of it; "
-            "of some methods it is not known yet."
+            f"Where spending is known, clients stayed within their own budgets, the closest at {share(max(known))}; "
+            "for some methods it is not known yet."
         )
-    where = " (the controls below put other budgets in force, or none)" if len(own) < len(lines) else ""
-    open_ones = any(row.epsilon is None for line in own for job in line.jobs for row in job.clients)
-    every = "Every client that is promised something" if open_ones else "Every client"
+    where = " (the controls below replace or ignore clients' own budgets)" if len(own) < len(methods) else ""
+    without = any(row.epsilon is None for method in own for job in method.jobs for row in job.clients)
+    every = "Every client with a guarantee" if without else "Every client"
     if len(rows) == 1:
         return f"The client stayed within its own budget and used {share(known[0])} of it{where}."
     return f"{every} stayed within its own budget: the closest came to {share(max(known))} of it{where}."
 
 
-def _best(lines: Sequence[Line]) -> str:
-    rows = [summarise(line) for line in lines if not line.control]
+def _best(methods: Sequence[MethodRuns]) -> str:
+    rows = [summarise(method) for method in methods if not method.control]
     finals = [(row.final_accuracy, row) for row in rows if row.final_accuracy is not None]
     finals = [(accuracy, row) for accuracy, row in finals if math.isfinite(accuracy)]
     if not finals:
@@ -121,45 +128,48 @@ def _best(lines: Sequence[Line]) -> str:
     return f" Of the methods under own budgets, {row.label} reached the highest test accuracy, {reached}."
 
 
-def departures(line: Line) -> str:
-    """Who of a method's clients left, and when."""
-    jobs = line.counted
+def departures(method: MethodRuns) -> str:
+    """Say how many of a method's clients left early, and when."""
+    jobs = method.counted
     left = [row.left_after for job in jobs for row in job.clients if row.left_after and row.left_after < job.planned]
     count, idle = len(left) / len(jobs), sum(_never(job) for job in jobs) / len(jobs)
     average = f" on average over {len(jobs)} seeds" if len(jobs) > 1 else ""
     unable = f" {plural(idle, 'client')} could not afford a single round{average}." if idle else ""
     if not left:
-        return f"Nobody left before the end.{unable}"
+        return f"No client left before the end.{unable}"
     when = f"after round {left[0]}" if len(set(left)) == 1 else f"between rounds {min(left)} and {max(left)}"
     clients = plural(max(len(job.clients) for job in jobs), "client")
-    return f"{whole(count)} of {clients} left early{average}, {when}.{unable}"
+    return f"{counted(count)} of {clients} left early{average}, {when}.{unable}"
 
 
-def _never(job: Job) -> int:
-    """How many clients were not active when the first round began."""
+def _never(job: JobSummary) -> int:
+    """Count the clients that were not active when the first round began."""
     if not job.rounds:
         return 0
     return len(job.clients) - job.rounds[0][1] - sum(row.left_after == 1 for row in job.clients)
 
 
-def promises(line: Line) -> list[tuple[str, str]]:
-    """What was promised to the strictest, the median and the most liberal client of a method, in words.
+def guarantees(method: MethodRuns) -> list[tuple[str, str]]:
+    """Return the guarantees of the clients with the smallest, the median and the largest budget.
 
-    Where all set the same budget, there is one promise; clients may still differ in what they spent of it.
+    Where all clients set the same budget, there is one guarantee; clients may still differ in their spending.
     """
-    job = next(iter(line.counted), None)
+    job = next(iter(method.counted), None)
     if job is None or not job.clients:
         return []
     rows, middle = job.clients, (len(job.clients) - 1) // 2
-    if not line.alike:
-        chosen = {"strictest": rows[0], "median": rows[middle], "most liberal": rows[-1]}
-        titles = {f"The {who} client, {row.client}": row for who, row in chosen.items()}
+    titles: dict[str, ClientSummary] = {}
+    if not method.alike:
+        chosen = {"smallest": rows[0], "median": rows[middle], "largest": rows[-1]}
+        for size, row in chosen.items():
+            first = "A client" if math.isinf(row.own_epsilon) else f"The client with the {size} budget"
+            titles[f"{first}, {row.client}"] = row
     elif len({(row.epsilon, row.spent) for row in rows}) > 1:
         typical = sorted(rows, key=lambda row: row.spent or 0.0)[middle]
         titles = {f"A typical client, {typical.client}": typical}
     else:
         titles = {f"The client, {rows[0].client}" if len(rows) == 1 else f"Each of {len(rows)} clients": rows[0]}
-    return [(f"{title}, {_chosen(row)}", _promise(line, job, row)) for title, row in titles.items()]
+    return [(f"{title}, {_chosen(row)}", _guarantee(method, job, row)) for title, row in titles.items()]
 
 
 def _chosen(row: ClientSummary) -> str:
@@ -168,15 +178,15 @@ def _chosen(row: ClientSummary) -> str:
     return f"own budget ε\u00a0{short(row.own_epsilon)}"
 
 
-def _promise(line: Line, job: Job, row: ClientSummary) -> str:
+def _guarantee(method: MethodRuns, job: JobSummary, row: ClientSummary) -> str:
     if row.epsilon is None:
-        return UNPROMISED
+        return NO_GUARANTEE
     if row.spent is None:
-        return "What it has spent is not known before the job is finished."
+        return "Its spending is not known before the job is finished."
     facts = job.facts
     try:
         sentence = Certificate(
-            method=line.method,
+            method=method.method,
             form=facts.get("form", "sound"),
             claimed=row.own_epsilon,
             certified=row.spent,
@@ -193,43 +203,36 @@ def _promise(line: Line, job: Job, row: ClientSummary) -> str:
         ).sentence
         return re.sub(
             r"(?<=\d) (?=\d)|(?<=ε) (?==)|(?<==) |(?<=in) (?=1)", "\u00a0", sentence
-        )  # numbers stay on a line
+        )  # numbers stay on a method
     except KeyError as missing:
-        return f"The journal does not say under which terms it was protected ({missing.args[0]} is missing)."
+        return f"The journal lacks the terms of its protection ({missing.args[0]} is missing)."
 
 
 def _if_draws_known(facts: Mapping[str, Any], row: ClientSummary) -> float | None:
-    """Return what was spent against those who know the draws: infinite where no figure is known, None without draws."""
+    """Return the ε spent against observers who know the draws; infinite if unknown, None without draws."""
     known = facts.get("spent_if_draws_known")
     return None if known is None else float(known.get(spent_key(row.spent or 0.0, row.delta or 0.0), math.inf))
 
 
-# What a client must know that chose no protection where others are protected.
-UNPROMISED = (
-    "Nothing is promised to this client: it chose the level without protection. What is released may show that it took "
-    "part and what its records are like, and the noise that protects others does not protect it."
-)
-
-
-def control_promise(line: Line) -> str:
-    """What a control does not promise."""
-    if line.budgets == "none":
-        return "A control without any privacy: nothing is promised to any client, whatever budget it set."
-    if line.budgets == "published":
+def control_note(method: MethodRuns) -> str:
+    """Say what a control does with clients' budgets."""
+    if method.budgets == "none":
+        return "A control without privacy: no client has a guarantee, whatever budget it set."
+    if method.budgets == "published":
         return (
-            "A paper's form as published: its noise and batches are not those of the budgets the clients set. "
-            f"The budget in force is what they really cost.{_overspent(line)}"
+            "A paper's form as published: its noise and batches are not calibrated to the budgets the clients set. "
+            f"The effective budget is their price.{_overspent(method)}"
         )
-    if line.budgets == "exceeded":
-        return f"A control that takes more than the budgets the clients set, and charges it.{_overspent(line)}"
-    force = sorted({row.epsilon for job in line.jobs for row in job.clients if row.epsilon is not None})
-    which = f"ε\u00a0{short(force[0])}" if len(force) == 1 else "another one"
-    kind = {"strictest": "the strictest of all, ", "most-liberal": "the most liberal of all, "}.get(line.budgets, "")
-    return f"A control: the budget in force is not the client's own but {kind}{which} for everybody.{_overspent(line)}"
+    if method.budgets == "exceeded":
+        return f"A control that spends, and charges, more than the budgets the clients set.{_overspent(method)}"
+    effective = sorted({row.epsilon for job in method.jobs for row in job.clients if row.epsilon is not None})
+    which = f"ε\u00a0{short(effective[0])}" if len(effective) == 1 else "another one"
+    kind = {"minimum": "the smallest of all, ", "maximum": "the largest of all, "}.get(method.budgets, "")
+    return f"A control: the effective budget of all clients is not their own but {kind}{which}.{_overspent(method)}"
 
 
-def _overspent(line: Line) -> str:
+def _overspent(method: MethodRuns) -> str:
     broken = sum(
-        row.spent is not None and row.spent > row.own_epsilon for job in line.counted[:1] for row in job.clients
+        row.spent is not None and row.spent > row.own_epsilon for job in method.counted[:1] for row in job.clients
     )
-    return f" {broken} of {len(line.counted[0].clients)} clients spent more than their own budgets." if broken else ""
+    return f" {broken} of {len(method.counted[0].clients)} clients spent more than their own budgets." if broken else ""

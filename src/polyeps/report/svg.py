@@ -1,4 +1,4 @@
-"""Turns a matplotlib figure into SVG that belongs to a page: its colours, its font, no outside address."""
+"""Turns matplotlib figures into SVG with the page's colours and font, and no outside address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from polyeps.report.tables import Line
+from polyeps.report.tables import MethodRuns
 
 WIDE, NARROW = 1000, 380  # pixels: a desk and a phone
 # Drawn in these colours, shown in the page's: a picture then follows the reader's light or dark scheme.
@@ -47,47 +47,47 @@ _SETTINGS: Any = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """What must be in force while a figure is made, and no longer."""
+    """Apply our matplotlib settings while a figure is made."""
     with mpl.rc_context(_SETTINGS):
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure in CSS pixels: one point of the drawing is one pixel of the page."""
+    """Return an empty figure in CSS pixels: one point of the drawing is one pixel of the page."""
     return Figure(figsize=(width / 72, height / 72), dpi=72)
 
 
-def cut(name: str, most: int) -> str:
-    """A name in at most so many letters, all of them printable."""
+def trim(name: str, most: int) -> str:
+    """Return a name in at most so many letters, all of them printable."""
     printable = "".join(letter if letter.isprintable() else "�" for letter in name)
     return printable if len(printable) <= most else printable[: most - 1] + "…"
 
 
 def wrapped(name: str, most: int) -> str:
-    """A name in lines of at most so many letters; four of them hold the longest name an experiment may give.
+    """Wrap a name in lines of at most so many letters; four lines hold the longest name an experiment may give.
 
     >>> wrapped("cmp-fed, every client's directions", 26).splitlines()
     ["cmp-fed, every client's", 'directions']
     """
-    lines = textwrap.wrap(cut(name, 4 * most), most, max_lines=4, placeholder="…", break_on_hyphens=False)
+    lines = textwrap.wrap(trim(name, 4 * most), most, max_lines=4, placeholder="…", break_on_hyphens=False)
     return "\n".join(lines)
 
 
 def place_axes(figure: Figure, left: float, right: float, bottom: float, top: float) -> Axes:
-    """Axes inside margins given in pixels."""
+    """Return axes inside margins given in pixels."""
     width, height = figure.get_size_inches() * 72
     axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height))
     axes.tick_params(length=0, pad=6, labelsize=12)
     return axes
 
 
-def coloured(lines: Sequence[Line]) -> list[tuple[Line, str]]:
-    """Each method with its colour, the same in all pictures."""
-    return [(line, METHODS[number % len(METHODS)]) for number, line in enumerate(lines)]
+def coloured(methods: Sequence[MethodRuns]) -> list[tuple[MethodRuns, str]]:
+    """Return each method with its colour, the same in all pictures."""
+    return [(method, METHODS[number % len(METHODS)]) for number, method in enumerate(methods)]
 
 
 def inline(figure: Figure, name: str, title: str) -> str:
-    """The figure as an `svg` element whose identifiers are its own, with `title` for those who cannot see it."""
+    """Return the figure as an `svg` element with identifiers of its own, and `title` as its text alternative."""
     figure.patch.set_visible(False)
     for axes in figure.axes:
         axes.patch.set_visible(False)
@@ -101,7 +101,7 @@ def inline(figure: Figure, name: str, title: str) -> str:
 
 
 def _cleaned(text: str, title: str) -> str:
-    """Matplotlib's output without headers, addresses, document-wide styles and repeated identifiers."""
+    """Strip headers, addresses, document-wide styles and repeated identifiers from matplotlib's output."""
     box = re.search(r'viewBox="([^"]*)"', text)
     body = text[text.index(">", text.index("<svg")) + 1 :]
     for pattern in (r"<metadata>.*?</metadata>", r"<style[^>]*>.*?</style>", r"<!--.*?-->", r"<defs>\s*</defs>"):

@@ -1,4 +1,4 @@
-"""What the journals say, per method and per client, as plain figures.
+"""Figures from journals, per method and per client.
 
 Rounds are counted from one here: the journal's round 0 is a reader's first. Where a method ran with several seeds,
 figures come from its finished jobs, or from all that have begun while none is finished.
@@ -10,31 +10,31 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from polyeps.experiment.journal import Journal
 
 LAST_ROUNDS = 10  # the final accuracy is the mean over those of them that were evaluated
-NOT_BEGUN = "not begun"  # nobody knows yet whose budgets a method will spend
+NOT_BEGUN = "not begun"  # the budgets of a method are not known yet
 
 
 @dataclass(frozen=True)
 class ClientSummary:
-    """What became of one client in one job."""
+    """One client in one job."""
 
     client: str
-    epsilon: float | None  # the budget in force; None: no promise
-    own_epsilon: float  # infinite: it chose to be promised nothing
+    epsilon: float | None  # the effective budget; None: no guarantee
+    own_epsilon: float  # infinite: it chose to have no guarantee
     delta: float | None
     records: int
-    scale: float | None
+    noise_multiplier: float | None
     spent: float | None  # None: its ledger has not been read
-    ratio: float | None  # spent over the budget in force
-    exceeded: bool  # more was spent than the budget in force, or than its own where that one was promised
+    ratio: float | None  # spent over the effective budget
+    exceeded: bool  # it spent more than its effective budget, or than its own where that one is guaranteed
     joined: int  # rounds answered
     declined: int
-    left_after: int | None  # rounds after which it could afford no further one
+    left_after: int | None  # the last round it could afford
     sent: int  # bytes
     received: int
 
@@ -47,7 +47,7 @@ class MethodSummary:
     method: str
     run: str
     summary: str
-    budgets: str  # own, strictest, most-liberal, none
+    budgets: str  # own, minimum, maximum, exceeded, published, none
     seeds: int
     finished: int  # of the seeds
     clients: int
@@ -56,6 +56,7 @@ class MethodSummary:
     final_accuracy: float | None  # None: never evaluated; NaN: not a number in one of the last rounds
     final_accuracy_deviation: float | None  # over seeds, n - 1 in the denominator; None: one seed
     last_accuracy: float | None
+    metrics: Mapping[str, float | None]  # the experiment's own ones, over the same rounds as the final accuracy
     bytes_up: float
     bytes_down: float
     bytes_up_per_client_round: float | None
@@ -66,7 +67,7 @@ class MethodSummary:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobSummary:
     """One method with one seed."""
 
     name: str
@@ -78,27 +79,29 @@ class Job:
     rounds: tuple[tuple[int, int, float], ...]  # number, clients active after it, seconds
     accuracy: Mapping[int, float]  # of the evaluated rounds
     own: Mapping[str, float]  # means over clients of the accuracy on their own test records, by model and group
+    metrics: Mapping[str, Mapping[int, float]]  # the experiment's own ones, of the evaluated rounds
 
 
 @dataclass(frozen=True)
-class Line:
-    """One method of one run over its seeds: a row of the table, a line in the pictures."""
+class MethodRuns:
+    """The jobs of one method in one run, one per seed."""
 
     label: str
     method: str
     run: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[JobSummary, ...]
 
     @property
     def facts(self) -> Mapping[str, Any]:
+        """Return the journal's facts about the method."""
         return next((job.facts for job in self.jobs if job.facts), {})
 
     @property
     def budgets(self) -> str:
-        """Whose budgets are in force; with budgets drawn by seed it is each client's own only if it always was."""
+        """Return the kind of effective budgets: the clients' own only if they are under every seed."""
         if not any(job.clients for job in self.jobs):
             return NOT_BEGUN
-        kinds = [str(job.facts.get("budgets", "own")) for job in self.jobs if job.facts]
+        kinds = [_budgets(job.facts) for job in self.jobs if job.facts]
         return next((kind for kind in kinds if kind != "own"), "own")
 
     @property
@@ -108,34 +111,33 @@ class Line:
 
     @property
     def control(self) -> bool:
-        """Whether something else than each client's own budget is in force."""
+        """Whether effective budgets are others than the clients' own."""
         return self.budgets != "own"
 
     @property
-    def counted(self) -> tuple[Job, ...]:
-        """Half a job must not be averaged with whole ones."""
+    def counted(self) -> tuple[JobSummary, ...]:
+        """Return the jobs to average: unfinished jobs are not mixed with finished ones."""
         done = tuple(job for job in self.jobs if job.status == "done")
         return done or tuple(job for job in self.jobs if job.status == "running")
 
 
-def read(journals: Sequence[Journal]) -> tuple[Line, ...]:
-    """All methods of all runs in the order they were added, those under the clients' own budgets first."""
-    runs = names(journals)
+def read_methods(journals: Sequence[Journal]) -> tuple[MethodRuns, ...]:
+    """Return all methods of all runs in the order they were added, those under the clients' own budgets first."""
     found = [
-        Line(label, jobs[0]["method"], run, tuple(_job(journal, job) for job in jobs))
-        for journal, run in zip(journals, runs, strict=True)
+        MethodRuns(label, jobs[0]["method"], run, tuple(_job(journal, job) for job in jobs))
+        for journal, run in zip(journals, run_names(journals), strict=True)
         for label, jobs in _by_label(journal).items()
     ]
-    times = Counter(line.label for line in found)
+    times = Counter(method.label for method in found)
     shown = [
-        line if times[line.label] == 1 else Line(f"{line.label} ({line.run})", line.method, line.run, line.jobs)
-        for line in found
+        method if times[method.label] == 1 else replace(method, label=f"{method.label} ({method.run})")
+        for method in found
     ]
-    return tuple(sorted(shown, key=lambda line: line.control))
+    return tuple(sorted(shown, key=lambda method: method.control))
 
 
-def names(journals: Sequence[Journal]) -> list[str]:
-    """What to call each run: its name, with its folder where two bear the same name."""
+def run_names(journals: Sequence[Journal]) -> list[str]:
+    """Return the name of each run, with its folder where two have the same name."""
     plain = [str(journal.about().get("name", journal.path.parent.name)) for journal in journals]
     times = Counter(plain)
     return [
@@ -144,56 +146,65 @@ def names(journals: Sequence[Journal]) -> list[str]:
     ]
 
 
-def summaries(journals: Sequence[Journal]) -> list[MethodSummary]:
-    """One row per method of every run."""
-    return [summarise(line) for line in read(journals)]
-
-
-def summarise(line: Line) -> MethodSummary:
-    """A method over its seeds."""
-    counted = line.counted
-    finals = [_final(job) for job in counted if job.accuracy]
+def summarise(method: MethodRuns) -> MethodSummary:
+    """Summarise a method over its seeds."""
+    counted = method.counted
+    finals = [_final(job, job.accuracy) for job in counted if job.accuracy]
     lasts = [job.accuracy[max(job.accuracy)] for job in counted if job.accuracy]
     seconds = [spell for job in counted for *_, spell in job.rounds]
     joined = sum(client.joined for job in counted for client in job.clients)
     sent = sum(client.sent for job in counted for client in job.clients)
-    everyone = [client for job in line.jobs for client in job.clients]
+    clients = [client for job in method.jobs for client in job.clients]
     return MethodSummary(
-        label=line.label,
-        method=line.method,
-        run=line.run,
-        summary=str(line.facts.get("summary", "")),
-        budgets=line.budgets,
-        seeds=len(line.jobs),
-        finished=sum(job.status == "done" for job in line.jobs),
-        clients=max((len(job.clients) for job in line.jobs), default=0),
-        rounds=max(job.planned for job in line.jobs),
-        rounds_run=_mean([len(job.rounds) for job in counted]) or 0.0,
-        final_accuracy=_mean(finals),
+        label=method.label,
+        method=method.method,
+        run=method.run,
+        summary=str(method.facts.get("summary", "")),
+        budgets=method.budgets,
+        seeds=len(method.jobs),
+        finished=sum(job.status == "done" for job in method.jobs),
+        clients=max((len(job.clients) for job in method.jobs), default=0),
+        rounds=max(job.planned for job in method.jobs),
+        rounds_run=mean_of([len(job.rounds) for job in counted]) or 0.0,
+        final_accuracy=mean_of(finals),
         final_accuracy_deviation=deviation(finals) if len(finals) > 1 else None,
-        last_accuracy=_mean(lasts),
+        last_accuracy=mean_of(lasts),
+        metrics={
+            name: mean_of([_final(job, job.metrics[name]) for job in counted if job.metrics.get(name)])
+            for name in dict.fromkeys(name for job in method.jobs for name in job.metrics)
+        },
         bytes_up=sent / max(1, len(counted)),
         bytes_down=sum(client.received for job in counted for client in job.clients) / max(1, len(counted)),
         bytes_up_per_client_round=sent / joined if joined else None,
-        seconds_per_round=_mean(seconds),
-        largest_ratio=max((client.ratio for client in everyone if client.ratio is not None), default=None),
-        exceeded=sum(client.exceeded for client in everyone),
-        left_early=_mean([left_early(job) for job in counted]) or 0.0,
+        seconds_per_round=mean_of(seconds),
+        largest_ratio=max((client.ratio for client in clients if client.ratio is not None), default=None),
+        exceeded=sum(client.exceeded for client in clients),
+        left_early=mean_of([left_early(job) for job in counted]) or 0.0,
     )
 
 
-def left_early(job: Job) -> int:
-    """How many clients could afford no further round while rounds were still planned."""
+def left_early(job: JobSummary) -> int:
+    """Count the clients that could afford no further round while rounds were still planned."""
     return sum(client.left_after is not None and client.left_after < job.planned for client in job.clients)
 
 
+def final_rounds(job: JobSummary) -> tuple[int, ...]:
+    """Return the evaluated ones of a job's last rounds."""
+    return tuple(round for round in sorted(job.accuracy) if round > max(job.accuracy) - LAST_ROUNDS)
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """Return the mean, or None without values."""
+    return statistics.fmean(values) if values else None
+
+
 def deviation(values: Sequence[float]) -> float:
-    """The standard deviation of two or more figures, NaN if one of them is not finite."""
+    """Return the standard deviation of two or more figures, NaN if one of them is not finite."""
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
-def client_rows(journal: Journal, job: str, budgets: str = "own") -> list[ClientSummary]:
-    """Every client of a job, strictest own budget first."""
+def summarise_clients(journal: Journal, job: str, budgets: str = "own") -> list[ClientSummary]:
+    """Summarise every client of a job, strictest own budget first."""
     statement = """
       SELECT c.*, COALESCE(a.joined, 0) AS joined, COALESCE(a.declined, 0) AS declined,
              COALESCE(a.sent, 0) AS sent, COALESCE(a.received, 0) AS received
@@ -205,6 +216,11 @@ def client_rows(journal: Journal, job: str, budgets: str = "own") -> list[Client
     return [_client(row, budgets) for row in journal.query(statement, (job, job))]
 
 
+def _budgets(facts: Mapping[str, Any]) -> str:
+    kind = str(facts.get("budgets", "own"))
+    return {"strictest": "minimum", "most-liberal": "maximum"}.get(kind, kind)  # as older journals name them
+
+
 def _by_label(journal: Journal) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for job in journal.jobs():
@@ -212,22 +228,25 @@ def _by_label(journal: Journal) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def _job(journal: Journal, job: Mapping[str, Any]) -> Job:
+def _job(journal: Journal, job: Mapping[str, Any]) -> JobSummary:
     key = (job["job"],)
     rounds = journal.query("SELECT round, active, seconds FROM rounds WHERE job = ? ORDER BY round", key)
     own = "SELECT name, value FROM metrics WHERE job = ? AND name LIKE '% accuracy%' AND name NOT LIKE '%variance%'"
-    metrics = journal.query("SELECT round, value FROM metrics WHERE job = ? AND name = 'accuracy' ORDER BY round", key)
-    return Job(
+    measured: dict[str, dict[int, float]] = {name: {} for name in ("accuracy", *journal.about().get("metrics", ()))}
+    for row in journal.query("SELECT name, round, value FROM metrics WHERE job = ? ORDER BY round", key):
+        if row["name"] in measured:  # SQLite stores NaN as NULL
+            measured[row["name"]][row["round"] + 1] = math.nan if row["value"] is None else row["value"]
+    return JobSummary(
         name=job["job"],
         seed=job["seed"],
         status=job["status"],
         planned=job["rounds"],
         facts=job["facts"],
-        clients=tuple(client_rows(journal, job["job"], job["facts"].get("budgets", "own"))),
+        clients=tuple(summarise_clients(journal, job["job"], _budgets(job["facts"]))),
         rounds=tuple((row["round"] + 1, row["active"], row["seconds"]) for row in rounds),
-        # SQLite keeps what is not a number as NULL.
-        accuracy={row["round"] + 1: math.nan if row["value"] is None else row["value"] for row in metrics},
+        accuracy=measured.pop("accuracy"),
         own={row["name"]: row["value"] for row in journal.query(own, key)},
+        metrics=measured,
     )
 
 
@@ -235,32 +254,15 @@ def _client(row: Mapping[str, Any], budgets: str) -> ClientSummary:
     epsilon, spent = row["epsilon"], row["spent"]
     own = math.inf if row["own_epsilon"] is None else row["own_epsilon"]
     limit = min(own, own if epsilon is None else epsilon) if budgets == "own" else epsilon
+    same = ("client", "epsilon", "delta", "records", "noise_multiplier", "spent", "joined", "declined")
     return ClientSummary(
-        client=row["client"],
-        epsilon=epsilon,
+        **{name: row[name] for name in (*same, "sent", "received")},
         own_epsilon=own,
-        delta=row["delta"],
-        records=row["records"],
-        scale=row["scale"],
-        spent=spent,
         ratio=None if epsilon is None or spent is None else spent / epsilon,
         exceeded=limit is not None and spent is not None and spent > limit,
-        joined=row["joined"],
-        declined=row["declined"],
         left_after=None if row["left_after"] is None else row["left_after"] + 1,
-        sent=row["sent"],
-        received=row["received"],
     )
 
 
-def final_rounds(job: Job) -> tuple[int, ...]:
-    """The evaluated rounds among the last of a job: with few evaluations, early ones must not count for the end."""
-    return tuple(round for round in sorted(job.accuracy) if round > max(job.accuracy) - LAST_ROUNDS)
-
-
-def _final(job: Job) -> float:
-    return statistics.fmean(job.accuracy[round] for round in final_rounds(job))
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
+def _final(job: JobSummary, values: Mapping[int, float]) -> float:
+    return statistics.fmean(values[round] for round in final_rounds(job))

@@ -1,11 +1,11 @@
-"""A client in a secure sum: five steps, each from what it kept and what arrived to what it keeps and what it sends.
+"""A client in a secure sum: five steps, each from its state and a message to a new state and a reply.
 
-Between steps a client need not run: what it keeps is a value that goes to bytes and back, and holds secrets. **Store
-what a step returns before sending its message**: a client that starts again from an older value could be talked into
-answering a step twice. Each step forgets the secrets that later ones do not need.
+Between steps a client need not run: its state is a value that goes to bytes and back, and holds secrets. **Store the
+state that a step returns before sending its reply**: a client that starts again from an older state could be made to
+answer a step twice. Each step forgets the secrets that later ones do not need.
 
-A client answers each step once and in order. It never gives both kinds of shares of one peer: both come from the one
-list of clients it confirmed, and it gives them only when enough others have signed the very same list.
+A client answers each step once and in order. It never gives both kinds of shares of another client: both come from the
+one list of clients it confirmed, and it gives them only when enough others have signed the very same list.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polyeps.secagg import masks, shamir
 from polyeps.secagg.messages import (
     SERVER,
     Step,
-    Terms,
+    SumSetup,
     fingerprint,
     open_signed,
     open_stamped,
@@ -49,13 +49,13 @@ LETTER_BYTES = sum(_BOTH_SHARES) + masks.TAG_BYTES
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What a client keeps between the steps of a round. It is secret, and stays on the client's own disk."""
+class SumState:
+    """The state of a client between the steps of a round. It is secret, and stays on the client's own disk."""
 
     step: Step  # the last one answered
     run: str
     round: int
-    terms: bytes
+    setup: bytes
     letter_key: bytes = field(default=b"", repr=False)
     mask_key: bytes = field(default=b"", repr=False)
     seed: bytes = field(default=b"", repr=False)
@@ -66,21 +66,21 @@ class Kept:
     survivors: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
-        """The bytes to keep."""
+        """Return the state as bytes."""
         secrets = [self.letter_key, self.mask_key, self.seed]
         tables = [pack_table(self.inbox), pack_table(self.shares), pack_names(self.survivors)]
-        return pack([bytes([self.step]), self.run.encode(), str(self.round).encode(), self.terms, *secrets, *tables])
+        return pack([bytes([self.step]), self.run.encode(), str(self.round).encode(), self.setup, *secrets, *tables])
 
     @classmethod
-    def decode(cls, content: bytes) -> Kept:
-        """What was kept."""
+    def decode(cls, content: bytes) -> SumState:
+        """Return the state that some bytes stand for."""
         try:
-            step, run, round, terms, letter_key, mask_key, seed, inbox, shares, survivors = unpack(content)
+            step, run, round, setup, letter_key, mask_key, seed, inbox, shares, survivors = unpack(content)
             return cls(
                 step=Step(step[0]),
                 run=run.decode(),
                 round=int(round),
-                terms=terms,
+                setup=setup,
                 letter_key=letter_key,
                 mask_key=mask_key,
                 seed=seed,
@@ -90,81 +90,83 @@ class Kept:
             )
         except (ValueError, IndexError):
             raise InputError(
-                f"what was kept of a secure sum, {len(content)} bytes, is damaged; sit this round out"
+                f"the kept state of a secure sum, {len(content)} bytes, is damaged; sit this round out"
             ) from None
 
 
 @dataclass(frozen=True)
-class Agent:
-    """One client under the terms of one sum."""
+class SumClient:
+    """One client of one sum."""
 
-    terms: Terms
+    setup: SumSetup
     name: str
     identity: Ed25519PrivateKey = field(repr=False)
     entropy: Entropy = field(default=os.urandom, repr=False)  # anything but the system's own is for tests
 
     def __post_init__(self) -> None:
-        if self.terms.identities.get(self.name) != self.identity.public_key().public_bytes_raw():
-            raise InputError(f"the terms do not list client {self.name!r} with this identity; ask for the right terms")
+        if self.setup.identities.get(self.name) != self.identity.public_key().public_bytes_raw():
+            raise InputError(
+                f"the setup does not list client {self.name!r} with this identity; ask for the right setup"
+            )
 
-    def advertise(self, before: Kept | None = None) -> tuple[Kept, bytes]:
-        """Fresh keys for this round. `before` is what the client kept last: no round is entered twice."""
-        terms = self.terms
-        if before and before.run == terms.run and before.round >= terms.round:
+    def advertise(self, before: SumState | None = None) -> tuple[SumState, bytes]:
+        """Send fresh keys for this round; `before` is the last state, so that no round is entered twice."""
+        setup = self.setup
+        if before and before.run == setup.run and before.round >= setup.round:
             raise MessageRefused(
-                f"client {self.name!r} has already taken part in round {before.round} of run {terms.run!r}; "
+                f"client {self.name!r} has already taken part in round {before.round} of run {setup.run!r}; "
                 "start a later round"
             )
         letter_key, mask_key, seed = (self.entropy(masks.KEY_BYTES) for _ in ADVERTISED)
-        kept = Kept(Step.ADVERTISE, terms.run, terms.round, terms.digest, letter_key, mask_key, seed)
+        kept = SumState(Step.ADVERTISE, setup.run, setup.round, setup.digest, letter_key, mask_key, seed)
         return kept, self._signed(Step.ADVERTISE, self._advertised(kept))
 
-    def share(self, kept: Kept, content: bytes) -> tuple[Kept, bytes]:
-        """From all clients' keys: to each a letter with its shares of this client's two secrets."""
-        terms = self.terms
+    def share(self, kept: SumState, content: bytes) -> tuple[SumState, bytes]:
+        """Receive all clients' keys; send each a letter with its shares of this client's two secrets."""
+        setup = self.setup
         signed = self._table(kept, Step.SHARE, content)
-        if self.name not in signed or len(signed) < terms.least:
+        if self.name not in signed or len(signed) < setup.least:
             raise self._refused(Step.SHARE, f"brings keys of {len(signed)} clients", "wait for more of them")
-        keys = {name: open_signed(terms, Step.ADVERTISE, name, message) for name, message in signed.items()}
+        keys = {name: open_signed(setup, Step.ADVERTISE, name, message) for name, message in signed.items()}
         if keys.pop(self.name) != self._advertised(kept):
             raise self._refused(Step.SHARE, "brings other keys for this client than its own", "send its own")
-        points = [terms.points[name] for name in signed]
-        halves = [shamir.split(secret, points, terms.threshold, self.entropy) for secret in (kept.mask_key, kept.seed)]
+        points = [setup.points[name] for name in signed]
+        halves = [shamir.split(secret, points, setup.threshold, self.entropy) for secret in (kept.mask_key, kept.seed)]
         shares = {name: key + seed for name, key, seed in zip(signed, *halves, strict=True)}
         letters, inbox, private = {}, {}, masks.private_key(kept.letter_key)
-        for peer, advertised in keys.items():
-            letter_public, mask_public, _ = self._parts(peer, advertised)
-            secret = self._agreed(private, letter_public, peer)
-            there, back = terms.context("letter", self.name, peer), terms.context("letter", peer, self.name)
-            letters[peer] = masks.encrypt(masks.derive(secret, there), shares[peer], there)
-            inbox[peer] = masks.derive(secret, back) + mask_public
+        for other, advertised in keys.items():
+            letter_public, mask_public, _ = self._parts(other, advertised)
+            secret = self._agreed(private, letter_public, other)
+            there, back = setup.context("letter", self.name, other), setup.context("letter", other, self.name)
+            letters[other] = masks.encrypt(masks.derive(secret, there), shares[other], there)
+            inbox[other] = masks.derive(secret, back) + mask_public
         kept = replace(kept, step=Step.SHARE, letter_key=b"", inbox=inbox, shares={self.name: shares[self.name]})
         return kept, self._signed(Step.SHARE, pack_table(letters))
 
-    def mask(self, kept: Kept, content: bytes, vector: NDArray[np.uint64]) -> tuple[Kept, bytes]:
-        """From the letters to this client: its vector under its own mask and one with each client that wrote."""
-        terms = self.terms
+    def mask(self, kept: SumState, content: bytes, vector: NDArray[np.uint64]) -> tuple[SumState, bytes]:
+        """Receive the letters to this client; send its vector under its own mask and one for each client that wrote."""
+        setup = self.setup
         letters = self._table(kept, Step.MASK, content)
-        if not letters.keys() <= kept.inbox.keys() or len(letters) + 1 < terms.least:
+        if not letters.keys() <= kept.inbox.keys() or len(letters) + 1 < setup.least:
             raise self._refused(Step.MASK, f"brings letters of {len(letters)} clients", "wait for more of them")
         masking = masks.Masking(self._words(vector))
-        masking.put(masks.self_mask_key(terms, self.name, kept.seed))
+        masking.put(masks.self_mask_key(setup, self.name, kept.seed))
         shares = dict(kept.shares)
         private = masks.private_key(kept.mask_key)
-        for peer, letter in letters.items():
-            key, mask_public = split_body(kept.inbox[peer], _INBOX)
-            opened = masks.decrypt(key, letter, terms.context("letter", peer, self.name))
+        for other, letter in letters.items():
+            key, mask_public = split_body(kept.inbox[other], _INBOX)
+            opened = masks.decrypt(key, letter, setup.context("letter", other, self.name))
             if opened is None or len(opened) != sum(_BOTH_SHARES):
-                raise refused(Step.SHARE, peer, "holds a letter that cannot be read", _LEAVE_OUT)
-            shares[peer] = opened
-            secret = self._agreed(private, mask_public, peer)
-            masking.put(masks.pair_mask_key(terms, self.name, peer, secret), plus=self.name < peer)
-        body = masks.to_bytes(masks.cut(masking.words, terms.bits), terms.bits)
+                raise refused(Step.SHARE, other, "holds a letter that cannot be read", _LEAVE_OUT)
+            shares[other] = opened
+            secret = self._agreed(private, mask_public, other)
+            masking.put(masks.pair_mask_key(setup, self.name, other, secret), plus=self.name < other)
+        body = masks.to_bytes(masks.cut(masking.words, setup.bits), setup.bits)
         kept = replace(kept, step=Step.MASK, mask_key=b"", seed=b"", inbox={}, shares=shares)
         return kept, self._signed(Step.MASK, body)
 
-    def confirm(self, kept: Kept, content: bytes) -> tuple[Kept, bytes]:
-        """From the list of clients in the sum: this client's signature on it, its only one."""
+    def confirm(self, kept: SumState, content: bytes) -> tuple[SumState, bytes]:
+        """Receive the list of clients in the sum; send this client's signature on it, its only one."""
         body = self._opened(kept, Step.CONFIRM, content)
         try:
             survivors = unpack_names(body)
@@ -172,24 +174,24 @@ class Agent:
             raise self._refused(Step.CONFIRM, f"cannot be read ({problem})", "ask for it again") from None
         if self.name not in survivors or not kept.shares.keys() >= set(survivors):
             raise self._refused(Step.CONFIRM, "lists other clients than those that sent shares", "list those")
-        if len(survivors) < self.terms.least:
+        if len(survivors) < self.setup.least:
             raise self._refused(
-                Step.CONFIRM, f"lists {len(survivors)} clients of at least {self.terms.least}", "abort the round"
+                Step.CONFIRM, f"lists {len(survivors)} clients of at least {self.setup.least}", "abort the round"
             )
         return replace(kept, step=Step.CONFIRM, survivors=survivors), self._signed(Step.CONFIRM, fingerprint(body))
 
-    def unmask(self, kept: Kept, content: bytes) -> tuple[Kept, bytes]:
-        """From others' signatures on the same list: the shares that take the masks off the sum, and nothing else."""
+    def unmask(self, kept: SumState, content: bytes) -> tuple[SumState, bytes]:
+        """Receive others' signatures on the same list; send the shares that take the masks off the sum, and no more."""
         signed = self._table(kept, Step.UNMASK, content)
-        if not signed.keys() <= set(kept.survivors) or len(signed) < self.terms.threshold:
+        if not signed.keys() <= set(kept.survivors) or len(signed) < self.setup.threshold:
             raise self._refused(
-                Step.UNMASK, f"brings {len(signed)} signatures of at least {self.terms.threshold}", "abort the round"
+                Step.UNMASK, f"brings {len(signed)} signatures of at least {self.setup.threshold}", "abort the round"
             )
         same = fingerprint(pack_names(kept.survivors))
-        for peer, message in signed.items():
-            if open_signed(self.terms, Step.CONFIRM, peer, message) != same:
+        for other, message in signed.items():
+            if open_signed(self.setup, Step.CONFIRM, other, message) != same:
                 raise refused(
-                    Step.CONFIRM, peer, "lists other clients", "the server tells two stories, abort the round"
+                    Step.CONFIRM, other, "lists other clients", "the server sends different lists, abort the round"
                 )
         given = {}
         for name, both in kept.shares.items():
@@ -197,48 +199,48 @@ class Agent:
             given[name] = of_seed if name in kept.survivors else of_key
         return replace(kept, step=Step.UNMASK, shares={}), self._signed(Step.UNMASK, pack_table(given))
 
-    def _opened(self, kept: Kept, step: Step, content: bytes) -> bytes:
-        if kept.terms != self.terms.digest:
-            raise self._refused(step, "is about terms this client holds nothing of", "send it in its own round")
+    def _opened(self, kept: SumState, step: Step, content: bytes) -> bytes:
+        if kept.setup != self.setup.digest:
+            raise self._refused(step, "is about a sum that this client has no state of", "send it in its own round")
         if kept.step != step - 1:
             raise self._refused(
                 step, f"comes after step {kept.step.name.lower()}", "steps are answered once and in order"
             )
-        return open_stamped(self.terms, step, self.name, content)
+        return open_stamped(self.setup, step, self.name, content)
 
-    def _table(self, kept: Kept, step: Step, content: bytes) -> dict[str, bytes]:
+    def _table(self, kept: SumState, step: Step, content: bytes) -> dict[str, bytes]:
         try:
             table = unpack_table(self._opened(kept, step, content))
         except ValueError as problem:
             raise self._refused(step, f"cannot be read ({problem})", "ask for it again") from None
-        for name in table.keys() - self.terms.identities.keys():
-            raise self._refused(step, f"speaks of {name!r}, who is not in the roster", "leave it out")
+        for name in table.keys() - self.setup.identities.keys():
+            raise self._refused(step, f"names {name!r}, who is not in the roster", "leave it out")
         return table
 
     def _refused(self, step: Step, why: str, remedy: str) -> MessageRefused:
         return refused(step, SERVER, f"to {self.name!r} {why}", remedy)
 
     def _signed(self, step: Step, body: bytes) -> bytes:
-        return sign(self.terms, step, self.name, self.identity, body)
+        return sign(self.setup, step, self.name, self.identity, body)
 
-    def _advertised(self, kept: Kept) -> bytes:
+    def _advertised(self, kept: SumState) -> bytes:
         public = masks.public_key(kept.letter_key) + masks.public_key(kept.mask_key)
-        return public + masks.commitment(self.terms, self.name, kept.seed)
+        return public + masks.commitment(self.setup, self.name, kept.seed)
 
-    def _parts(self, peer: str, advertised: bytes) -> list[bytes]:
+    def _parts(self, other: str, advertised: bytes) -> list[bytes]:
         try:
             return split_body(advertised, ADVERTISED)
         except ValueError as problem:
-            raise refused(Step.ADVERTISE, peer, f"is not of the right length ({problem})", _LEAVE_OUT) from None
+            raise refused(Step.ADVERTISE, other, f"is not of the right length ({problem})", _LEAVE_OUT) from None
 
-    def _agreed(self, private: X25519PrivateKey, public: bytes, peer: str) -> bytes:
+    def _agreed(self, private: X25519PrivateKey, public: bytes, other: str) -> bytes:
         try:
             return masks.agree(private, public)
         except ValueError:
-            raise refused(Step.ADVERTISE, peer, "holds a key that is none", _LEAVE_OUT) from None
+            raise refused(Step.ADVERTISE, other, "holds a key that is none", _LEAVE_OUT) from None
 
     def _words(self, vector: NDArray[np.uint64]) -> masks.Words:
-        bits, length = self.terms.bits, self.terms.length
+        bits, length = self.setup.bits, self.setup.length
         if vector.dtype != np.uint64 or vector.shape != (length,) or int(vector.max()) >= 2**bits:
             raise InputError(
                 f"client {self.name!r} must give {length} uint64 numbers below 2^{bits}; reduce them first"

@@ -1,9 +1,9 @@
-"""What the parties of one secure sum agree on beforehand, and the envelopes their bytes travel in.
+"""The setup that all sides of a secure sum agree on beforehand, and the envelopes of their messages.
 
 Everything is a list of byte strings, each behind its length in four bytes. There is one way to write a value, so that
-whoever signs and whoever checks see the same bytes. Every envelope names the step, its client and the digest of the
-terms: a message of another run, round, roster or step is refused. A client signs its envelopes with a key known
-beforehand. The server does not: it is the party nobody trusts, so that a checksum against damage is all it needs.
+signer and verifier see the same bytes. Every envelope names the step, its client and the digest of the setup: a message
+of another run, round, roster or step is refused. A client signs its envelopes with a key known beforehand. The server
+does not: no client trusts it, so a checksum against damage is all it needs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SERVER = "the server"
 
 
 class Step(IntEnum):
-    """What clients are asked in turn; the server's message of a step brings what a client needs for it."""
+    """The steps of a client, in order; the server's message of a step brings the input for it."""
 
     ADVERTISE = 0  # public keys of this round
     SHARE = 1  # shares of its secrets, encrypted to each other client
@@ -40,13 +40,12 @@ class Step(IntEnum):
 
 
 @dataclass(frozen=True)
-class Terms:
+class SumSetup:
     """One sum: who may take part, over what, and how many must be left at the end.
 
-    `threshold` shares restore a secret. A server that tells some clients that a peer is in the sum and others that it
-    dropped out collects both kinds of shares, and with both restores the peer's vector. An honest client gives one
-    kind, the colluders give both: two thresholds must not fit into clients + colluders, so the threshold is above
-    half of that number.
+    `threshold` shares restore a secret. A server that lists a client as in the sum to some and as dropped out to others
+    collects both kinds of its shares, and with both restores its vector. An honest client gives one kind, the colluders
+    give both: two thresholds must not fit into clients + colluders, so the threshold is above half of that number.
 
     A sum needs at least `least` = max(threshold, honest + colluders) vectors. With that many, at least `honest` of
     them carry noise the server and the colluders do not know: `honest` is the number by which to divide the noise.
@@ -71,7 +70,7 @@ class Terms:
         if any(len(key) != 32 for key in self.identities.values()):
             raise InputError("an identity is an Ed25519 public key of 32 bytes; give each client's raw public key")
         if len(set(self.identities.values())) < clients:
-            raise InputError("two clients of a secure sum have one identity; whoever holds it would count twice")
+            raise InputError("two clients of a secure sum have one identity; give each its own")
         if not 1 <= self.bits <= 64:
             raise InputError(f"bits must be 1 to 64, not {self.bits}")
         if not 1 <= self.length < 2**29 or self.round < 0:
@@ -91,29 +90,29 @@ class Terms:
 
     @property
     def least(self) -> int:
-        """How many vectors a sum has at least; with fewer there is none."""
+        """The fewest vectors of a sum; with fewer there is none."""
         return max(self.threshold, self.honest + self.colluders)
 
     @cached_property
     def points(self) -> dict[str, int]:
-        """Where each client's shares are taken; never 0, where the secret is."""
+        """The points of each client's shares; never 0, where the secret is."""
         return {name: place for place, name in enumerate(sorted(self.identities), start=1)}
 
     @cached_property
     def digest(self) -> bytes:
-        """A fingerprint of all of it."""
+        """The fingerprint of the setup."""
         numbers = (self.round, self.bits, self.length, self.threshold, self.honest, self.colluders)
         parts = [_FORMAT, self.run.encode(), *(str(number).encode() for number in numbers)]
         return fingerprint(pack([*parts, pack_table(self.identities)]))
 
     def context(self, purpose: str, first: str, second: str) -> bytes:
-        """What a key of one purpose between two clients is bound to."""
+        """Return the context that a key of one purpose between two clients is bound to."""
         names = (purpose, self.run, str(self.round), first, second)
         return pack([self.digest, *(name.encode() for name in names)])
 
 
 def lowest_threshold(clients: int, colluders: int = 0) -> int:
-    """The least number of shares that may restore a secret.
+    """Return the least number of shares that may restore a secret.
 
     >>> lowest_threshold(100), lowest_threshold(100, colluders=10)
     (51, 56)
@@ -122,27 +121,27 @@ def lowest_threshold(clients: int, colluders: int = 0) -> int:
 
 
 def enough(clients: int, least: int) -> int:
-    """How many of some clients must stay, where the noise in their vectors needs at least so many."""
+    """Return how many of some clients must stay, where the noise in their vectors needs at least `least`."""
     return max(least, lowest_threshold(clients))
 
 
 def refused(step: Step, sender: str, why: str, remedy: str) -> MessageRefused:
-    """The error for a message, which names who sent it and what for."""
+    """Return the error for a message, which names its sender and its step."""
     who = sender if sender == SERVER else f"client {sender!r}"
     return MessageRefused(f"step {step.name.lower()}: the message of {who} {why}; {remedy}")
 
 
-def sign(terms: Terms, step: Step, sender: str, identity: Ed25519PrivateKey, body: bytes) -> bytes:
-    """A client's envelope."""
-    content = _envelope(terms, step, sender, body)
+def sign(setup: SumSetup, step: Step, sender: str, identity: Ed25519PrivateKey, body: bytes) -> bytes:
+    """Return a client's envelope."""
+    content = _envelope(setup, step, sender, body)
     return content + identity.sign(content)
 
 
-def open_signed(terms: Terms, step: Step, sender: str, content: bytes) -> bytes:
-    """What is in a client's envelope, if it is from that client, for this step of these terms."""
-    body = _opened(terms, step, sender, sender, content, _SIGNATURE_BYTES)
+def open_signed(setup: SumSetup, step: Step, sender: str, content: bytes) -> bytes:
+    """Return the content of a client's envelope, if it is from that client, for this step of this setup."""
+    body = _opened(setup, step, sender, sender, content, _SIGNATURE_BYTES)
     check = _is_signed_remembered if len(content) <= _SMALL_BYTES else _is_signed
-    if not check(terms.identities[sender], content):
+    if not check(setup.identities[sender], content):
         raise refused(step, sender, "is not signed by its identity", "it is damaged or forged, ask for it again")
     return body
 
@@ -160,27 +159,27 @@ def _is_signed(identity: bytes, content: bytes) -> bool:
 _is_signed_remembered = lru_cache(maxsize=1024)(_is_signed)
 
 
-def stamp(terms: Terms, step: Step, to: str, body: bytes) -> bytes:
-    """The server's envelope to one client."""
-    content = _envelope(terms, step, to, body)
+def stamp(setup: SumSetup, step: Step, to: str, body: bytes) -> bytes:
+    """Return the server's envelope to one client."""
+    content = _envelope(setup, step, to, body)
     return content + fingerprint(content)
 
 
-def open_stamped(terms: Terms, step: Step, to: str, content: bytes) -> bytes:
-    """What is in the server's envelope, if it is to that client, for this step of these terms, and undamaged."""
-    body = _opened(terms, step, to, SERVER, content, _CHECKSUM_BYTES)
+def open_stamped(setup: SumSetup, step: Step, to: str, content: bytes) -> bytes:
+    """Return the content of the server's envelope, if it is undamaged, to that client, for this step of this setup."""
+    body = _opened(setup, step, to, SERVER, content, _CHECKSUM_BYTES)
     if fingerprint(content[:-_CHECKSUM_BYTES]) != content[-_CHECKSUM_BYTES:]:
         raise refused(step, SERVER, "is damaged", "ask for it again")
     return body
 
 
 def pack(items: Iterable[bytes]) -> bytes:
-    """A list of byte strings as bytes."""
+    """Return a list of byte strings as bytes."""
     return b"".join(part for item in items for part in (len(item).to_bytes(_LENGTH_BYTES, "big"), item))
 
 
 def unpack(content: bytes) -> list[bytes]:
-    """The list some bytes stand for; ValueError where they stand for none.
+    """Return the list that some bytes stand for; ValueError where they stand for none.
 
     >>> unpack(pack([b"one", b"", b"two"]))
     [b'one', b'', b'two']
@@ -196,12 +195,12 @@ def unpack(content: bytes) -> list[bytes]:
 
 
 def pack_table(table: Mapping[str, bytes]) -> bytes:
-    """Byte strings by name, in the order of the names."""
+    """Return byte strings by name as bytes, in the order of the names."""
     return pack(item for name in sorted(table) for item in (name.encode(), table[name]))
 
 
 def unpack_table(content: bytes) -> dict[str, bytes]:
-    """The table some bytes stand for; ValueError where they stand for none."""
+    """Return the table that some bytes stand for; ValueError where they stand for none."""
     items = unpack(content)
     names = unpack_names(pack(items[::2]))
     return dict(zip(names, items[1::2], strict=True))
@@ -220,20 +219,20 @@ def unpack_names(content: bytes) -> tuple[str, ...]:
     return names
 
 
-def _envelope(terms: Terms, step: Step, party: str, body: bytes) -> bytes:
-    return pack([_FORMAT, bytes([step]), terms.digest, party.encode(), body])
+def _envelope(setup: SumSetup, step: Step, client: str, body: bytes) -> bytes:
+    return pack([_FORMAT, bytes([step]), setup.digest, client.encode(), body])
 
 
-def _opened(terms: Terms, step: Step, party: str, sender: str, content: bytes, trailer: int) -> bytes:
+def _opened(setup: SumSetup, step: Step, client: str, sender: str, content: bytes, trailer: int) -> bytes:
     try:
         kind, number, digest, name, body = unpack(content[:-trailer])
     except ValueError:
         raise refused(step, sender, f"of {len(content)} bytes is damaged", "ask for it again") from None
     wrong = [
         (kind != _FORMAT, "is none of a secure sum"),
-        (digest != terms.digest, "belongs to another run, round or roster"),
+        (digest != setup.digest, "belongs to another run, round or roster"),
         (number != bytes([step]), "belongs to another step"),
-        (name != party.encode(), "is from or for somebody else"),
+        (name != client.encode(), "is from or for another client"),
     ]
     for is_wrong, why in wrong:
         if is_wrong:
@@ -242,12 +241,12 @@ def _opened(terms: Terms, step: Step, party: str, sender: str, content: bytes, t
 
 
 def fingerprint(content: bytes) -> bytes:
-    """A short stand-in for some bytes that no other bytes have."""
+    """Return a short fingerprint that no other bytes have."""
     return hashlib.sha256(content).digest()
 
 
 def split_body(body: bytes, sizes: Sequence[int]) -> list[bytes]:
-    """Consecutive parts of fixed sizes; ValueError where the body is not as long as all of them."""
+    """Return consecutive parts of fixed sizes; ValueError where the body is not as long as all of them."""
     if len(body) != sum(sizes):
         raise ValueError(f"{len(body)} bytes instead of {sum(sizes)}")
     parts, place = [], 0

@@ -1,7 +1,7 @@
 """The server of a secure sum: it passes messages on, and learns the sum of the vectors, or nothing.
 
-For each step it receives messages one by one; what is wrong with one is told about that one, and its sender counts as
-dropped out unless a right one follows. Then `advance` gives the messages that ask for the next step.
+For each step it receives messages one by one and refuses bad ones; their senders count as dropped out unless a good
+message follows. Then `advance` returns the messages that ask for the next step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from polyeps.secagg import masks, shamir
 from polyeps.secagg.client import ADVERTISED, LETTER_BYTES
 from polyeps.secagg.messages import (
     Step,
-    Terms,
+    SumSetup,
     fingerprint,
     open_signed,
     pack_names,
@@ -30,25 +30,25 @@ from polyeps.secagg.messages import (
 
 
 class Sum(NamedTuple):
-    """The sum modulo 2^bits, and whose vectors are in it."""
+    """The sum modulo 2^bits, and the clients whose vectors are in it."""
 
     total: NDArray[np.uint64]
     survivors: tuple[str, ...]
 
 
 class Server:
-    """One sum under its terms."""
+    """The server of one sum."""
 
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
+    def __init__(self, setup: SumSetup) -> None:
+        self.setup = setup
         self.step: Step | None = Step.ADVERTISE  # None once it is over
-        self._invited = set(terms.identities)  # who may answer this step
+        self._invited = set(setup.identities)  # clients that may answer this step
         self._answers: dict[str, bytes] = {}  # what each answered, opened
         self._signed: dict[str, bytes] = {}  # the same as it came, to pass on where others check the signature
         self._keys: dict[str, list[bytes]] = {}
-        self._shared: tuple[str, ...] = ()  # whose secrets are shared: every mask in a sum is with one of these
+        self._shared: tuple[str, ...] = ()  # clients whose secrets are shared: every mask in a sum is with one of these
         self._survivors: tuple[str, ...] = ()
-        self._total: masks.Words = np.zeros(terms.length, masks.word(terms.bits))
+        self._total: masks.Words = np.zeros(setup.length, masks.word(setup.bits))
 
     def receive(self, sender: str, content: bytes) -> None:
         """Take one client's answer to the present step, or refuse it."""
@@ -56,26 +56,26 @@ class Server:
         if step is None:
             raise refused(Step.UNMASK, sender, "comes after the end", "wait for the next round")
         if sender not in self._invited:
-            raise refused(step, sender, "is from nobody who was asked", "let it take part in the next round")
+            raise refused(step, sender, "is from a client that was not asked", "let it take part in the next round")
         if sender in self._answers:
             raise refused(step, sender, "comes twice", "the first one counts")
-        body = open_signed(self.terms, step, sender, content)
+        body = open_signed(self.setup, step, sender, content)
         try:
             self._check(step, sender, body)
         except ValueError as problem:
             raise refused(step, sender, f"does not hold what it should ({problem})", "leave it out") from None
         if step is Step.MASK:
-            self._total += masks.from_bytes(body, self.terms.bits)
+            self._total += masks.from_bytes(body, self.setup.bits)
         small = step in (Step.ADVERTISE, Step.CONFIRM)
         self._answers[sender] = b"" if step is Step.MASK else body  # a vector is kept in the total only
         self._signed[sender] = content if small else b""
 
     def advance(self) -> dict[str, bytes]:
-        """End the present step; the message to each client still in, which asks for the next one."""
-        terms, step = self.terms, self.step
+        """End the present step; return the message to each remaining client, which asks for the next one."""
+        setup, step = self.setup, self.step
         if step is None or step is Step.UNMASK:
             raise SumAborted("there is no step after this one; start a new round")
-        self._require(terms.threshold if step is Step.CONFIRM else terms.least)
+        self._require(setup.threshold if step is Step.CONFIRM else setup.least)
         answered = tuple(sorted(self._answers))
         if step is Step.ADVERTISE:
             self._keys = {name: split_body(body, ADVERTISED) for name, body in self._answers.items()}
@@ -86,44 +86,44 @@ class Server:
         bodies = self._letters() if step is Step.SHARE else dict.fromkeys(answered, self._notice(step))
         self.step = Step(step + 1)
         self._invited, self._answers, self._signed = set(answered), {}, {}
-        return {name: stamp(terms, self.step, name, bodies[name]) for name in answered}
+        return {name: stamp(setup, self.step, name, bodies[name]) for name in answered}
 
     def finish(self) -> Sum:
-        """Take the masks off. All secrets are restored and checked first, so that there is a sum or nothing."""
-        terms = self.terms
+        """Return the sum without masks. All secrets are restored and checked first, so there is a sum or nothing."""
+        setup = self.setup
         if self.step is not Step.UNMASK:
             raise SumAborted("the steps are not all done, or it is over; advance to the last one, or start a new round")
-        self._require(terms.threshold)
-        holders = sorted(self._answers)[: terms.threshold]
-        given = {terms.points[name]: unpack_table(self._answers[name]) for name in holders}
+        self._require(setup.threshold)
+        holders = sorted(self._answers)[: setup.threshold]
+        given = {setup.points[name]: unpack_table(self._answers[name]) for name in holders}
         secrets = self._restored(given)
         masking = masks.Masking(self._total)
         for name in self._survivors:
-            masking.put(masks.self_mask_key(terms, name, secrets[name]), plus=False)
+            masking.put(masks.self_mask_key(setup, name, secrets[name]), plus=False)
         for name in self._dropped:
             private = masks.private_key(secrets[name])
-            for peer in self._survivors:
-                secret = masks.agree(private, self._keys[peer][1])
-                masking.put(masks.pair_mask_key(terms, name, peer, secret), plus=peer > name)
+            for other in self._survivors:
+                secret = masks.agree(private, self._keys[other][1])
+                masking.put(masks.pair_mask_key(setup, name, other, secret), plus=other > name)
         self.step = None
-        return Sum(masks.cut(masking.words, terms.bits).astype(np.uint64), self._survivors)
+        return Sum(masks.cut(masking.words, setup.bits).astype(np.uint64), self._survivors)
 
     @property
     def _dropped(self) -> tuple[str, ...]:
-        """Who shared secrets and then sent no vector: masks with them are left in the sum."""
+        """The clients that shared secrets and then sent no vector: masks with them are left in the sum."""
         return tuple(name for name in self._shared if name not in self._survivors)
 
     def _check(self, step: Step, sender: str, body: bytes) -> None:
-        terms = self.terms
+        setup = self.setup
         if step is Step.ADVERTISE:
             for key in split_body(body, ADVERTISED)[:2]:
                 masks.check_public(key)
         elif step is Step.SHARE:
             _check_table(body, self._keys.keys() - {sender}, LETTER_BYTES)
         elif step is Step.MASK:
-            split_body(body, [terms.length * masks.bytes_of(terms.bits)])
-            if int(masks.from_bytes(body, terms.bits).max()) >= 2**terms.bits:
-                raise ValueError(f"a number is not below 2^{terms.bits}")
+            split_body(body, [setup.length * masks.bytes_of(setup.bits)])
+            if int(masks.from_bytes(body, setup.bits).max()) >= 2**setup.bits:
+                raise ValueError(f"a number is not below 2^{setup.bits}")
         elif step is Step.CONFIRM:
             if body != fingerprint(self._notice(Step.MASK)):
                 raise ValueError("another list of clients than was sent")
@@ -131,11 +131,11 @@ class Server:
             _check_table(body, set(self._shared), shamir.SHARE_BYTES)
 
     def _notice(self, step: Step) -> bytes:
-        """What everybody is told at the end of a step."""
+        """Return what all clients are sent at the end of a step."""
         return pack_names(self._survivors) if step is Step.MASK else pack_table(self._signed)
 
     def _letters(self) -> dict[str, bytes]:
-        """Each client's letters from all others that wrote."""
+        """Return each client's letters from all others that wrote."""
         written = {name: unpack_table(body) for name, body in self._answers.items()}
         return {
             to: pack_table({name: letters[to] for name, letters in written.items() if name != to}) for to in written
@@ -151,22 +151,22 @@ class Server:
             )
 
     def _restored(self, given: Mapping[int, Mapping[str, bytes]]) -> dict[str, bytes]:
-        """The seeds of those in the sum and the mask keys of those that dropped out, from the shares at each point."""
-        terms = self.terms
+        """Return the seeds of clients in the sum and the mask keys of dropouts, from the shares at each point."""
+        setup = self.setup
         weights = shamir.weights(list(given))
         secrets = {}
         for name in self._shared:
             secret = shamir.join({point: table[name] for point, table in given.items()}, weights)
             _, mask_key, committed = self._keys[name]
             if secret is not None and name in self._survivors:
-                fits = masks.commitment(terms, name, secret) == committed
+                fits = masks.commitment(setup, name, secret) == committed
             else:
                 fits = secret is not None and masks.public_key(secret) == mask_key
             if secret is None or not fits:
                 self._forget()
                 raise SumAborted(
                     f"step unmask: the shares of the secret of client {name!r} do not fit what it advertised; "
-                    "there is no sum, start a new round without whoever is at fault"
+                    "there is no sum, start a new round without the client at fault"
                 )
             secrets[name] = secret
         return secrets

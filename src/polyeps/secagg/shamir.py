@@ -1,7 +1,7 @@
-"""Shamir's secret sharing: any `threshold` shares give the secret, fewer say nothing about it.
+"""Shamir's secret sharing: any `threshold` shares give the secret, fewer reveal nothing about it.
 
 A secret is the value at 0 of a random polynomial of degree threshold - 1 over a prime field; a share is its value at
-the holder's point (1, 2, ...). Shares have a fixed size, so that their length tells nothing about the secret.
+the holder's point (1, 2, ...). Shares have a fixed size, so that their length reveals nothing about the secret.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Entropy = Callable[[int], bytes]
 
 
 def split(secret: bytes, points: Sequence[int], threshold: int, entropy: Entropy) -> list[bytes]:
-    """One share of a 32-byte secret for each holder's point.
+    """Return one share of a 32-byte secret for each holder's point.
 
     >>> import os
     >>> shares = split(bytes(range(32)), [1, 2, 3], threshold=2, entropy=os.urandom)
@@ -35,21 +35,21 @@ def split(secret: bytes, points: Sequence[int], threshold: int, entropy: Entropy
 
 
 def join(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes | None:
-    """The secret that shares at the points of `weights` stand for; None where they stand for no 32 bytes."""
+    """Return the secret of shares at the points of `weights`; None where they stand for no 32 bytes."""
     value = sum(weight * int.from_bytes(shares[point], "big") for point, weight in weights.items()) % PRIME
     return value.to_bytes(SECRET_BYTES, "big") if value < 2 ** (8 * SECRET_BYTES) else None
 
 
 def evaluate(coefficients: Sequence[int], points: Sequence[int], prime: int = PRIME) -> list[int]:
-    """A polynomial, constant first, at some points."""
+    """Return the values of a polynomial, constant first, at some points."""
     powers = _powers(tuple(points), len(coefficients), prime)
     return [sum(map(mul, coefficients, row)) % prime for row in powers]
 
 
 def weights(points: Sequence[int], prime: int = PRIME) -> dict[int, int]:
-    """Lagrange's weights: the value at 0 is the weighted sum of the values at these points.
+    """Return Lagrange's weights: the value at 0 is the weighted sum of the values at these points.
 
-    They depend only on who is left, so that one set of weights serves all secrets of a round.
+    They depend only on the clients that are left, so one set of weights serves all secrets of a round.
     """
     found = {}
     for point in points:

@@ -4,7 +4,7 @@
     FOLDER/RUN.memory     of one run: memory, what is passed on within its round, and the replies of that round
 
 A file holds everything about a run, and is replaced as a whole: memory and reply are on the disk together or not at
-all. So a client asked twice for the same task sends the same bytes twice and pays once, whoever crashed in between.
+all. So a client asked twice for the same task sends the same bytes twice and pays once, despite crashes in between.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ABOUT = "about"  # a JSON text, as bytes: run, round, and whether the client wa
 
 @dataclass(frozen=True)
 class Keeping:
-    """The folder of one client; `polyeps.client.Clients(keeper=Keeping(folder))`."""
+    """The folder of one client; `polyeps.clients.Clients(keeper=Keeping(folder))`."""
 
     folder: Path
 
@@ -45,33 +45,33 @@ class Keeping:
         """Wait until no other process of this client answers, and keep others waiting."""
         return locked(self.folder)
 
-    def recall(self, cohort: Clients, task: Task) -> Replies | None:
-        """Give the client back what it kept of a run; return its reply, if it has answered this very task."""
-        cohort.memory.clear()
-        cohort.passed_on.begin(task.run, -1)
+    def recall(self, clients: Clients, task: Task) -> Replies | None:
+        """Restore what the client kept of a run; return its reply, if it has answered this very task."""
+        clients.memory.clear()
+        clients.passed_on.begin(task.run, -1)
         about, held = self._read(task.run)
         if not about:
             return None
-        device = cohort.data.features.device
-        cohort.memory |= {name: kept.to(device) for name, kept in _under("memory", held).items()}
+        device = clients.data.features.device
+        clients.memory |= {name: kept.to(device) for name, kept in _under("memory", held).items()}
         if about["round"] != task.round:
             return None
-        cohort.passed_on.begin(task.run, task.round)
+        clients.passed_on.begin(task.run, task.round)
         for name, kept in _under("passed on", held).items():
-            cohort.passed_on.keep(name, cohort.ids, kept.to(device))
+            clients.passed_on.keep(name, clients.ids, kept.to(device))
         key = _key(task)
         if key not in about["ready"]:
             return None
-        return Replies(cohort.ids, _under(f"reply/{key}", held), (bool(about["ready"][key]),))
+        return Replies(clients.ids, _under(f"reply/{key}", held), (bool(about["ready"][key]),))
 
-    def keep(self, cohort: Clients, task: Task, replies: Replies) -> None:
-        """Write down memory, what is passed on, and the replies of the present round."""
+    def keep(self, clients: Clients, task: Task, replies: Replies) -> None:
+        """Write memory, what is passed on, and the replies of the present round to the disk."""
         about, held = self._read(task.run)
         same = bool(about) and about["round"] == task.round
         kept = {name: tensor for name, tensor in held.items() if same and name.startswith("reply/")}
-        kept |= {f"memory/{name}": tensor for name, tensor in cohort.memory.items()}
-        for name in cohort.passed_on.rows:
-            for tensor, row in cohort.passed_on.rows[name].values():
+        kept |= {f"memory/{name}": tensor for name, tensor in clients.memory.items()}
+        for name in clients.passed_on.rows:
+            for tensor, row in clients.passed_on.rows[name].values():
                 kept[f"passed on/{name}"] = tensor[row : row + 1]
         kept |= {f"reply/{_key(task)}/{name}": tensor for name, tensor in replies.payload.items()}
         ready = {**(about["ready"] if same else {}), _key(task): replies.ready[0]}
@@ -100,7 +100,7 @@ class Keeping:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder, made where there is none: others that want it wait, in this process or another."""
+    """Lock a folder, which is made if needed: others wait for it, in this process or another."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     held = os.open(folder, os.O_RDONLY)
     try:
@@ -111,7 +111,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _key(task: Task) -> str:
-    """Tell tasks of a round apart: the same task, with the same payload, has one answer."""
+    """Return the key of a task within its round: the same task, with the same payload, has one answer."""
     return f"{task.action}/{digest(task.payload)}"
 
 

@@ -13,14 +13,14 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from polyeps.core import Payload, Replies, Specs, Total
+from polyeps.core import Payload, Replies, Specs, SumTerms, Total
 from polyeps.errors import InputError
 from polyeps.messages import usable_rows
 from polyeps.secagg.masks import bytes_of
 
 
 def encode(payload: Payload) -> bytes:
-    """A payload's bytes.
+    """Return a payload's bytes.
 
     >>> decode(encode({"update": torch.ones(2)}))
     {'update': tensor([1., 1.])}
@@ -30,7 +30,7 @@ def encode(payload: Payload) -> bytes:
 
 
 def decode(content: bytes) -> Payload:
-    """The payload some bytes stand for."""
+    """Return the payload that some bytes stand for."""
     try:
         return dict(safetensors.torch.load(content))
     except (safetensors.SafetensorError, ValueError, KeyError) as problem:
@@ -38,7 +38,7 @@ def decode(content: bytes) -> Payload:
 
 
 def size(payload: Payload) -> int:
-    """How many bytes a payload is on the wire: the same for all of its kinds and shapes."""
+    """Return the number of bytes of a payload on the wire, which depends on names, types and shapes alone."""
     return _size(_kind(payload))
 
 
@@ -48,7 +48,7 @@ def _size(tensors: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> int:
 
 
 def row(payload: Payload, place: int) -> Payload:
-    """One client's part of stacked replies."""
+    """Return one client's part of stacked replies."""
     return {name: tensor[place] for name, tensor in payload.items()}
 
 
@@ -83,9 +83,9 @@ def _kind(payload: Payload) -> tuple[tuple[str, torch.dtype, tuple[int, ...]], .
     return tuple(sorted((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in payload.items()))
 
 
-def add(replies: Replies, least: int = 1, bits: int | None = None) -> Total:
-    """The sum of replies, if there are enough of them; of integers modulo 2^bits, if bits are given."""
-    enough = len(replies.ids) >= max(1, least)
+def add(replies: Replies, terms: SumTerms) -> Total:
+    """Return the sum of replies, if there are enough of them; of integers modulo 2^bits, if bits are given."""
+    enough, bits = len(replies.ids) >= max(1, terms.least), terms.bits
     payload = {name: tensor.sum(0) for name, tensor in replies.payload.items()} if enough else {}
     if bits is not None:
         check_integers(replies.payload)
@@ -94,15 +94,15 @@ def add(replies: Replies, least: int = 1, bits: int | None = None) -> Total:
 
 
 def unflattened(total: NDArray[np.uint64], shapes: Mapping[str, Sequence[int]]) -> Payload:
-    """A sum of flattened payloads as the tensors it was made of."""
+    """Return a sum of flattened payloads as the tensors it was made of."""
     pieces = torch.split(torch.from_numpy(total.astype(np.int64)), [math.prod(shape) for shape in shapes.values()])
     return {name: piece.reshape(tuple(shape)) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
 
 
 def sent(replies: Replies, bits: int | None) -> int:
-    """Bytes of one reply to be summed. Integers of a few bits go as `masks.to_bytes` packs them, not as tensors.
+    """Return the bytes of one reply to be summed; integers of a few bits are packed as in `masks.to_bytes`.
 
-    What the secure sum adds to a vector (keys, shares, signatures) is not in it.
+    Keys, shares and signatures of the secure sum are not counted.
     """
     if bits is None or not replies.ids:
         return replies.sent
@@ -110,10 +110,10 @@ def sent(replies: Replies, bits: int | None) -> int:
 
 
 def check_integers(payload: Payload) -> None:
-    """Refuse what cannot be summed modulo 2^bits."""
+    """Refuse tensors that cannot be summed modulo 2^bits."""
     for name, tensor in payload.items():
         if tensor.is_floating_point():
             raise InputError(
-                f"{name!r} holds floating point, of which there is no secure sum: a mask would leave digits in sight; "
+                f"{name!r} holds floats, of which there is no secure sum: a mask would not hide all digits; "
                 'choose integer noise, such as noise = "discrete-gaussian"'
             )

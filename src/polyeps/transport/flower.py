@@ -1,6 +1,6 @@
-"""The same tasks and replies as Flower messages, on the server's side; `flower_client` is the other.
+"""Tasks and replies as Flower messages, on the server's side; `flower_client` is the other.
 
-A node is one client. A node that fails, or sends what cannot be read, counts as one that declined.
+A SuperNode is one client. One that fails, or sends a message that cannot be read, counts as declining.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from polyeps.core import Profile, Replies, Task, Total, check_name
+from polyeps.core import Profile, Replies, SumTerms, Task, Total, check_name
 from polyeps.errors import InputError
 from polyeps.secagg.masks import bytes_of
 from polyeps.server import Transport
 from polyeps.transport import codec
 from polyeps.transport.flower_client import arrays, tensors
-from polyeps.transport.flower_client import client_app as client_app
 from polyeps.transport.flower_sums import Asked, run_sum
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def server_app(federate: Callable[[Transport, Context], None], timeout: float | None = None) -> ServerApp:
-    """A ServerApp that gives `federate` a transport to the nodes of its grid."""
+    """Return a ServerApp that gives `federate` a transport to the clients of its grid."""
     app = ServerApp()
 
     @app.main()  # type: ignore[untyped-decorator,unused-ignore]
@@ -41,64 +40,64 @@ def server_app(federate: Callable[[Transport, Context], None], timeout: float | 
 
 @dataclass
 class OnFlower(Transport):
-    """Clients on Flower nodes. Nodes may join late, restart or fail; none of it ends a run."""
+    """Clients on Flower SuperNodes, which may join late, restart or fail without ending a run."""
 
     grid: Grid
     timeout: float | None = None  # seconds to wait for replies; None: for ever
     rehearsal: bool = False  # whether clients are simulated: then a server's secrets may be seeded
     _nodes: dict[str, int] = field(default_factory=dict)
-    _first: dict[str, int] = field(default_factory=dict)  # the node that bore each name first
+    _first: dict[str, int] = field(default_factory=dict)  # the node that had each name first
     _identities: dict[str, bytes] = field(default_factory=dict)  # empty for clients without a seat in secure sums
 
     def __post_init__(self) -> None:
         self.deployed = not self.rehearsal
 
     def profiles(self) -> tuple[Profile, ...]:
-        """Ask every connected node who it is."""
-        return tuple(sorted(self._introduced(self._connected()), key=lambda face: face.id))
+        """Return the profiles of all connected SuperNodes."""
+        return tuple(sorted(self._introduced(self._connected()), key=lambda profile: profile.id))
 
     def newcomers(self) -> tuple[Profile, ...]:
-        """Ask the nodes that are connected and not known yet: those that joined late or were restarted."""
+        """Return the profiles of SuperNodes that joined late or were restarted."""
         known = set(self._nodes.values())
         return tuple(self._introduced([node for node in self._connected() if node not in known]))
 
     def _introduced(self, nodes: Sequence[int]) -> Iterator[Profile]:
-        """Yield who nodes say they are, each name at most once; other claims of a name are logged and left out.
+        """Yield the profiles of nodes, each name at most once; other claims of a name are logged and left out.
 
-        A name belongs to the first node that bore it, for the whole run. While that node is not connected, another one
-        may stand in for it, as a restarted SuperNode does: one that shows the same identity key (or none, where there
-        was none), while no other stands in. The first node has its name back when it returns. A name that was nobody's
-        before, and that several nodes claim at once, stays nobody's.
+        A name belongs to the first node that had it, for the whole run. While that node is not connected, another one
+        may replace it, as a restarted SuperNode does: one that shows the same identity key (or none, where there was
+        none), while no other replaces it. The first node gets its name back when it returns. A new name that several
+        nodes claim at once is given to none of them.
 
-        A key that is shown is not proven here: whoever copies it can stand in for plain tasks, not in secure sums.
+        A key that is shown is not proven here: a copy of it is enough for plain tasks, but not for secure sums.
         """
         claims: dict[str, dict[int, tuple[Profile, bytes]]] = {}
         query = [Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]
         for reply in self.grid.send_and_receive(query, timeout=self.timeout) if query else ():
             node = reply.metadata.src_node_id
             try:
-                told = reply.content["profile"]
-                face = _profile(told)
-                identity = bytes(told.get("identity", b""))
+                content = reply.content["profile"]
+                profile = _profile(content)
+                identity = bytes(content.get("identity", b""))
             except Exception:
-                log.warning("node %d does not introduce itself as a client does, and is left out", node)
+                _log.warning("node %d sends no valid profile, and is left out", node)
                 continue
-            claims.setdefault(face.id, {})[node] = (face, identity)
+            claims.setdefault(profile.id, {})[node] = (profile, identity)
         connected = set(self._connected())
         for client, claimed in claims.items():
             node = self._owner(client, {node: identity for node, (_, identity) in claimed.items()}, connected)
             if others := sorted(claimed.keys() - {node}):
-                log.warning(
-                    "nodes %s call themselves client %r, and are left out; give each its own name", others, client
+                _log.warning(
+                    "nodes %s claim the name of client %r, and are left out; give each its own name", others, client
                 )
             if node is not None:
                 self._nodes[client] = node
                 self._first.setdefault(client, node)
-                face, self._identities[client] = claimed[node]
-                yield face
+                profile, self._identities[client] = claimed[node]
+                yield profile
 
     def _owner(self, client: str, claimed: Mapping[int, bytes], connected: Set[int]) -> int | None:
-        """Return which of the nodes that claim a client's name, with these keys, has it."""
+        """Return the node that gets a client's name, of those that claim it with these keys."""
         if client in self._first:
             claimed = {node: identity for node, identity in claimed.items() if identity == self._identities[client]}
         bearers = [self._first.get(client), self._nodes.get(client)]
@@ -114,14 +113,15 @@ class OnFlower(Transport):
             try:
                 answers[client] = _answered(client, reply, received)
             except Exception:
-                log.warning("the reply of client %r cannot be read", client)
+                _log.warning("the reply of client %r cannot be read", client)
                 answers[client] = Replies((), {}, (), malformed=(client,))
         # Rows in the order they were asked for, whatever order replies arrived in.
         return codec.stack([answers[client] for client in task.to if client in answers], task.gives)
 
-    def total(self, task: Task, least: int = 1, bits: int | None = None) -> Total:
+    def total(self, task: Task, terms: SumTerms) -> Total:
+        bits = terms.bits
         if bits is None:
-            return super().total(task, least, bits)
+            return super().total(task, terms)
         shapes: dict[str, dict[str, list[int]]] = {}
         for client, reply in self._sent(MessageType.TRAIN, self._asked(task, bits=bits), task.round):
             with contextlib.suppress(Exception):  # one that cannot be read counts as none
@@ -142,7 +142,7 @@ class OnFlower(Transport):
         sizes = shapes[ids[0]]
         length = sum(map(math.prod, sizes.values()))
         identities = {client: self._identities[client] for client in ids}
-        found = run_sum(task, identities, least, bits, length, self._passed_on)
+        found = run_sum(task, identities, terms.least, bits, length, self._passed_on)
         sent = length * bytes_of(bits)
         if found is None:
             return Total(ids, {}, received, sent)
@@ -154,7 +154,7 @@ class OnFlower(Transport):
         return dict.fromkeys(task.to, RecordDict({"task": asked, "payload": arrays(task.payload)}))
 
     def _passed_on(self, asked: Asked, messages: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
-        """A step of a secure sum, with those who are in it."""
+        """Yield the answers to one step of a secure sum."""
         contents = {
             client: RecordDict({"sum": ConfigRecord({**asked, "step": int(asked["step"]), "message": message})})
             for client, message in messages.items()
@@ -164,7 +164,7 @@ class OnFlower(Transport):
                 yield client, bytes(reply.content["sum"]["message"])
 
     def _sent(self, kind: str, contents: Mapping[str, RecordDict], round: int) -> Iterator[tuple[str, Message]]:
-        """Replies without those that are errors, in any order."""
+        """Yield the replies that are no errors, in any order."""
         clients = {self._nodes[client]: client for client in contents if client in self._nodes}
         messages = [
             Message(contents[client], dst_node_id=node, message_type=kind, group_id=str(round))
@@ -178,28 +178,30 @@ class OnFlower(Transport):
         return sorted(self.grid.get_node_ids())
 
 
-def _profile(told: Mapping[str, Any]) -> Profile:
-    """Return what a node says of itself; anything but plain, sensible values is refused."""
-    face = Profile(told["id"], told.get("examples"), told.get("epsilon"), told.get("group"), told["ready"])
-    check_name("a client's id", face.id)
-    if face.group is not None:
-        check_name("a client's group", face.group)
+def _profile(content: Mapping[str, Any]) -> Profile:
+    """Return the profile that a node sent; anything but plain, sensible values is refused."""
+    profile = Profile(
+        content["id"], content.get("examples"), content.get("epsilon"), content.get("group"), content["ready"]
+    )
+    check_name("a client's id", profile.id)
+    if profile.group is not None:
+        check_name("a client's group", profile.group)
     sensible = (
-        bool(face.id)
-        and isinstance(face.ready, bool)
-        and (face.examples is None or (type(face.examples) is int and 0 < face.examples < 2**53))
-        and (face.epsilon is None or (type(face.epsilon) in (int, float) and 0 < face.epsilon < math.inf))
+        bool(profile.id)
+        and isinstance(profile.ready, bool)
+        and (profile.examples is None or (type(profile.examples) is int and 0 < profile.examples < 2**53))
+        and (profile.epsilon is None or (type(profile.epsilon) in (int, float) and 0 < profile.epsilon < math.inf))
     )
     if not sensible:
-        raise InputError(f"client {face.id!r} introduces itself with impossible values")
-    return face
+        raise InputError(f"client {profile.id!r} has a profile with impossible values; correct it")
+    return profile
 
 
 def _answered(client: str, reply: Message, received: int) -> Replies:
     """Return one client's reply to a task."""
-    told = reply.content["reply"]
-    if not told["answered"]:
-        return Replies((), {}, (), exhausted=() if told["ready"] else (client,))
+    content = reply.content["reply"]
+    if not content["answered"]:
+        return Replies((), {}, (), exhausted=() if content["ready"] else (client,))
     payload = tensors(reply.content["payload"])
     rows = {name: tensor[None] for name, tensor in payload.items()}
-    return Replies((client,), rows, (bool(told["ready"]),), received, codec.size(payload))
+    return Replies((client,), rows, (bool(content["ready"]),), received, codec.size(payload))

@@ -1,8 +1,8 @@
-"""A client as a Flower ClientApp: it opens its own files, answers tasks, and says nothing of what goes wrong.
+"""A client as a Flower ClientApp: it opens its own files, answers tasks, and discloses nothing about its errors.
 
-Flower starts a new process per message, so whatever a client keeps (ledger, memory) must be opened by the function it
-is given, from files the client owns. What an algorithm wants summed unseen, a client gives into secure sums and nowhere
-else: alone, it has only this client's part of the noise.
+Flower starts a new process per message, so the function it is given must open whatever a client keeps (ledger, memory)
+from files the client owns. Replies meant for a sum go into secure sums and nowhere else: alone, a reply has only this
+client's part of the noise.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -25,11 +26,11 @@ from polyeps.errors import InputError
 from polyeps.transport import codec
 from polyeps.transport.flower_sums import Seat, sum_name
 
-log = logging.getLogger(__name__)
-DECLINED = "declined"  # all that a server learns of what went wrong at a client
+_log = logging.getLogger(__name__)
+DECLINED = "declined"  # all that a server learns about an error at a client
 MOST_BITS = 62  # of an integer that is summed
 Handler = Callable[[Message, Context], Message]
-# What a node opens for a message: itself as a cohort of one, what it is asked to run, and what it tells.
+# Opens a client for a message: itself (n = 1), the algorithm, and the fields it discloses.
 Open = Callable[[Context], tuple[Clients, Algorithm, Iterable[Field]]]
 
 
@@ -39,39 +40,38 @@ def client_app(
     """Return a ClientApp that answers tasks, takes the steps of secure sums, and introduces itself when queried.
 
     A client must draw its noise from the system's entropy, have a keeper for its memory and replies, and name the run
-    it takes part in (`Clients.run`): it answers no other. A `rehearsal` does without: it is a simulation over Flower's
-    messages, and protects nobody.
+    it takes part in (`Clients.run`): it answers no other. A `rehearsal` lifts these rules: it is a simulation over
+    Flower's messages, and protects no client.
 
-    Whatever goes wrong at a client, the server reads the one word "declined"; the details are in the client's own log.
+    Of any error at a client, the server reads the one word "declined"; the details are in the client's own _log.
     """
     app = ClientApp()
 
     def opened(context: Context) -> tuple[Clients, Algorithm, Iterable[Field]]:
-        cohort, algorithm, tells = open_client(context)
+        clients, algorithm, discloses = open_client(context)
         if not rehearsal:
-            _check_deployed(cohort)
-        return cohort, algorithm, tells
+            _check_deployed(clients)
+        return clients, algorithm, discloses
 
     @app.query()  # type: ignore[untyped-decorator,unused-ignore]
     @_discreetly
     def introduce(message: Message, context: Context) -> Message:
-        (face,) = profiles(*opened(context))
-        told = {"id": face.id, "ready": face.ready}
-        told |= {name: value for name in ("examples", "epsilon", "group") if (value := getattr(face, name)) is not None}
-        told |= {"identity": open_seat(context).public} if open_seat else {}
-        return Message(RecordDict({"profile": ConfigRecord(told)}), reply_to=message)
+        (profile,) = profiles(*opened(context))
+        disclosed = {name: value for name, value in asdict(profile).items() if value is not None}
+        disclosed |= {"identity": open_seat(context).public} if open_seat else {}
+        return Message(RecordDict({"profile": ConfigRecord(disclosed)}), reply_to=message)
 
     @app.train()  # type: ignore[untyped-decorator,unused-ignore]
     @_discreetly
     def work(message: Message, context: Context) -> Message:
-        cohort, algorithm, _ = opened(context)
+        clients, algorithm, _ = opened(context)
         asked = message.content["task"]
         bits = asked.get("bits")
         if bits is not None and (type(bits) is not int or not 2 <= bits <= MOST_BITS):
             raise InputError(f"a sum must be of 2 to {MOST_BITS} bits, not of {bits!r}")
         task = Task(
             asked["action"],
-            cohort.ids,
+            clients.ids,
             tensors(message.content["payload"]),
             asked["run"],
             asked["round"],
@@ -79,9 +79,9 @@ def client_app(
         )
         if task.summed and open_seat is not None:
             open_seat(context).check_new(sum_name(task), task.round)  # before it is paid for
-        replies = answer(cohort, algorithm, task)
-        told: dict[str, Any] = {"answered": bool(replies.ids), "ready": all(replies.ready) and not replies.exhausted}
-        content: dict[str, Any] = {"reply": ConfigRecord(told)}
+        replies = answer(clients, algorithm, task)
+        ready = all(replies.ready) and not replies.exhausted
+        content: dict[str, Any] = {"reply": ConfigRecord({"answered": bool(replies.ids), "ready": ready})}
         if replies.ids:
             own = codec.row(replies.payload, 0)
             if task.summed and task.action != ENTER:
@@ -107,31 +107,32 @@ def client_app(
 
 
 def _discreetly(handle: Handler) -> Handler:
-    """Answer "declined" in place of any exception: Flower would send its text, which may hold what is private."""
+    """Answer "declined" in place of any exception: Flower would send its text, which may be private."""
 
     @functools.wraps(handle)
     def handled(message: Message, context: Context) -> Message:
         try:
             return handle(message, context)
         except Exception:
-            log.exception("a task was declined")
+            _log.exception("a task was declined")
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DECLINED), reply_to=message)
 
     return handled
 
 
-def _check_deployed(cohort: Clients) -> None:
+def _check_deployed(clients: Clients) -> None:
     """Refuse clients whose noise could be repeated, whose memory ends with the process, or that answer any run."""
-    if cohort.repeatable or not isinstance(cohort.streams(cohort.ids, 0), SystemStreams):
+    name = clients.ids[0]
+    if clients.repeatable or not isinstance(clients.streams(clients.ids, 0), SystemStreams):
         raise InputError(
-            f"client {cohort.ids[0]!r} draws noise that can be repeated, which protects nobody once it is deployed; "
+            f"client {name!r} draws noise that can be repeated, which protects no deployed client; "
             "give it SystemStreams and repeatable = False"
         )
-    if cohort.keeper is None:
-        raise InputError(f"client {cohort.ids[0]!r} has no keeper, so it would forget between messages; give it one")
-    if not cohort.run:
+    if clients.keeper is None:
+        raise InputError(f"client {name!r} has no keeper, so it would forget between messages; give it one")
+    if not clients.run:
         raise InputError(
-            f"client {cohort.ids[0]!r} names no run, so it would answer every server's; set Clients.run to the one it "
+            f"client {name!r} names no run, so it would answer every server's; set Clients.run to the one it "
             "takes part in"
         )
 

@@ -1,20 +1,20 @@
-"""Secure sums over Flower's messages: a client's seat in them, and the server that only passes bytes on.
+"""Secure sums over Flower's messages: a client's seat in them, and the server, which only passes bytes on.
 
-A sum takes six exchanges. First clients do their task and keep what comes out; then those who did take the five steps
-of `secagg`. Between messages a client does not run, so what it keeps lies in a folder of its own, written before the
-message it belongs to is sent, and locked while one is answered.
+A sum takes six exchanges. First clients do their task and keep the result; then they take the five steps of `secagg`.
+Between messages a client does not run, so its state is in a folder of its own, written before the message it belongs to
+is sent, and locked while one is answered.
 
-    FOLDER/vector         what the last task gave, until it is masked
-    FOLDER/kept           the state of the last sum (`secagg_client.Kept`)
+    FOLDER/vector         the result of the last task, until it is masked
+    FOLDER/kept           the state of the last sum (`secagg.client.SumState`)
     FOLDER/sums           a fingerprint of every sum ever entered
 
 The difference of two sums over one vector could be the vector itself. So a sum, by its name and round, is entered once
-and under one set of terms: it is written down before its first message is sent, and refused for ever after.
+and with one setup: it is written to the disk before its first message is sent, and refused for ever after.
 
-A client trusts its own roster for who the others are, not the server. With the vector it keeps what it agreed to
-(`core.SumTerms`), and it takes part only in a sum that cannot be opened with fewer answers than its noise was made for,
-nor twice with the help of as many colluders as it allows for. The sum's name holds the fingerprint of all that was
-agreed, so that only clients who add the same noise are in it.
+A client trusts its own roster for the identities of others, not the server. With the vector it keeps the terms it
+agreed to (`core.SumTerms`), and it takes part only in a sum that cannot be opened with fewer answers than its noise was
+made for, nor twice with the help of as many colluders as it allows for. The sum's name holds the fingerprint of all
+that was agreed, so that only clients that add the same noise are in it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 from polyeps.core import AGREED, Algorithm, Payload, Task
 from polyeps.errors import InputError, MessageRefused, SumAborted
 from polyeps.ledger.head_file import replace_file
-from polyeps.secagg.client import Agent, Kept
-from polyeps.secagg.messages import Step, Terms, enough, fingerprint, lowest_threshold, pack, unpack
+from polyeps.secagg.client import SumClient, SumState
+from polyeps.secagg.messages import Step, SumSetup, enough, fingerprint, lowest_threshold, pack, unpack
 from polyeps.secagg.protocol import take_step
 from polyeps.secagg.server import Server, Sum
 from polyeps.transport import codec
@@ -42,9 +42,9 @@ from polyeps.transport.client_files import locked
 
 _OWNERS = 0o600  # the mode of files that hold secrets
 _KEY_BYTES = 32  # of a sum's fingerprint
-Words = NDArray[np.uint64]
+_Words = NDArray[np.uint64]
 Asked = Mapping[str, Any]  # what the server says of a step, as plain values
-# Sends the same question to clients, with bytes for each, and gives back who answered what.
+# Sends the same question to clients, with bytes for each, and yields each client's answer.
 Exchange = Callable[[Asked, Mapping[str, bytes]], Iterable[tuple[str, bytes]]]
 
 
@@ -61,7 +61,7 @@ class Seat:
         return self.identity.public_key().public_bytes_raw()
 
     def prepare(self, algorithm: Algorithm, task: Task, payload: Payload, bits: int) -> None:
-        """Keep what is to be summed for this task, instead of what was kept for another."""
+        """Keep the vector of this task until it is summed, in place of that of another."""
         codec.check_integers(payload)
         if not payload or algorithm.sums is None:
             raise InputError(f"{task.action!r} gives nothing that could be summed unseen; ask for it plainly")
@@ -84,15 +84,15 @@ class Seat:
             )
 
     def answer(self, name: str, asked: Asked, message: bytes) -> bytes:
-        """This client's message of a step."""
-        terms, step = self._terms(name, asked)
+        """Return this client's message of a step."""
+        setup, step = self._setup(name, asked)
         with locked(self.folder):
             if step is Step.ADVERTISE:
-                self.check_new(terms.run, terms.round)
-            vector = self._prepared(terms) if step <= Step.MASK else np.zeros(0, np.uint64)
-            kept = Kept.decode(self._kept.read_bytes()) if self._kept.exists() else None
-            after, answer = take_step(Agent(terms, name, self.identity), step, kept, message, vector)
-            key, entered = _sum_key(terms.run, terms.round), self._entered()
+                self.check_new(setup.run, setup.round)
+            vector = self._prepared(setup) if step <= Step.MASK else np.zeros(0, np.uint64)
+            kept = SumState.decode(self._kept.read_bytes()) if self._kept.exists() else None
+            after, answer = take_step(SumClient(setup, name, self.identity), step, kept, message, vector)
+            key, entered = _sum_key(setup.run, setup.round), self._entered()
             if key not in entered:
                 replace_file(self._sums, b"".join(sorted(entered | {key})), _OWNERS)
             replace_file(self._kept, after.encode(), _OWNERS)
@@ -101,50 +101,50 @@ class Seat:
         return answer
 
     def _entered(self) -> set[bytes]:
-        """The keys of all sums this client has entered."""
+        """Return the keys of all sums this client has entered."""
         content = self._sums.read_bytes() if self._sums.exists() else b""
         if len(content) % _KEY_BYTES:
             raise InputError(f"{self._sums} is damaged; put back a copy of it, or sit this run out")
         return {content[place : place + _KEY_BYTES] for place in range(0, len(content), _KEY_BYTES)}
 
-    def _terms(self, name: str, asked: Asked) -> tuple[Terms, Step]:
-        """What the server says of a sum and a step of it, with identities as this client knows them."""
+    def _setup(self, name: str, asked: Asked) -> tuple[SumSetup, Step]:
+        """Return the setup and the step that the server names, with identities as this client knows them."""
         try:
-            peers = [str(peer) for peer in asked["clients"]]
+            others = [str(other) for other in asked["clients"]]
             numbers = {fact: int(asked[fact]) for fact in ("round", "bits", "length", "threshold")}
             run, step = str(asked["run"]), Step(int(asked["step"]))
         except (KeyError, TypeError, ValueError):
             raise MessageRefused(f"client {name!r} cannot read which sum it is asked about; ask again") from None
-        unknown = [peer for peer in peers if peer not in self.roster]
-        if unknown or name not in peers:
+        unknown = [other for other in others if other not in self.roster]
+        if unknown or name not in others:
             stranger = repr(unknown[0]) if unknown else "a sum without itself"
             raise MessageRefused(f"client {name!r} does not know {stranger}; list clients of its roster, and it")
         try:
-            return Terms(run, identities={peer: self.roster[peer] for peer in peers}, **numbers), step
+            return SumSetup(run, identities={other: self.roster[other] for other in others}, **numbers), step
         except InputError as problem:
             raise MessageRefused(str(problem)) from None
 
-    def _prepared(self, terms: Terms) -> Words:
-        """The vector for a sum under these terms, if they are as agreed."""
+    def _prepared(self, setup: SumSetup) -> _Words:
+        """Return the vector for a sum with this setup, if it is as agreed."""
         try:
             name, *numbers, content = unpack(self._vector.read_bytes())
         except FileNotFoundError:
             raise MessageRefused("nothing is kept that could be summed; ask for the task first") from None
         run, vector = name.decode(), np.frombuffer(content, np.uint64)
         round, bits, clients, least, colluders = map(int, numbers)
-        if (run, round, bits, len(vector)) != (terms.run, terms.round, terms.bits, terms.length):
+        if (run, round, bits, len(vector)) != (setup.run, setup.round, setup.bits, setup.length):
             raise MessageRefused(f"what is kept is for round {round} of {run!r}; ask for the task first")
-        if len(terms.identities) > clients:
+        if len(setup.identities) > clients:
             raise MessageRefused(
-                f"the sum is over {len(terms.identities)} clients, but {clients} were said to be drawn; leave some out"
+                f"the sum is over {len(setup.identities)} clients, but {clients} were said to be drawn; leave some out"
             )
-        if terms.threshold < least:
+        if setup.threshold < least:
             raise MessageRefused(
-                f"the sum could be opened with {terms.threshold} answers, but the noise is made for {least} or more; "
+                f"the sum could be opened with {setup.threshold} answers, but the noise is made for {least} or more; "
                 "raise the threshold"
             )
         # Of no more clients than colluders each one's noise is enough by itself.
-        if clients > colluders and terms.threshold < lowest_threshold(len(terms.identities), colluders):
+        if clients > colluders and setup.threshold < lowest_threshold(len(setup.identities), colluders):
             raise MessageRefused(f"with {colluders} colluders the sum could be opened twice; raise the threshold")
         return vector
 
@@ -166,7 +166,7 @@ def _sum_key(name: str, round: int) -> bytes:
 
 
 def sum_name(task: Task) -> str:
-    """Of a sum within its round: an algorithm may ask for several."""
+    """Return the name of a sum within its round: an algorithm may ask for several."""
     agreed = task.payload.get(AGREED)
     return f"{task.run}/{task.action}" + ("" if agreed is None else f"/{agreed.cpu().numpy().tobytes().hex()}")
 
@@ -174,11 +174,11 @@ def sum_name(task: Task) -> str:
 def run_sum(
     task: Task, identities: Mapping[str, bytes], least: int, bits: int, length: int, exchange: Exchange
 ) -> Sum | None:
-    """The server's part: all steps with those who have done the task; nothing where too few are left."""
+    """Run all steps with the clients that have done the task; return None where too few are left."""
     threshold = enough(len(identities), least)
     if len(identities) < threshold:
         return None
-    server = Server(Terms(sum_name(task), task.round, identities, bits, length, threshold))
+    server = Server(SumSetup(sum_name(task), task.round, identities, bits, length, threshold))
     asked = {"run": sum_name(task), "round": task.round, "clients": sorted(identities), "bits": bits}
     waiting = dict.fromkeys(sorted(identities), b"")
     try:

@@ -1,0 +1,113 @@
+"""A data set as arrays, and ways to split or shrink it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyeps.errors import DataError, InputError
+
+LabelArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training records to be divided among clients, and test records."""
+
+    name: str
+    features: NDArray[Any]  # (R, ...) float32, or int64 word numbers
+    labels: LabelArray  # (R,) label i means classes[i]
+    test_features: NDArray[Any]  # (T, ...)
+    test_labels: LabelArray  # (T,)
+    classes: tuple[str, ...]
+    groups: LabelArray | None = None  # (R,) the writer or client of each record: group_names[groups[i]]
+    group_names: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # names of the features, if they have any
+    words: tuple[str, ...] = ()  # of a text: word number imdb.FIRST_WORD + i is words[i]
+
+    def __post_init__(self) -> None:
+        for part, features, labels in (
+            ("training", self.features, self.labels),
+            ("test", self.test_features, self.test_labels),
+        ):
+            _check_records(f"{self.name}, {part} records", features, labels, self.classes, self.columns)
+        if self.groups is not None and len(self.groups) != len(self.labels):
+            raise DataError(f"{self.name} has {len(self.labels)} records but {len(self.groups)} group numbers")
+
+
+def _check_records(
+    where: str, features: NDArray[Any], labels: LabelArray, classes: tuple[str, ...], columns: tuple[str, ...]
+) -> None:
+    if len(features) != len(labels):
+        raise DataError(f"{where}: {len(features)} rows of features but {len(labels)} labels; make them equal")
+    if features.dtype.kind == "f" and not np.isfinite(features.sum(dtype=np.float64)):
+        bad = np.argwhere(~np.isfinite(features))
+        if len(bad):  # else the sum overflowed, and every value is finite
+            at = tuple(int(i) for i in bad[0])
+            feature = columns[at[1]] if columns else at[1:]
+            raise DataError(
+                f"{where}: feature {feature} of record {at[0]} is {features[at]}: fill it in or remove the record"
+            )
+    if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
+        record = int(np.argmax((labels < 0) | (labels >= len(classes))))
+        raise DataError(
+            f"{where}: label {labels[record]} of record {record} is outside 0 to {len(classes) - 1}: "
+            "correct it or remove the record"
+        )
+
+
+def without_test(
+    name: str, features: NDArray[Any], labels: LabelArray, classes: tuple[str, ...], *, columns: tuple[str, ...] = ()
+) -> Dataset:
+    """Return a data set without test records; `hold_out` makes some."""
+    return Dataset(name, features, labels, features[:0], labels[:0], classes, columns=columns)
+
+
+def take(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
+    """Return the training records with these row numbers; the test split stays."""
+    groups = None if dataset.groups is None else dataset.groups[rows]
+    return replace(dataset, features=dataset.features[rows], labels=dataset.labels[rows], groups=groups)
+
+
+def subsample(dataset: Dataset, records: int, generator: np.random.Generator) -> Dataset:
+    """Draw training records uniformly, without replacement."""
+    if not 1 <= records <= len(dataset.labels):
+        raise InputError(
+            f"{dataset.name} has {len(dataset.labels)} training records: take 1 to that many, not {records}"
+        )
+    return take(dataset, generator.choice(len(dataset.labels), records, replace=False))
+
+
+def pooled(dataset: Dataset) -> Dataset:
+    """Return training and test records together as training records, as FedSel uses Adult's 48 842."""
+    if dataset.groups is not None:
+        raise InputError(f"{dataset.name} has groups for its training records only: it cannot be pooled")
+    return replace(
+        _untested(dataset),
+        features=np.concatenate([dataset.features, dataset.test_features]),
+        labels=np.concatenate([dataset.labels, dataset.test_labels]),
+    )
+
+
+def hold_out(dataset: Dataset, share: float, generator: np.random.Generator) -> Dataset:
+    """Make a random share of the training records the test split of a data set that has none."""
+    if len(dataset.test_labels):
+        raise InputError(f"{dataset.name} has a published test split: use it, or pool the records first")
+    count = round(share * len(dataset.labels))
+    if not 0 < count < len(dataset.labels):
+        raise InputError(f"a share of {share} of {len(dataset.labels)} records leaves nothing to test or to train on")
+    order = generator.permutation(len(dataset.labels))
+    test = order[:count]
+    return replace(take(dataset, order[count:]), test_features=dataset.features[test], test_labels=dataset.labels[test])
+
+
+def validation(dataset: Dataset, share: float, generator: np.random.Generator) -> Dataset:
+    """Replace the test split by a random share of the training records, to choose settings by."""
+    return hold_out(_untested(dataset), share, generator)
+
+
+def _untested(dataset: Dataset) -> Dataset:
+    return replace(dataset, test_features=dataset.test_features[:0], test_labels=dataset.test_labels[:0])

@@ -1,0 +1,267 @@
+"""A layer's contributions to the gradient: per-example norms, and sums weighted by clipping factors.
+
+Each class stores the results of one backward pass (a layer's inputs and output gradients). It computes the squared norm
+of every row's gradient without a second pass, and adds the weighted sum of a client's rows to its gradient. Without
+factors, sums are plain.
+
+A norm bounds a record's influence only if it is the norm of the numbers that are added. So no rule computes a norm by
+cancellation (as Σ of inner products), squares are float64, and factors too small for float32 count as zero.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from polyeps.engine.layout import Layout, RowGroup
+from polyeps.engine.stable_products import align_matrices
+from polyeps.engine.triton_kernels import has_kernel, row_squares
+
+# Clients with more rows than this sum in float64: float32 would round by more than the margin of the clip.
+_WIDE = 32
+# Factors below this leave too few digits in float32 for a norm.
+SMALLEST = 2.0**-120
+_BLOCK = 1024  # squares added in float32
+_SHORT = 64  # rows for which float64 costs nothing
+_TINY, _SHIFT = 2.0**-100, 2.0**100
+_LOST = 2.0**-126  # largest part of a square that underflows in float32
+
+
+class Contribution(Protocol):
+    """One layer's part of every row's gradient."""
+
+    def squared_norms(self) -> Tensor:
+        """Return (T,): the squared norm of each row's gradient of this layer's parameters."""
+
+    def drop(self, rows: Tensor) -> None:
+        """Set the gradients of some rows, a mask (T,), to zero whatever they hold; called after `squared_norms`."""
+
+    def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
+        """Add Σ factor · row gradient over each client's rows to gradient (n, p)."""
+
+
+class OuterProducts:
+    """Rows whose gradient is an outer product g aᵀ (a linear layer): ‖g aᵀ‖ = ‖g‖ ‖a‖, never formed."""
+
+    def __init__(self, layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool) -> None:
+        self.layout, self.inputs, self.gradients, self.bias = layout, inputs, gradients, bias
+        self._lengths: Tensor | None = None  # (T,) squared, of the output gradients
+
+    def squared_norms(self) -> Tensor:
+        self._lengths = squared_row_norms(self.gradients)
+        return (squared_row_norms(self.inputs) + float(self.bias)) * self._lengths
+
+    def drop(self, rows: Tensor) -> None:
+        self.inputs, self.gradients = _without(self.inputs, rows), _without(self.gradients, rows)
+
+    def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
+        add_products(self.layout, gradient, self.scaled(factors), self.inputs, self.bias, factors is not None)
+
+    def scaled(self, factors: Tensor | None) -> Tensor:
+        """Return the output gradients (T, out) times the rows' factors."""
+        if factors is None:
+            return self.gradients
+        if self._lengths is not None:  # huge inputs may compensate for an underflow here
+            factors = factors.masked_fill(self._lengths * factors.square() < SMALLEST**2, 0.0)
+        return self.gradients * factors.to(self.gradients.dtype)[:, None]
+
+
+class PositionProducts:
+    """Rows whose gradient is Σ over positions of g aᵀ (convolutions, sequences): formed once, for the norm."""
+
+    def __init__(self, layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool) -> None:
+        self.layout, self.bias = layout, bias
+        self.inputs, self.gradients = inputs, gradients  # (T, L, in), (T, L, out)
+        self._each: list[RowGradients] = []  # of the weights and, if any, the biases
+
+    def squared_norms(self) -> Tensor:
+        weights = torch.bmm(align_matrices(self.gradients).transpose(1, 2), align_matrices(self.inputs)).flatten(
+            1
+        )  # (T, out * in)
+        self._each = [RowGradients(self.layout, weights)]
+        if self.bias:
+            self._each.append(RowGradients(self.layout, self.gradients.sum(1)))
+        norms = self._each[0].squared_norms()
+        return norms + self._each[1].squared_norms() if self.bias else norms
+
+    def drop(self, rows: Tensor) -> None:
+        for each in self._each:
+            each.drop(rows)
+
+    def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
+        if not self._each:  # without norms, a sum of products needs no row's own gradient
+            scaled = self.gradients if factors is None else _times_factors(self.gradients, factors)
+            add_products(self.layout, gradient, scaled, self.inputs, self.bias, factors is not None)
+            return
+        sizes = [each.gradients.shape[1] for each in self._each]
+        for each, columns in zip(self._each, torch.split(gradient, sizes, dim=1), strict=True):
+            each.add_to(columns, factors)
+
+
+class RowGradients:
+    """Rows whose gradients (T, p) are all formed."""
+
+    def __init__(self, layout: Layout, gradients: Tensor) -> None:
+        self.layout, self.gradients = layout, gradients
+
+    def squared_norms(self) -> Tensor:
+        return squared_row_norms(self.gradients)
+
+    def drop(self, rows: Tensor) -> None:
+        self.gradients = _without(self.gradients, rows)
+
+    def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
+        for group in self.layout.groups:
+            rows = group.rows(self.gradients)  # (c, w, p)
+            if factors is None:
+                gradient[group.first : group.last] += rows.sum(1)
+            else:
+                exact = _exact(group, rows)
+                weighted = torch.bmm(group.rows(factors)[:, None, :].to(exact.dtype), exact)  # (c, 1, p)
+                gradient[group.first : group.last] += weighted[:, 0]
+
+
+class LookupGradients:
+    """Rows that look vectors up in a table (an embedding); gradients of a token that recurs in a row add up.
+
+    They are added before the norm is computed: two that nearly cancel have inner products that do not.
+    """
+
+    def __init__(self, layout: Layout, tokens: Tensor, gradients: Tensor, width: int) -> None:
+        self.layout, self.tokens, self.width = layout, tokens, width  # tokens (T, L)
+        self.gradients = gradients  # (T, L, width)
+
+    def squared_norms(self) -> Tensor:
+        self.tokens, self.gradients = _once_a_row(self.tokens, self.gradients)
+        return squared_row_norms(self.gradients.flatten(1))
+
+    def drop(self, rows: Tensor) -> None:
+        self.gradients = _without(self.gradients, rows)
+
+    def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
+        rows = self.gradients if factors is None else _times_factors(self.gradients, factors)
+        into = gradient
+        if factors is not None and any(group.width > _WIDE for group in self.layout.groups):
+            into, rows = torch.zeros_like(gradient, dtype=torch.float64), rows.double()
+        table = torch.unflatten(into, 1, (-1, self.width))  # (n, vocabulary, width)
+        clients = self.layout.owner[:, None].expand_as(self.tokens)
+        table.index_put_((clients, self.tokens), rows, accumulate=True)
+        if into is not gradient:
+            gradient += into
+
+
+class ContributionParts:
+    """Contributions to consecutive slices of one layer's parameters."""
+
+    def __init__(self, parts: list[tuple[int, Contribution]]) -> None:
+        self.parts = parts  # (number of parameters, contribution)
+
+    def squared_norms(self) -> Tensor:
+        norms = self.parts[0][1].squared_norms()
+        for _, part in self.parts[1:]:
+            norms = norms + part.squared_norms()
+        return norms
+
+    def drop(self, rows: Tensor) -> None:
+        for _, part in self.parts:
+            part.drop(rows)
+
+    def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
+        for (_, part), columns in zip(
+            self.parts, torch.split(gradient, [size for size, _ in self.parts], dim=1), strict=True
+        ):
+            part.add_to(columns, factors)
+
+
+def add_products(
+    layout: Layout, gradient: Tensor, left: Tensor, right: Tensor, bias: bool, clipped: bool = False
+) -> None:
+    """Add leftᵀ right, summed over a client's rows and positions, to its weights, and left to its biases."""
+    out, size = left.shape[-1], left.shape[-1] * right.shape[-1]
+    weights = torch.unflatten(gradient[:, :size], 1, (out, -1))
+    for group in layout.groups:
+        a = group.rows(left).flatten(1, -2)  # (c, w * L, out)
+        b = group.rows(right).flatten(1, -2)
+        if clipped:
+            a, b = _exact(group, a), _exact(group, b)
+        if a.dtype != gradient.dtype:
+            weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)
+        elif group.clients == 1:
+            weights[group.first].addmm_(a[0].T, b[0])
+        elif gradient.is_cuda:
+            weights[group.first : group.last].baddbmm_(a.transpose(1, 2), b)
+        else:  # not baddbmm_: on columns of a wider matrix it falls back to a product per client on the CPU
+            weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)
+        if bias:
+            gradient[group.first : group.last, size:] += a.sum(1)
+
+
+def _times_factors(gradients: Tensor, factors: Tensor) -> Tensor:
+    """Return every row of gradients (T, ...) times its factor (T,)."""
+    return gradients * factors.to(gradients.dtype).reshape(-1, *(1,) * (gradients.dim() - 1))
+
+
+def squared_row_norms(rows: Tensor) -> Tensor:
+    """Return the squared norm of each row (T, p) in float64, accurate to about 10⁻⁶ whatever the rows hold.
+
+    Float32 sums up to 1024 squares at a time, which is fast. Squares that underflow are replaced by a bound or, in
+    short rows, like those that overflow, computed again after scaling by a power of two. A device sums in float64.
+    """
+    if has_kernel(rows):
+        return row_squares(rows)
+    size = rows.shape[1]
+    short = size <= 4 * _BLOCK
+    if size <= _SHORT or rows.is_cuda:
+        return _square_of_norm(rows.double())
+    squares = _by_block(rows)
+    least, most = (float(extreme) for extreme in squares.aminmax())
+    if most == torch.inf:
+        large = squares == torch.inf
+        squares[large] = _by_block(rows[large] / _SHIFT) * _SHIFT**2
+    if short and least < size * _TINY:
+        small = squares < size * _TINY
+        squares[small] = _by_block(rows[small] * _SHIFT) / _SHIFT**2
+    return squares if short else squares.add_(size * _LOST)
+
+
+def _by_block(rows: Tensor) -> Tensor:
+    """Return the squared norm of each row, summed in float32 within blocks and in float64 across them."""
+    whole = rows.shape[1] // _BLOCK * _BLOCK
+    if not whole:
+        return _square_of_norm(rows)
+    blocks = _square_of_norm(torch.unflatten(rows[:, :whole], 1, (-1, _BLOCK))).sum(1)
+    return blocks + _square_of_norm(rows[:, whole:])
+
+
+def _square_of_norm(rows: Tensor) -> Tensor:
+    squares: Tensor = torch.linalg.vector_norm(rows, dim=-1).double().square_()
+    return squares
+
+
+def _once_a_row(tokens: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """Add each token's gradients at one of its places, zero elsewhere; tokens (T, L) and gradients (T, L, width)."""
+    count, length = tokens.shape
+    if length < 2:
+        return tokens, gradients
+    ordered, places = tokens.sort(dim=1)
+    new = torch.ones_like(ordered)
+    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    group = new.cumsum(1) - 1 + torch.arange(0, count * length, length, device=tokens.device)[:, None]  # (T, L)
+    summed = gradients.new_zeros(count * length, gradients.shape[2])
+    within = gradients.gather(1, places[:, :, None].expand_as(gradients))
+    summed.index_add_(0, group.flatten(), within.flatten(0, 1))
+    named = torch.zeros_like(tokens).flatten()
+    named[group.flatten()] = ordered.flatten()
+    return named.view_as(tokens), summed.view_as(gradients)
+
+
+def _exact(group: RowGroup, rows: Tensor) -> Tensor:
+    """Return rows of a group, in float64 if clients have many."""
+    return rows.double() if group.width > _WIDE else rows
+
+
+def _without(values: Tensor, rows: Tensor) -> Tensor:
+    """Return values (T, ...) with some rows zero; multiplying by zero would keep NaN."""
+    return values.masked_fill(rows.reshape(-1, *(1,) * (values.dim() - 1)), 0.0)

@@ -1,0 +1,210 @@
+"""Training on a CUDA device: one step captured as a graph, replayed for every step of a run.
+
+The step is `advance`, as on the CPU, on static buffers: the plan of all steps is on the device, a counter selects the
+next one, and noise is drawn inside the graph. A graph is reused in later rounds while shapes and records are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyeps.core import Records, Streams
+from polyeps.engine.deferred import Deferral
+from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
+from polyeps.engine.layout import Layout, TrainingStep, lay_out
+from polyeps.engine.loop import Learning, Pace, Settings, advance, deferral_of, pace, step_directly
+from polyeps.engine.noise import SeededStreams
+from polyeps.engine.philox import fill_normals
+from polyeps.errors import InputError
+from polyeps.models import Model
+
+_MOST_GRAPHS = 4  # each holds the memory of its buffers
+
+
+class Buffers(NamedTuple):
+    """Everything a step reads or writes, at fixed addresses."""
+
+    models: Tensor  # (n, d)
+    anchor: Tensor  # (n, d)
+    velocity: Tensor | None
+    gradient: Tensor | None  # (n, d); None where steps need not form it
+    keys: Tensor  # (n,)
+    counter: Tensor  # (1,): the step to take next
+    order: Tensor | None  # (S, n)
+    records: Tensor  # (S, T)
+    valid: Tensor  # (S, T)
+    pace: Pace
+
+
+class CapturedStep(NamedTuple):
+    """A graph and all it works on: a replay reads the memory that was there at capture."""
+
+    graph: torch.cuda.CUDAGraph
+    buffers: Buffers
+    layout: Layout
+    shape: BatchShape
+    deferral: Deferral
+
+
+@dataclass(frozen=True)
+class CudaGraphs:
+    """Captured steps by shape: the only state that outlives a call, owned by the caller."""
+
+    held: dict[tuple[object, ...], CapturedStep] = field(default_factory=dict)
+
+
+def train_on_device(
+    model: Model,
+    starts: Tensor,
+    anchor: Tensor,
+    records: Records,
+    streams: Streams,
+    settings: Settings,
+    graphs: CudaGraphs,
+) -> Tensor:
+    """Train as `train_on_cpu` does, on the device that holds `records`, with noise drawn there."""
+    if settings.deviation is not None and not isinstance(streams, SeededStreams):
+        raise InputError("noise for deployment is drawn on the CPU; move the records there")
+    device = starts.device
+    steps = int(settings.steps.max(initial=0))
+    if steps == 0:
+        return starts.clone()
+    optional = tuple(values is None for values in settings.__dict__.values())
+    data = (records.features.data_ptr(), records.labels.data_ptr(), *records.features.shape)
+    alike = starts.stride(0) == 0  # a deferred layer then has one start for all clients
+    key = (model, data, steps, len(starts), alike, optional)
+    held = graphs.held.get(key)
+    # At least as wide as last time, so that rounds soon share one shape.
+    last = None if held is None else held.shape
+    placed = place_batches(streams, records.spans, settings, model.size, model.floats_per_row, last, device)
+    sizes = placed.sizes.cpu().numpy() if settings.divisor is None else None
+    fixed = pace(settings, sizes, device)
+    if held is not None and held.shape != placed.shape:
+        held = None
+    if held is None:
+        deferral = deferral_of(model, starts, fixed, max(placed.shape.widths), placed.order is not None)
+    else:
+        deferral = held.deferral
+    deferral.begin(starts, fixed.rate, fixed.momentum)
+    models = deferral.kept(starts)
+    layout, buffers = _prepare(models, anchor, placed, fixed, streams)
+
+    def step() -> None:
+        with _coarse_products(settings.clip is None):
+            _step(model, deferral, records, layout, buffers)
+
+    if not starts.is_cuda:  # the same code without a graph, for tests without a device
+        for _ in range(steps):
+            step()
+        return deferral.joined(buffers.models)
+    if held is not None:
+        _refill(held.buffers, buffers)
+    else:
+        while len(graphs.held) >= _MOST_GRAPHS:
+            graphs.held.pop(next(iter(graphs.held)))
+        graph = _capture(step, buffers, models)
+        deferral.begin(starts, fixed.rate, fixed.momentum)
+        held = graphs.held[key] = CapturedStep(graph, buffers, layout, placed.shape, deferral)
+    for _ in range(steps):
+        held.graph.replay()
+    learned = deferral.joined(held.buffers.models)
+    return learned.clone() if learned is held.buffers.models else learned
+
+
+@contextmanager
+def _coarse_products(allowed: bool) -> Iterator[None]:
+    """Allow TF32 products, which are faster but rounded to ten bits; never where rows are clipped.
+
+    There, a row's norm and its part of the sum must belong to the same gradient.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _step(model: Model, deferral: Deferral, records: Records, layout: Layout, buffers: Buffers) -> None:
+    now = buffers.counter
+    fixed = buffers.pace
+    learning = Learning(deferral.network, model.loss, buffers.models, buffers.velocity, buffers.anchor)
+    step = TrainingStep(
+        layout,
+        None if buffers.order is None else buffers.order.index_select(0, now)[0],
+        buffers.records.index_select(0, now)[0],
+        buffers.valid.index_select(0, now)[0],
+    )
+    rate, divisor = fixed.rate.index_select(0, now)[0], fixed.divisor.index_select(0, now)[0]
+    if buffers.gradient is None:
+        deferral.enter(now, len(buffers.records))
+        step_directly(learning, records, step, fixed, rate, divisor)
+        now.add_(1)
+        return
+    if fixed.deviation is None:
+        buffers.gradient.zero_()
+    else:
+        fill_normals(buffers.gradient, buffers.keys, now)
+        buffers.gradient.mul_(fixed.deviation)
+    advance(learning, records, step, fixed, rate, divisor, buffers.gradient)
+    now.add_(1)
+
+
+def _prepare(
+    starts: Tensor, anchor: Tensor, placed: PlacedBatches, fixed: Pace, streams: Streams
+) -> tuple[Layout, Buffers]:
+    """Allocate everything the steps work on, on the device."""
+    device, clients = starts.device, len(starts)
+    layout = lay_out(clients, list(placed.shape.cuts), np.array(placed.shape.widths), device)
+    models = starts.clone()
+    keys = torch.zeros(clients, dtype=torch.int64, device=device)
+    if isinstance(streams, SeededStreams):
+        keys = streams.keys_on(device)
+    buffers = Buffers(
+        models=models,
+        anchor=anchor.clone() if fixed.pull is not None else models,
+        velocity=None if fixed.momentum is None else torch.zeros_like(models),
+        gradient=None if fixed.plain and placed.order is None else torch.zeros_like(models),
+        keys=keys,
+        counter=torch.zeros(1, dtype=torch.int64, device=device),
+        order=placed.order,
+        records=placed.records,
+        valid=placed.valid,
+        pace=fixed,
+    )
+    return layout, buffers
+
+
+def _capture(step: Callable[[], None], buffers: Buffers, starts: Tensor) -> torch.cuda.CUDAGraph:
+    """Capture a step after a few trial runs on a side stream, as torch requires; then undo the trial runs."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            step()
+            buffers.counter.zero_()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    buffers.models.copy_(starts)
+    if buffers.velocity is not None:
+        buffers.velocity.zero_()
+    buffers.counter.zero_()
+    return graph
+
+
+def _refill(held: Buffers, fresh: Buffers) -> None:
+    """Write a new run's values over an old run's, in place."""
+    pairs = [*zip(held[:-1], fresh[:-1], strict=True)]
+    pairs += [*zip(held.pace.__dict__.values(), fresh.pace.__dict__.values(), strict=True)]
+    for old, new in pairs:
+        if isinstance(old, Tensor) and isinstance(new, Tensor):
+            old.copy_(new)

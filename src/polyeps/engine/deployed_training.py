@@ -1,0 +1,157 @@
+"""DP-SGD for deployed clients: integer sums with integer noise, so that no reply leaks in its low digits.
+
+Each record's gradient is computed alone, by autograd through the module itself. In a batch, the last bits of a matrix
+product or of an activation depend on the number of rows and their alignment; a malicious server's weights can magnify
+such a bit until other records' gradients change sign, and then one record would move them all. Computed alone, a
+record's gradient is independent of the others, whatever the module does. It is clipped by its own norm, rounded to the
+grid of `mechanisms.grid_sums` and summed exactly; discrete Gaussian noise follows. All that a client sends is computed
+from these noisy integers and from what the server sent.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyeps.core import Records, Streams
+from polyeps.engine.fallback_layers import check_one_tensor
+from polyeps.engine.layers import Linear
+from polyeps.engine.loop import Settings, draw_batches
+from polyeps.engine.network import output_gradients
+from polyeps.errors import InputError
+from polyeps.mechanisms.grid_sums import GridSum
+from polyeps.mechanisms.random_words import WordStreams, words_of
+from polyeps.models import Model
+
+_AT_ONCE = 1 << 23  # numbers of records' gradients held at a time
+_NOISE_BLOCK = 1 << 20  # numbers of noise drawn at once: enough to hide the cost of calls
+
+
+def train_deployed(model: Model, starts: Tensor, records: Records, streams: Streams, settings: Settings) -> Tensor:
+    """Return the models (n, d) after local DP-SGD from starts (n, d); deployed, n is 1."""
+    if settings.batch is not None:
+        raise InputError("a deployed client draws Poisson batches; batches of fixed size are for simulations only")
+    assert settings.clip is not None
+    assert settings.deviation is not None
+    assert settings.divisor is not None
+    batches = draw_batches(streams, records.spans.cpu().numpy(), settings)
+    words = words_of(streams, "steps")
+    ends = np.cumsum(batches.sizes.ravel()).reshape(batches.sizes.shape)
+    trained = []
+    for client in range(len(starts)):
+        multiplier = float(settings.deviation[client] / settings.clip[client])
+        grid = GridSum(float(settings.clip[client]), model.size, multiplier)
+        alone = RecordGradients(model, starts[client])
+        alone.check(records)
+        current = alone.weights
+        velocity = torch.zeros_like(current)
+        for step, noise in enumerate(_noise(grid, words, client, int(settings.steps[client]))):
+            end = int(ends[step, client])
+            chosen = batches.records[end - int(batches.sizes[step, client]) : end].tolist()
+            total = alone.total(records, chosen, grid)
+            released = (total.to(torch.int64).cpu() + noise).double() * grid.step  # (d,)
+            gradient = (released / float(settings.divisor[client])).to(current)
+            if settings.decay is not None:
+                gradient += float(settings.decay[client]) * current
+            if settings.momentum is not None:
+                gradient = velocity.mul_(float(settings.momentum[client])).add_(gradient)
+            current.add_(gradient, alpha=-float(settings.learning_rate[client]))
+        trained.append(current)
+    return torch.stack(trained)
+
+
+def _noise(grid: GridSum, words: WordStreams, client: int, steps: int) -> Iterator[Tensor]:
+    """Yield the noise of each of a client's steps, (d,) int64, drawn several steps at once."""
+    block = max(1, _NOISE_BLOCK // grid.size)
+    for first in range(0, steps, block):
+        drawn = np.zeros((min(block, steps - first), grid.size), np.int64)
+        grid.add_noise(drawn.reshape(1, -1), words, [client])
+        yield from torch.from_numpy(drawn)
+
+
+class RecordGradients:
+    """Gradients of one record at a time: a copy of a model's module whose parameters are views of one vector."""
+
+    def __init__(self, model: Model, start: Tensor) -> None:
+        self.model, self.weights = model, start.detach().clone()
+        self._module = copy.deepcopy(model.module)
+        trained = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+        parts = torch.split(self.weights, [parameter.numel() for parameter in trained])
+        placed = {old: nn.Parameter(part.view(old.shape)) for old, part in zip(trained, parts, strict=True)}
+        for module in self._module.modules():
+            for name, parameter in module._parameters.items():
+                if parameter in placed:
+                    module._parameters[name] = placed[parameter]
+        self._parameters = tuple(placed.values())
+        layers = model.network.layers
+        self._linear = layers[0] if len(layers) == 1 and isinstance(layers[0], Linear) else None
+
+    def check(self, records: Records) -> None:
+        """Refuse a module that fails on any data: otherwise all its records would silently count as empty."""
+        zeros = self.weights.new_zeros(1, *self.model.input_shape, dtype=self.model.input_type)
+        try:
+            self.gradient(zeros, records.labels.new_zeros(1, *records.labels.shape[1:]))
+        except Exception as error:  # any error of user code; it holds no record
+            raise InputError(f"the model has no gradient even for a record of zeros ({error}); correct it") from error
+
+    def gradient(self, row: Tensor, label: Tensor) -> Tensor:
+        """Return the gradient (d,) of one record (1, ...)."""
+        with torch.enable_grad():
+            outputs = check_one_tensor(self._module, self._module(row), 1)
+        by_outputs = output_gradients(self.model.loss, outputs.detach(), label, None)
+        if not outputs.requires_grad:
+            return torch.zeros_like(self.weights)
+        found = torch.autograd.grad(outputs, self._parameters, by_outputs, materialize_grads=True)
+        return torch.cat([part.reshape(-1) for part in found])
+
+    def total(self, records: Records, chosen: list[int], grid: GridSum) -> Tensor:
+        """Return the sum of some records' clipped gradients, in whole steps of the grid, (d,) float64."""
+        total = self.weights.new_zeros(self.model.size, dtype=torch.float64)
+        together = max(1, _AT_ONCE // self.model.size)
+        for first in range(0, len(chosen), together):
+            some = chosen[first : first + together]
+            rows = self._of_linear(self._linear, records, some) if self._linear else None
+            if rows is None:
+                rows = torch.stack([self._of(records, record) for record in some])
+            total += grid.rounded(rows).sum(0)  # whole numbers below 2^53: exact in any order
+        return total
+
+    def _of_linear(self, layer: Linear, records: Records, some: list[int]) -> Tensor | None:
+        """Return records' gradients under a single linear layer, several times as fast; None where one has none.
+
+        Outputs and losses are computed one record at a time. The gradient is an outer product: one multiplication for
+        each number, rounded independently of its place.
+        """
+        weight, bias = self.weights[: layer.fan_in * layer.fan_out].view(layer.fan_out, -1), self._parameters[1:]
+        inputs = [records.features[record].reshape(-1).to(torch.float32, copy=True) for record in some]
+        try:
+            by_outputs = [
+                output_gradients(
+                    self.model.loss,
+                    (torch.addmv(bias[0].detach(), weight, row) if layer.bias else torch.mv(weight, row))[None],
+                    records.labels[record : record + 1].clone(),
+                    None,
+                )
+                for row, record in zip(inputs, some, strict=True)
+            ]
+        except Exception:  # of one record: the caller then goes record by record
+            return None
+        left, right = torch.cat(by_outputs), torch.stack(inputs)
+        products = (left[:, :, None] * right[:, None, :]).flatten(1)
+        return torch.cat([products, left], dim=1) if layer.bias else products
+
+    def _of(self, records: Records, record: int) -> Tensor:
+        """Return one record's gradient; zeros if it has none, since an error would reveal something about the data."""
+        alone = slice(record, record + 1)
+        try:
+            # Copies, so that alignment is always the same; an image is one row for a model of rows.
+            row = records.features[alone].reshape(1, *self.model.input_shape)
+            return self.gradient(row.to(self.model.input_type, copy=True), records.labels[alone].clone())
+        except Exception:  # any error of user code
+            logging.getLogger(__name__).warning("a record has no gradient under the model received; it counts as empty")
+            return torch.zeros_like(self.weights)

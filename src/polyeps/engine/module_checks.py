@@ -1,0 +1,314 @@
+"""Checks of a model's module and loss before training: the engine against autograd, one example at a time.
+
+Two clients have different weights and rows of several magnitudes; outputs, every record's gradient and the clipped sums
+must equal those of autograd. A module that `vmap` cannot run is looped over, with a warning; a module that still
+differs is refused.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from polyeps.engine.fallback_layers import LoopedLayer, VmapLayer, call_module, check_one_tensor
+from polyeps.engine.layout import Layout, RowGroup
+from polyeps.engine.losses import Loss, RowWiseLoss, is_row_wise_loss, per_row_error
+from polyeps.engine.network import Network, add_gradients, record_gradients
+from polyeps.errors import InputError
+
+_ROWS = 5  # two of one client and three of another
+_MAGNITUDES = (0.3, 1.0, 30.0, 3.0, 0.03)
+
+
+@dataclass(frozen=True)
+class CheckedModel:
+    """A module to check, the shapes of its trainable parameters by name, and its loss."""
+
+    module: nn.Module
+    shapes: dict[str, tuple[int, ...]]
+    loss: Loss
+
+    def outputs(self, vector: Tensor, rows: Tensor) -> Tensor:
+        """Return the module's outputs under weights (d,); refuse them unless there is one row for each input."""
+        parts = torch.split(vector, [torch.Size(shape).numel() for shape in self.shapes.values()])
+        values = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        return check_one_tensor(self.module, call_module(self.module, values, rows.clone()), len(rows))
+
+
+def check_model(
+    subject: CheckedModel, network: Network, start: Tensor, candidates: list[Tensor]
+) -> tuple[Network, Loss]:
+    """Return the network and loss to train with; refuse a model whose gradients are not those of autograd.
+
+    Weights are drawn around start (d,). Of the candidate rows, the first that the module accepts are used.
+    """
+    generator = torch.Generator().manual_seed(0)
+    spread = 0.1 * torch.randn(2, len(start), generator=generator).to(start.device)
+    models = start + spread
+    with _deterministic(subject.module):
+        rows, outputs = _run(subject, models[0], candidates)
+    with _deterministic(subject.module):
+        _check_rows_apart(subject, models[0], rows, outputs)
+        loss, labels = _checked_loss(subject.loss, outputs.detach(), generator)
+        network = _settled(network, models, rows)
+        _compare(subject, network, loss, models, rows, labels)
+    return network, loss
+
+
+def _checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tuple[Loss, Tensor]:
+    """Return a row-wise loss, and labels it accepts; refuse a loss in which a row depends on another row."""
+    spread = torch.randn(outputs.shape, generator=generator).to(outputs)
+    magnitudes = torch.tensor(_MAGNITUDES).to(outputs).reshape(-1, *(1,) * (outputs.dim() - 1))
+    outputs = outputs.nan_to_num(0.0, 0.0, 0.0).clamp(-100, 100) + spread * magnitudes
+    labels = _labels(loss, outputs, generator)
+    if is_row_wise_loss(loss):
+        return loss, labels
+    leaf = outputs.clone().requires_grad_()
+    with torch.enable_grad():
+        together = loss(leaf, labels)
+    if not isinstance(together, Tensor) or together.shape != labels.shape[:1]:
+        raise InputError(per_row_error(together, len(labels)))
+    if not together.requires_grad:
+        raise InputError(
+            "autograd cannot differentiate the loss by the outputs; compute it from them with torch operations"
+        )
+    (gradients,) = torch.autograd.grad(together.sum(), leaf)
+    looped = RowWiseLoss(loss, looped=True)
+    alone = [looped._autograd(output, label) for output, label in zip(outputs, labels, strict=True)]
+    if not _close(together.detach(), looped(outputs, labels)) or not _close(gradients, torch.stack(alone)):
+        raise InputError(
+            "a row's loss depends on the other rows of the batch, so no row can be clipped on its own;"
+            " return one number per row from that row's outputs and label alone"
+        )
+    apart: Loss = looped
+    try:
+        apart = RowWiseLoss(loss)
+        found = apart.gradients(outputs, labels)
+    except InputError:
+        raise
+    except Exception as error:  # any error of user code under vmap
+        _warn_slow(f"the loss {_name(loss)}", error)
+        apart = looped
+        found = looped.gradients(outputs, labels)
+    if found.shape != gradients.shape or not _close(found, gradients):
+        raise InputError(f"`gradients` of {_name(loss)} does not return what autograd does; correct it or remove it")
+    return apart, labels
+
+
+def _labels(loss: Loss, outputs: Tensor, generator: torch.Generator) -> Tensor:
+    """Return labels that a loss accepts: its own examples, classes or, if it refuses them, numbers."""
+    example = getattr(loss, "example_labels", None)
+    if example is not None:
+        found: Tensor = example(outputs, generator)
+        return found
+    classes = outputs.shape[1] if outputs.dim() > 1 and outputs.shape[1] > 1 else 2
+    as_classes = torch.randint(0, classes, (len(outputs),), generator=generator).to(outputs.device)
+    as_numbers = torch.randn(len(outputs), generator=generator).to(outputs.device)
+    failed: Exception | None = None
+    for labels in (as_classes, as_numbers):
+        try:
+            loss(outputs, labels)
+        except Exception as error:
+            failed = failed or error
+        else:
+            return labels
+    raise InputError(
+        f"the loss cannot be called with outputs of shape {tuple(outputs.shape)} and labels of shape"
+        f" ({len(outputs)},), classes or numbers: {failed}"
+    )
+
+
+def _run(subject: CheckedModel, vector: Tensor, candidates: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the first candidate that the module accepts, and its outputs."""
+    failed: Exception | None = None
+    for rows in candidates:
+        try:
+            with torch.no_grad():
+                outputs = subject.outputs(vector, rows)
+        except InputError:
+            raise
+        except Exception as error:
+            failed = failed or error
+            continue
+        if not outputs.is_floating_point():
+            raise InputError(f"{_name(subject.module)} returns {outputs.dtype}; outputs must be float32")
+        return rows, outputs
+    raise InputError(
+        f"{_name(subject.module)} cannot be run on one tensor of {_ROWS} rows of shape {tuple(candidates[0].shape[1:])}"
+        f" and {candidates[0].dtype}, the only input it gets: {failed}"
+    )
+
+
+def _check_rows_apart(subject: CheckedModel, vector: Tensor, rows: Tensor, together: Tensor) -> None:
+    with torch.no_grad():
+        apart = torch.cat([subject.outputs(vector, row[None]) for row in rows])
+    if together.shape != apart.shape or not _close(together, apart):
+        raise InputError(
+            "the model's output for an example depends on the other examples of the batch; "
+            "replace what mixes them, for instance batch normalisation by GroupNorm or LayerNorm"
+        )
+
+
+def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
+    """Return the network with its vmap layers looped where `vmap` cannot run them."""
+    layout = _layout(((0, 1, 2), (1, 2, 3)), rows.device)
+    layers = []
+    for layer, weights in zip(network.layers, network.columns(models), strict=True):
+        found = layer
+        try:
+            outputs, saved = found.forward(weights, rows, layout)
+            found.backward(weights, saved, torch.ones_like(outputs), layout, True)
+        except Exception as error:
+            if not isinstance(layer, VmapLayer) or isinstance(error, InputError):
+                raise
+            _warn_slow(_name(layer.module), error)
+            found = LoopedLayer(layer.module)
+            outputs, _ = found.forward(weights, rows, layout)
+        layers.append(found)
+        rows = outputs
+    return Network(tuple(layers))
+
+
+def _compare(subject: CheckedModel, network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor) -> None:
+    """Refuse a network whose per-record gradients or clipped sums are not those of autograd."""
+    owner = torch.tensor([0, 0, 1, 1, 1], device=rows.device)
+    expected = torch.stack([_autograd(subject, models[i], rows[k], labels[k]) for k, i in enumerate(owner.tolist())])
+    found = torch.cat(
+        [record_gradients(network, loss, models[i], rows[owner == i], labels[owner == i]) for i in range(2)]
+    )
+    _same(subject, found, expected, "every record's gradient")
+    norms = torch.linalg.vector_norm(expected.double(), dim=1)
+    usable = norms[norms.isfinite() & (norms > 0)]
+    limit = float(usable.median()) / 2 if len(usable) else 1.0
+    factors = torch.where(norms.isfinite(), (limit / norms.clamp(min=1e-300)).clamp(max=1.0), 0.0)
+    each = expected.nan_to_num(0.0, 0.0, 0.0).double() * factors[:, None]
+    clip = torch.full((2,), limit, device=rows.device)
+    for groups, picked in ((((0, 1, 2), (1, 2, 3)), [0, 1, 2, 3, 4]), (((0, 2, 2),), [0, 1, 2, 3])):
+        sums = torch.zeros_like(models)
+        layout = _layout(groups, rows.device)
+        with torch.no_grad():
+            add_gradients(network, loss, models, rows[picked], labels[picked], layout, None, clip, sums)
+        of_clients = torch.zeros_like(models, dtype=torch.float64).index_add_(0, owner[picked], each[picked])
+        _same(subject, sums, of_clients.float(), "the clipped sum")
+
+
+def _autograd(subject: CheckedModel, vector: Tensor, row: Tensor, label: Tensor) -> Tensor:
+    with torch.enable_grad():
+        leaf = vector.clone().requires_grad_()
+        loss = subject.loss(subject.outputs(leaf, row[None]), label[None]).sum()
+    (found,) = torch.autograd.grad(loss, leaf, allow_unused=True) if loss.requires_grad else (None,)
+    return torch.zeros_like(leaf) if found is None else found
+
+
+def _same(subject: CheckedModel, found: Tensor, expected: Tensor, what: str) -> None:
+    """Refuse gradients that differ by more than rounding; name the parameters."""
+    sizes = [torch.Size(shape).numel() for shape in subject.shapes.values()]
+    length = torch.linalg.vector_norm(expected.nan_to_num(0.0, 0.0, 0.0).double(), dim=1, keepdim=True)
+    off = (found.double() - expected.double()).abs() > 2e-3 * length
+    off &= expected.isfinite()
+    wrong = [name for name, part in zip(subject.shapes, torch.split(off, sizes, dim=1), strict=True) if part.any()]
+    if wrong:
+        raise InputError(
+            f"for {_name(subject.module)}, {what} is not what autograd gives one example at a time, in"
+            f" {', '.join(repr(name) for name in wrong[:3])}; its rows cannot be clipped correctly, so it is refused"
+        )
+
+
+@contextmanager
+def _deterministic(module: nn.Module) -> Iterator[None]:
+    """Refuse a module that draws random numbers or changes its buffers; restore torch's generator."""
+    before = {name: buffer.clone() for name, buffer in module.named_buffers() if not buffer.is_meta}
+    state = torch.random.get_rng_state()
+    try:
+        yield
+        drawn = not torch.equal(torch.random.get_rng_state(), state)
+        changed = [
+            name for name, buffer in module.named_buffers() if name in before and not torch.equal(buffer, before[name])
+        ]
+    finally:
+        torch.random.set_rng_state(state)
+        for name, buffer in module.named_buffers():
+            if name in before and buffer.shape == before[name].shape:
+                buffer.data.copy_(before[name])
+    if drawn:
+        raise InputError(
+            f"{_name(module)} draws from torch's global generator, so runs could not be repeated; remove its random"
+            " parts, or call eval() on it"
+        )
+    if changed:
+        raise InputError(f"the model changes its buffer '{changed[0]}' when it sees examples; remove that state")
+
+
+def _layout(groups: tuple[tuple[int, int, int], ...], device: torch.device) -> Layout:
+    """Return a layout of groups (first, last, width)."""
+    made: list[RowGroup] = []
+    owner: list[int] = []
+    for first, last, width in groups:
+        made.append(RowGroup(first, last, width, len(owner)))
+        owner += [client for client in range(first, last) for _ in range(width)]
+    return Layout(2, tuple(made), torch.tensor(owner, device=device))
+
+
+def _close(first: Tensor, second: Tensor) -> bool:
+    return torch.allclose(first, second, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+def _warn_slow(what: str, error: Exception) -> None:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    warnings.warn(f"{what} runs one row after the other, which is slow: vmap cannot run it ({reason})", stacklevel=2)
+
+
+def _name(thing: nn.Module | Callable[..., object]) -> str:
+    return getattr(thing, "__name__", type(thing).__name__)
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse parts that mix rows of a batch, draw from a global generator or are not float32; name a remedy."""
+    for name, part in module.named_modules():
+        kind = type(part).__name__
+        where = f"{kind} at '{name}'" if name else kind
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise InputError(
+                f"{where} mixes the examples of a batch, so no example's gradient can be clipped on its own;"
+                " use GroupNorm or LayerNorm instead"
+            )
+        if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
+            raise InputError(f"{where} keeps statistics across examples; build it with track_running_stats=False")
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and part.training:
+            raise InputError(
+                f"{where} draws from torch's global generator, so runs could not be repeated;"
+                " remove it (clipping and noise regularise already), set p=0 or call eval() on the module"
+            )
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and (part.max_norm is not None or part.sparse):
+            raise InputError(f"{where} has max_norm or sparse gradients, which change weights as a whole; use neither")
+    for name, parameter in module.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise InputError(f"parameter '{name}' has no shape yet; run the module once before making a model of it")
+        if parameter.requires_grad and parameter.dtype != torch.float32:
+            raise InputError(f"parameter '{name}' is {parameter.dtype}; models are float32: call float() on the module")
+        if parameter._backward_hooks:
+            raise InputError(f"parameter '{name}' has hooks on its gradient, which are not run here; remove them")
+
+
+def candidate_rows(
+    module: nn.Module, shape: tuple[int, ...], kind: torch.dtype, example: Tensor | None
+) -> list[Tensor]:
+    """Return rows to check a model on: random ones of several magnitudes, and milder ones in case it refuses those."""
+    generator = torch.Generator().manual_seed(1)
+    size = (_ROWS, *shape)
+    if not kind.is_floating_point:
+        if example is not None:
+            picked = torch.randint(0, example.numel(), size, generator=generator)
+            return [example.flatten().cpu()[picked], example[torch.arange(_ROWS) % len(example)].cpu()]
+        tables = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
+        return [torch.randint(0, min(tables, default=2), size, generator=generator).to(kind)]
+    magnitudes = torch.tensor(_MAGNITUDES).reshape(-1, *(1,) * len(shape))
+    rows = [torch.randn(size, generator=generator) * magnitudes, torch.rand(size, generator=generator)]
+    if example is not None:
+        rows.append(example[torch.arange(_ROWS) % len(example)].cpu())
+    return rows

@@ -1,0 +1,47 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polyeps.accounting import affordability, best_accountant
+from polyeps.accounting.events import Gaussian, Poisson, PureDpEvent, SkellamDpEvent
+from polyeps.core import Budget
+
+
+@given(limit=st.integers(0, 5000), most=st.one_of(st.none(), st.integers(0, 6000)))
+def test_affordable_finds_the_last_that_fits(limit: int, most: int | None) -> None:
+    asked: list[int] = []
+
+    def within(k: int) -> bool:
+        asked.append(k)
+        return k <= limit
+
+    assert affordability.affordable(within, most) == (limit if most is None else min(limit, most))
+    assert len(asked) < 40
+
+
+def test_affordable_is_zero_when_nothing_fits() -> None:
+    assert affordability.affordable(lambda _: False) == 0
+
+
+def test_what_is_known_decides_without_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, budget = Poisson(0.0123, Gaussian(1.87)), Budget(2.0, 1e-5)
+    spent = affordability.known_epsilon({step: 500}, budget.delta, "add-remove", "pld")
+    assert spent < 2.0
+    monkeypatch.setattr(affordability, "history_epsilon", lambda *_: pytest.fail("computed again"))
+    assert affordability.fits({step: 499}, budget, "add-remove", "pld")
+    assert affordability.fits({step: 1}, budget, "add-remove", "pld")
+    assert not affordability.fits({step: 501}, Budget(spent / 2, 1e-5), "add-remove", "pld")
+    assert affordability.known_epsilon({step: 500}, budget.delta, "add-remove", "pld") == spent
+
+
+def test_mixed_histories_are_compared_step_by_step() -> None:
+    step, report = Poisson(0.02, Gaussian(3.3)), PureDpEvent(0.1)
+    budget = Budget(1.0, 1e-5)
+    assert affordability.fits({step: 100, report: 2}, budget, "add-remove", "pld")
+    assert affordability.fits({report: 1, step: 100}, budget, "add-remove", "pld")
+    assert not affordability.fits({step: 100, report: 100}, budget, "add-remove", "pld")
+
+
+def test_integer_noise_is_priced_by_renyi() -> None:
+    assert best_accountant({Gaussian(1.0): 1, Poisson(0.1, SkellamDpEvent(1, 1, 9)): 1}) == "rdp"
+    assert best_accountant({Gaussian(1.0): 1, PureDpEvent(1.0): 1}) == "pld"
