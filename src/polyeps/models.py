@@ -25,6 +25,7 @@ from polyeps.engine.losses import hinge as hinge
 from polyeps.engine.module_checks import CheckedModel, candidate_rows, check_model, check_module
 from polyeps.engine.network import Network, floats_per_row, lower, one_vector_a_row
 from polyeps.engine.recurrent import LastState
+from polyeps.engine.units import EachRecord, UnitLoss
 from polyeps.errors import InputError
 
 
@@ -215,6 +216,17 @@ def from_module(module: nn.Module, loss: Loss, example: Tensor) -> Model:
     if len(example) < 2:
         raise InputError("the example must hold at least two rows, to see that the model treats them apart")
     return Model(module, loss, tuple(example.shape[1:]), example.dtype, example=example)
+
+
+def of_units(model: Model, most: int) -> Model:
+    """Return the same model for examples of up to `most` records each: one person's, for instance.
+
+    Its parameters are those of the model of single records, in the same order.
+    """
+    plain = all(isinstance(part, (nn.Sequential, nn.Linear, nn.ReLU, nn.Tanh)) for part in model.module.modules())
+    module = model.module if plain else EachRecord(model.module)
+    shape = (most, *model.input_shape)
+    return Model(module, UnitLoss(model.loss), shape, model.input_type, model.start_at_zero, check=not plain)
 
 
 def _build(

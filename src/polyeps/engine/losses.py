@@ -59,7 +59,11 @@ def hinge(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def is_row_wise_loss(loss: Loss) -> bool:
-    """Return whether a loss is one of this module's, which are row-wise and run on all rows at once."""
+    """Return whether a loss is one of ours, which are row-wise and run on all rows at once."""
+    from polyeps.engine.units import UnitLoss
+
+    if isinstance(loss, UnitLoss):
+        loss = loss.loss
     return type(loss) in (CrossEntropy, BinaryLogistic, BinaryHinge, RowWiseLoss) or loss is hinge
 
 

@@ -101,7 +101,11 @@ def _checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tu
 
 
 def _labels(loss: Loss, outputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Return labels (T,) that a loss accepts: classes or, if it refuses them, numbers."""
+    """Return labels that a loss accepts: its own examples, classes or, if it refuses them, numbers."""
+    example = getattr(loss, "example_labels", None)
+    if example is not None:
+        found: Tensor = example(outputs, generator)
+        return found
     classes = outputs.shape[1] if outputs.dim() > 1 and outputs.shape[1] > 1 else 2
     as_classes = torch.randint(0, classes, (len(outputs),), generator=generator).to(outputs.device)
     as_numbers = torch.randn(len(outputs), generator=generator).to(outputs.device)
