@@ -38,6 +38,7 @@ from polyeps.algorithms.cmp_fed import SHORT
 from polyeps.core import Budget, Records
 from polyeps.engine.noise import SeededStreams
 from polyeps.experiment import config
+from polyeps.experiment.evaluation import measure as on_test_records
 from polyeps.experiment.population import Population, populate
 from polyeps.mechanisms.clipping import clip_to_norm
 from polyeps.training import sgd
@@ -147,7 +148,7 @@ def measure(asked: argparse.Namespace, kind: str, rank: int, seed: int) -> Outco
             found.kept.append(loop.held(left, updates.mean(0)))
         model = model + step
         if number >= asked.rounds - LAST:
-            accuracies.append(population.evaluate(model)["accuracy"])
+            accuracies.append(on_test_records(population, model)["accuracy"])
     found.accuracy, found.seconds = round(100 * fmean(accuracies), 2), round(time.perf_counter() - began, 1)
     return found
 

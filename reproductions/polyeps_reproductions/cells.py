@@ -23,7 +23,7 @@ import numpy as np
 from polyeps.accounting.certificate import Form
 from polyeps.data.budgets import draw_budgets
 from polyeps.errors import InputError
-from polyeps.experiment.population import generator
+from polyeps.experiment.seeds import generator
 from polyeps_reproductions.algorithms import algorithm
 from polyeps_reproductions.comparison import FORMS
 from polyeps_reproductions.studies import Cell

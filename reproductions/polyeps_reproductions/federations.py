@@ -14,7 +14,7 @@ from polyeps.aggregation.client_groups import split_by_epsilon
 from polyeps.algorithms._personal_models import personal_models
 from polyeps.core import Replies, State, Task
 from polyeps.experiment import config
-from polyeps.experiment.evaluation import by_group
+from polyeps.experiment.evaluation import by_group, measure
 from polyeps.experiment.job import prepare
 from polyeps.experiment.population import Population, populate
 from polyeps.ledger import Ledger
@@ -74,7 +74,7 @@ class Simulated:
 
     def accuracy(self, state: State) -> float:
         """Return the accuracy of the current model on records that no client trains on."""
-        return self.population.evaluate(state.model)["accuracy"]
+        return measure(self.population, state.model)["accuracy"]
 
     def measured(self, state: State) -> dict[str, Any]:
         """Return privacy, traffic and other measurements after the last round."""

@@ -23,8 +23,8 @@ from polyeps.data.dataset import Dataset, pooled, subsample
 from polyeps.data.public_loaders import load_dataset
 from polyeps.data.synthetic import synthetic
 from polyeps.experiment import config
-from polyeps.experiment.population import generator
 from polyeps.experiment.registry import checked_options, entry_of
+from polyeps.experiment.seeds import generator
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import BudgetTerms
 from polyeps.models import MODELS, Model

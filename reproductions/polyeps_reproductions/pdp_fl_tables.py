@@ -30,7 +30,8 @@ from polyeps.core import Budget
 from polyeps.data.budgets import DISTRIBUTIONS, draw_budgets
 from polyeps.engine.noise import SeededStreams
 from polyeps.experiment.config import experiment
-from polyeps.experiment.population import Population, generator
+from polyeps.experiment.population import Population
+from polyeps.experiment.seeds import generator
 from polyeps.training import dp_sgd
 from polyeps_reproductions.comparison import FORMS
 from polyeps_reproductions.federations import population

@@ -11,6 +11,7 @@ from support.federations import EPSILONS, experiment, guaranteed
 from polyeps.data.dataset import Dataset
 from polyeps.data.imdb import FIRST_WORD
 from polyeps.errors import InputError
+from polyeps.experiment.evaluation import measure
 from polyeps.experiment.population import populate
 
 
@@ -77,10 +78,10 @@ def test_a_model_is_judged_on_every_test_record(monkeypatch: pytest.MonkeyPatch)
     population = populate(experiment(), 1)
     vector = torch.randn(population.model.size, generator=torch.Generator().manual_seed(1))
     outputs = population.model.outputs(vector, population.test[0])
-    whole = population.evaluate(vector)
+    whole = measure(population, vector)
     assert whole["accuracy"] == pytest.approx(float((outputs.argmax(-1) == population.test[1]).double().mean()))
-    monkeypatch.setattr("polyeps.experiment.population.EVALUATED_AT_ONCE", 7)
-    assert population.evaluate(vector) == pytest.approx(whole)
+    monkeypatch.setattr("polyeps.experiment.evaluation.EVALUATED_AT_ONCE", 7)
+    assert measure(population, vector) == pytest.approx(whole)
 
 
 def test_an_lstm_fits_the_texts_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +92,7 @@ def test_an_lstm_fits_the_texts_it_reads(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("polyeps.experiment.population._loaded", lambda *_: made)
     population = populate(experiment(data={"size": 10}, model={"name": "lstm"}), 1)
     assert population.model.input_shape == (12,)
-    assert 0 <= population.evaluate(population.start)["accuracy"] <= 1
+    assert 0 <= measure(population, population.start)["accuracy"] <= 1
     with pytest.raises(InputError, match="logistic takes numbers, but the records of short are words; choose lstm"):
         populate(experiment(data={"size": 10}), 1)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from polyeps.data.partition import Partition, set_apart
 from polyeps.errors import InputError
+from polyeps.experiment.client_budgets import choose_levels, strictest_level
 from polyeps.experiment.config import LevelSettings as Level
-from polyeps.experiment.population import choose_levels, strictest_level
 
 HELD = np.eye(10, dtype=np.int64)[np.arange(200) % 10] * 30  # clients of one class each
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyeps.data.schema import Schema
 from polyeps.errors import DataError, InputError
 
 LabelArray = NDArray[np.int64]
@@ -25,6 +26,12 @@ class Dataset:
     classes: tuple[str, ...]
     groups: LabelArray | None = None  # (R,) the writer or client of each record: group_names[groups[i]]
     group_names: tuple[str, ...] = ()
+    test_groups: LabelArray | None = None  # (T,) those of the test records, where they are known
+    # (R,) the person of each record, where all records of a person are protected together; numbers are those of one
+    # client: the same number in two groups is two persons.
+    persons: LabelArray | None = None
+    person: str = ""  # what such a person is called: "patient"
+    schema: Schema | None = None  # how the columns of a table became features
     columns: tuple[str, ...] = ()  # names of the features, if they have any
     words: tuple[str, ...] = ()  # of a text: word number imdb.FIRST_WORD + i is words[i]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polyeps.engine.losses import Loss
 
-PADDING = -1  # the label of a row that is no record
+NO_RECORD = -1  # the label of a row that is no record
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class UnitLoss:
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         weights = self._weights(labels)
-        losses = self.loss(outputs.flatten(0, 1), labels.clamp(min=0).flatten()).unflatten(0, labels.shape)
+        losses = self.loss(outputs.flatten(0, 1), labels.clamp(min=0).flatten()).reshape(labels.shape)
         return torch.where(weights > 0, losses * weights, 0.0).sum(1)
 
     def gradients(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -33,18 +33,18 @@ class UnitLoss:
 
         weights = self._weights(labels).flatten()
         rows = output_gradients(self.loss, outputs.flatten(0, 1), labels.clamp(min=0).flatten(), None)
-        shape = (-1, *(1,) * (rows.dim() - 1))
-        return torch.where(weights.reshape(shape) > 0, rows * weights.reshape(shape), 0.0).unflatten(0, labels.shape)
+        weights = weights.reshape(-1, *(1,) * (rows.dim() - 1))
+        return torch.where(weights > 0, rows * weights, 0.0).reshape(outputs.shape)
 
     def example_labels(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """Return labels to check a module with: some rows are padding."""
         classes = max(2, outputs.shape[-1])
-        return torch.randint(PADDING, classes, outputs.shape[:2], generator=generator).to(outputs.device)
+        return torch.randint(NO_RECORD, classes, outputs.shape[:2], generator=generator).to(outputs.device)
 
     @staticmethod
     def _weights(labels: Tensor) -> Tensor:
         """One over the number of the example's records, for each of them; 0 for padding."""
-        real = (labels != PADDING).float()
+        real = (labels != NO_RECORD).float()
         return real / real.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -58,4 +58,4 @@ class EachRecord(nn.Module):
     def forward(self, records: Tensor) -> Tensor:
         """Return the outputs (T, L, ...) for records (T, L, ...)."""
         outputs: Tensor = self.module(records.flatten(0, 1))
-        return outputs.unflatten(0, records.shape[:2])
+        return outputs.reshape(*records.shape[:2], *outputs.shape[1:])

@@ -6,6 +6,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -64,13 +65,28 @@ class Section(_Table):
     model_config = ConfigDict(extra="forbid")
 
 
+class ColumnSettings(Section):
+    """How one column of a table becomes numbers; `polyeps.data.schema.Column` checks it."""
+
+    range: tuple[float, float] | None = None
+    dates: tuple[date, date] | None = None
+    categories: tuple[str, ...] | None = None
+    missing: Literal["refuse", "mean-of-range"] | float = "refuse"
+
+
 class DataSettings(Section):
     """The records, and how they are divided among clients."""
 
     name: str = "digits"
     file: Path | None = None  # your own table or folder of tables, instead of a data set by name
     label: str = "label"  # of your own table: the column to predict
-    partition: str = "iid"
+    client: str = "client"  # of your own table: the column that names the client of each record
+    # Of your own table: the column that names the person of each record; all records of a person are then protected
+    # together. Without it, each record is protected by itself.
+    unit: str | None = None
+    classes: tuple[str, ...] | None = None  # of your own table: the labels there are, in order
+    columns: dict[str, ColumnSettings] = Field(default_factory=dict)  # of your own table: how columns become numbers
+    partition: str | None = None  # None: as in the file for your own table, else iid
     clients: int | None = Field(default=None, ge=1)
     size: int | None = Field(default=None, ge=1)
     shards_per_client: int = Field(default=2, ge=1)

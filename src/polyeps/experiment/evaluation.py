@@ -1,11 +1,12 @@
-"""Accuracy on clients' own test records, client by client and group by group: in simulation only.
+"""Measures models on test records: all together and, in simulation only, client by client and group by group.
 
-A deployed server never sees these figures: they come from records that no ledger was charged for.
+A deployed server never sees the figures of single clients: they come from records that no ledger was charged for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite, nan
 
 import numpy as np
 import torch
@@ -15,9 +16,35 @@ from torch import Tensor
 from polyeps.core import Records
 from polyeps.errors import InputError
 from polyeps.experiment.population import Population
+from polyeps.experiment.registry import Metric
 from polyeps.models import Model
 
+EVALUATED_AT_ONCE = 5000  # test records: a few hundred MB of activations for the largest of our networks
 AT_ONCE = 1 << 28  # bytes of models and outputs evaluated together
+
+
+def measure(population: Population, vector: Tensor, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
+    """Return accuracy, mean loss and further metrics of a model on the test records."""
+    features, labels = population.test
+    right, loss, seen = 0.0, 0.0, []
+    for first in range(0, len(labels), EVALUATED_AT_ONCE):
+        rows, truth = features[first : first + EVALUATED_AT_ONCE], labels[first : first + EVALUATED_AT_ONCE]
+        outputs = population.model.outputs(vector.to(population.device), rows)
+        right += float((population.model.classes(outputs) == truth).sum())
+        loss += float(population.model.loss(outputs, truth).sum())
+        if metrics:
+            seen.append(outputs.cpu())
+    found = {"accuracy": right / len(labels), "loss": loss / len(labels)}
+    return found | {name: _measured(name, one, torch.cat(seen), labels) for name, one in (metrics or {}).items()}
+
+
+def _measured(name: str, metric: Metric, outputs: Tensor, labels: Tensor) -> float:
+    """Return the value of a user's metric, NaN where it is not finite."""
+    try:
+        value = float(metric(outputs, labels.cpu().clone()))
+    except Exception as problem:
+        raise InputError(f"metric {name!r} failed: {type(problem).__name__}: {problem}") from problem
+    return value if isfinite(value) else nan
 
 
 def own_accuracy(model: Model, vectors: Tensor, records: Records) -> NDArray[np.float64]:

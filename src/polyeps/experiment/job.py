@@ -22,8 +22,9 @@ from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import effective_budgets, guaranteed, whose_budgets
 from polyeps.experiment.noise_calibration import Cost, claimed_noise, cost_of, expected_rounds, real_costs, sound_noise
-from polyeps.experiment.population import Population, seed_for
+from polyeps.experiment.population import Population
 from polyeps.experiment.registry import BUILT_IN, Parts, checked_options, entry_of
+from polyeps.experiment.seeds import seed_for
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import BudgetTerms
 from polyeps.participation import Participation, check_secret_cohorts, cohort_size

@@ -30,7 +30,7 @@ from polyeps.algorithms._personal_models import personal_models
 from polyeps.core import Algorithm, Profile, State
 from polyeps.errors import InputError
 from polyeps.experiment import config
-from polyeps.experiment.evaluation import by_group
+from polyeps.experiment.evaluation import by_group, measure
 from polyeps.experiment.job import Job, prepare
 from polyeps.experiment.journal import Checkpoint, Journal
 from polyeps.experiment.journal_entries import changes, client_rows, facts, outcome, remind, write_metrics
@@ -213,7 +213,7 @@ def _prepare_all(work: _Work) -> None:
             if sum(held.values()) <= _KEPT:
                 work.jobs[job.name] = job
         if work.metrics and seed == experiment.seeds[0]:
-            job.population.evaluate(job.population.start, work.metrics)
+            measure(job.population, job.population.start, work.metrics)
         features = job.population.dataset.features
         held[id(features)] = features.nbytes  # seeds may share them
 
@@ -275,7 +275,7 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
         goes_on = job.participation.goes_on(round.active) and not now.stopped
         last = round.number + 1 == experiment.rounds or not goes_on
         due = (round.number + 1) % experiment.evaluate_every == 0 or last
-        metrics = job.population.evaluate(now.model, work.metrics) if due else {}
+        metrics = measure(job.population, now.model, work.metrics) if due else {}
         if round.discarded:
             metrics["discarded replies"] = len(round.discarded)
         if last and job.population.own_tests is not None:
