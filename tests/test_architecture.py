@@ -16,7 +16,7 @@ LAYERS = [
     {"errors"},
     {"core"},
     {"accounting"},
-    {"mechanisms", "engine", "models", "data", "aggregation", "messages"},
+    {"mechanisms", "engine", "models", "data", "aggregation", "messages", "model_files"},
     {"training", "ledger"},
     {"algorithms"},
     {"clients", "participation", "client", "server"},

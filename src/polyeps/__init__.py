@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polyeps.errors import PolyepsError
     from polyeps.experiment.config import Experiment
     from polyeps.experiment.run import Outcome, read, resume, run
+    from polyeps.experiment.saved_model import SavedModel, load_model
     from polyeps.ledger import Ledger
 
 __version__ = "0.2.0"
@@ -24,7 +25,9 @@ __all__ = [
     "Ledger",
     "Outcome",
     "PolyepsError",
+    "SavedModel",
     "calibrate",
+    "load_model",
     "read",
     "resume",
     "run",
@@ -36,7 +39,9 @@ _HOMES = {
     "Ledger": "ledger",
     "Outcome": "experiment.run",
     "PolyepsError": "errors",
+    "SavedModel": "experiment.saved_model",
     "calibrate": "accounting.calibration",
+    "load_model": "experiment.saved_model",
     "read": "experiment.run",
     "resume": "experiment.run",
     "run": "experiment.run",

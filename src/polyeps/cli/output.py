@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -30,6 +31,31 @@ def print_json(content: Any) -> None:
 def remark(text: str) -> None:
     """Print a remark on stderr, apart from the figures."""
     print(f"polyeps: {text}", file=sys.stderr)
+
+
+def check_new(path: Path, option: str = "--output") -> None:
+    """Refuse to write where something is already, or where nothing can be written."""
+    if path.exists() or path.is_symlink():
+        raise InputError(f"{option} {path} exists already; remove it, or choose another file")
+    if not path.parent.is_dir():
+        raise InputError(f"{option} {path}: the folder {path.parent} does not exist; make it, or choose another")
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file that must not exist yet; if that fails, nothing is left behind."""
+    check_new(path)
+    try:
+        with path.open("xb") as stream:
+            try:
+                stream.write(content)
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+    except FileExistsError:
+        check_new(path)
+        raise
+    except OSError as problem:
+        raise InputError(f"{path} cannot be written: {problem.strerror}; choose another file") from None
 
 
 def figure(value: Any) -> str:

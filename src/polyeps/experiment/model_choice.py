@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from polyeps.data.imdb import FIRST_WORD
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.registry import ModelFactory, Parts
+from polyeps.model_files import Architecture
 from polyeps.models import MODELS, Model, cross_entropy
 
 
@@ -20,9 +22,10 @@ def model_for(wanted: config.ModelSettings, dataset: Dataset, seed: int, parts: 
     shape = dataset.features.shape[1:]
     if wanted.name not in MODELS:
         make = parts.find("model.name", wanted.name, {**MODELS, **parts.models}, "models")
-        model = _own_model(wanted.name, make, dataset, seed)
+        kind = torch.from_numpy(dataset.features[:1]).dtype
+        model = own_model(wanted.name, make, shape, len(dataset.classes), kind, seed)
     else:
-        model = _built_in_model(wanted, dataset)
+        model = MODELS[wanted.name](**_arguments(wanted, dataset))
     if prod(model.input_shape) != prod(shape):
         raise InputError(
             f"model.name: {wanted.name} takes records of shape {model.input_shape}, but {dataset.name} has {shape}; "
@@ -31,9 +34,18 @@ def model_for(wanted: config.ModelSettings, dataset: Dataset, seed: int, parts: 
     return model
 
 
-def _own_model(name: str, make: ModelFactory, dataset: Dataset, seed: int) -> Model:
+def architecture(wanted: config.ModelSettings, dataset: Dataset) -> Architecture:
+    """Return the name and the arguments that the model of an experiment is built with."""
+    if wanted.name in MODELS:
+        return Architecture(name=wanted.name, arguments=_arguments(wanted, dataset))
+    arguments: dict[str, Any] = {"shape": dataset.features.shape[1:], "classes": len(dataset.classes)}
+    return Architecture(name=wanted.name, arguments=arguments)
+
+
+def own_model(
+    name: str, make: ModelFactory, shape: tuple[int, ...], classes: int, kind: torch.dtype, seed: int
+) -> Model:
     """Return a user's model, checked against autograd, with first weights drawn from the seed."""
-    shape, classes = dataset.features.shape[1:], len(dataset.classes)
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -41,7 +53,7 @@ def _own_model(name: str, make: ModelFactory, dataset: Dataset, seed: int) -> Mo
     except Exception as problem:
         raise InputError(f"model.name = {name} failed: {type(problem).__name__}: {problem}") from problem
     if isinstance(made, nn.Module):
-        made = Model(made, cross_entropy, shape, torch.from_numpy(dataset.features[:1]).dtype)
+        made = Model(made, cross_entropy, shape, kind)
     elif isinstance(made, Model):
         made = replace(made)  # which checks it, also where the factory did not
     else:
@@ -52,7 +64,8 @@ def _own_model(name: str, make: ModelFactory, dataset: Dataset, seed: int) -> Mo
     return made
 
 
-def _built_in_model(wanted: config.ModelSettings, dataset: Dataset) -> Model:
+def _arguments(wanted: config.ModelSettings, dataset: Dataset) -> dict[str, Any]:
+    """Return the arguments of a built-in model for some records."""
     shape, classes = dataset.features.shape[1:], len(dataset.classes)
     if (wanted.name == "lstm") != bool(dataset.words):
         raise InputError(
@@ -62,13 +75,13 @@ def _built_in_model(wanted: config.ModelSettings, dataset: Dataset) -> Model:
         )
     match wanted.name:
         case "logistic" | "linear_svm":
-            return MODELS[wanted.name](features=prod(shape), classes=classes)
+            return {"features": prod(shape), "classes": classes}
         case "binary_logistic" | "binary_svm":
             if classes != 2:
                 raise InputError(f"model.name: {wanted.name} is for two classes, but {dataset.name} has {classes}")
-            return MODELS[wanted.name](features=prod(shape))
+            return {"features": prod(shape)}
         case "mlp":
-            return MODELS["mlp"](features=prod(shape), hidden=wanted.hidden or (50,), classes=classes)
+            return {"features": prod(shape), "hidden": wanted.hidden or (50,), "classes": classes}
         case "lstm":
-            return MODELS["lstm"](vocabulary=FIRST_WORD + len(dataset.words), length=prod(shape), classes=classes)
-    return MODELS[wanted.name](classes=classes)
+            return {"vocabulary": FIRST_WORD + len(dataset.words), "length": prod(shape), "classes": classes}
+    return {"classes": classes}

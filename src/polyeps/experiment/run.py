@@ -34,9 +34,11 @@ from polyeps.experiment.evaluation import by_group, measure
 from polyeps.experiment.job import Job, prepare
 from polyeps.experiment.journal import Checkpoint, Journal
 from polyeps.experiment.journal_entries import changes, client_rows, facts, outcome, remind, write_metrics
+from polyeps.experiment.model_metadata import check_description, model_path, write_model
 from polyeps.experiment.population import Population, populate
 from polyeps.experiment.registry import Code, Encoder, Metric, ModelFactory, Parts, Tracker
 from polyeps.ledger import Ledger
+from polyeps.model_files import read_vector
 from polyeps.server import ALL_ROUNDS, Round, check_disclosure
 from polyeps.transport import codec
 from polyeps.transport.memory import InMemory
@@ -209,6 +211,7 @@ def _prepare_all(work: _Work) -> None:
                 for client, group in zip(job.population.ids, groups, strict=True)
             ]
             check_disclosure(job.algorithm, profiles)
+            check_description(job, experiment, work.parts.code)
             work.terms[job.name] = _digest(job)
             if sum(held.values()) <= _KEPT:
                 work.jobs[job.name] = job
@@ -247,7 +250,7 @@ def read(folder: Path | str) -> Outcome:
         clients = journal.query("SELECT client, spent FROM clients WHERE job = ? AND spent IS NOT NULL", (job,))
         spent[key] = {client["client"]: client["spent"] for client in clients}
         if row["status"] == "done":
-            models[key] = codec.decode(_model_path(folder, job).read_bytes())["model"]
+            models[key] = read_vector(model_path(folder, job))
     journal.close()
     return Outcome(folder, accuracy, spent, models)
 
@@ -303,13 +306,11 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
 
     transport = InMemory(cohort, job.algorithm, job.discloses)
     state = job.serve(transport, experiment.rounds, job.name, state, active=active, observe=observe)
-    path = _model_path(folder, job.name)
-    path.parent.mkdir(exist_ok=True)
-    partial = path.with_suffix(".part")
-    partial.write_bytes(codec.encode({"model": state.model}))
-    partial.replace(path)
     stopped = "rounds" if state.stopped == ALL_ROUNDS else "early"
-    journal.finish(job.name, *outcome(job, ledger, {"stopped": stopped, "reason": state.stopped}))
+    ended = outcome(job, ledger, {"stopped": stopped, "reason": state.stopped})
+    path = model_path(folder, job.name)
+    write_model(path, job, experiment, state.model, state.round, ledger, ended, work.parts.code)
+    journal.finish(job.name, *ended)
     if ledger:
         ledger.close()
 
@@ -329,10 +330,6 @@ def _open_ledger(job: Job, folder: Path, begun: bool) -> Ledger | None:
 
 def _digest(job: Job) -> str:
     return hashlib.sha256(repr(client_rows(job)).encode()).hexdigest()
-
-
-def _model_path(folder: Path, job: str) -> Path:
-    return folder / "models" / f"{job}.safetensors"
 
 
 @contextmanager

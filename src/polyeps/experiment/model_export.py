@@ -1,0 +1,141 @@
+"""Export a saved model: a `state_dict` for plain PyTorch, ONNX for other runtimes, or a model file of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from polyeps.errors import InputError
+from polyeps.experiment.saved_model import SavedModel, probabilities
+from polyeps.model_files import ModelMetadata, description, model_bytes
+
+ExportFormat = Literal["torch", "onnx", "safetensors"]
+SUFFIX: dict[ExportFormat, str] = {"torch": ".pt", "onnx": ".onnx", "safetensors": ".safetensors"}
+_TOLERANCE = 1e-5  # of probabilities, between ours and those of an ONNX file
+_TRIED = 3  # records on which they are compared
+
+
+def as_safetensors(metadata: ModelMetadata, tensors: dict[str, Tensor], clients: bool = True) -> bytes:
+    """Return a model file, with or without the clients' names, budgets and spending."""
+    return model_bytes(metadata if clients else metadata.without_clients(), tensors)
+
+
+def as_torch(tensors: dict[str, Tensor]) -> bytes:
+    """Return a state_dict as `torch.save` writes it, for `torch.load(..., weights_only=True)`."""
+    stream = io.BytesIO()
+    torch.save(tensors, stream)
+    return stream.getvalue()
+
+
+class _Probabilities(nn.Module):
+    """A module followed by softmax, or by the logistic function of a single output."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, features: Tensor) -> Tensor:
+        return probabilities(self.module(features))
+
+
+def as_onnx(model: SavedModel, clients: bool = True) -> tuple[bytes, float]:
+    """Return an ONNX file, and how far its probabilities are from ours on a few random records.
+
+    It takes encoded features, any number of records at a time, and returns the probabilities of the classes. The
+    classes, the encoding and the rest of the model's description are in its metadata.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401 - torch's exporter needs it
+    except ImportError as missing:
+        raise InputError(f"ONNX needs {missing.name}, which is not installed: pip install 'polyeps[onnx]'") from None
+    if model.encoder is not None:
+        raise InputError(
+            f"{model.path} has the encoder {model.metadata.encoder}, code which ONNX does not hold; export it as "
+            "safetensors"
+        )
+    tried = _random_records(model.metadata)
+    wrapped = _Probabilities(model.module).eval()
+    with _quiet():
+        try:
+            program: Any = torch.onnx.export(
+                wrapped,
+                (tried,),
+                dynamo=True,
+                verbose=False,
+                input_names=["features"],
+                output_names=["probabilities"],
+                dynamic_shapes=({0: torch.export.Dim("records")},),
+            )
+        except Exception as problem:
+            reason = str(problem).strip().splitlines()[0][:200]
+            raise InputError(f"{model.path} cannot be expressed in ONNX ({reason}); export it as safetensors") from None
+    proto = program.model_proto
+    _tidy(proto, model.metadata if clients else model.metadata.without_clients())
+    content: bytes = proto.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    error = 0.0
+    for count in (1, _TRIED):
+        (found,) = session.run(None, {"features": tried[:count].numpy()})
+        with torch.no_grad():
+            error = max(error, float((torch.from_numpy(found) - wrapped(tried[:count])).abs().max()))
+    if not error <= _TOLERANCE:
+        raise InputError(
+            f"{model.path}: the ONNX file's probabilities differ from ours by {error:.2g}; do not use ONNX"
+        )
+    return content, error
+
+
+def _random_records(metadata: ModelMetadata) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    kind: torch.dtype = getattr(torch, metadata.input_type)
+    if kind.is_floating_point:
+        return 2 * torch.rand(_TRIED, *metadata.input_shape, generator=generator) - 1
+    most = metadata.model.arguments.get("vocabulary", 2)
+    assert isinstance(most, int)
+    return torch.randint(0, most, (_TRIED, *metadata.input_shape), generator=generator).to(kind)
+
+
+def _tidy(proto: Any, metadata: ModelMetadata) -> None:
+    """Replace the exporter's notes, which name files of this machine, by the model's description."""
+    for part in (proto, proto.graph, *proto.functions):
+        part.doc_string = ""
+        if hasattr(part, "metadata_props"):
+            del part.metadata_props[:]
+    inner = [proto.graph.node, proto.graph.value_info, proto.graph.input, proto.graph.output, proto.graph.initializer]
+    for parts in (*inner, *(function.node for function in proto.functions)):
+        for part in parts:
+            part.doc_string = ""
+            del part.metadata_props[:]
+    proto.producer_name, proto.producer_version = "polyeps", metadata.polyeps
+    schema = metadata.columns
+    named = metadata.features or (() if schema is None else tuple(one for column in schema for one in column.outputs))
+    for key, value in (
+        ("classes", json.dumps(metadata.classes, ensure_ascii=False)),
+        ("features", json.dumps(named, ensure_ascii=False)),
+        ("polyeps", description(metadata)),
+    ):
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = key, value
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporter, whose remarks are not about the model."""
+    noisy = logging.getLogger("torch.onnx")
+    level = noisy.level
+    noisy.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        noisy.setLevel(level)

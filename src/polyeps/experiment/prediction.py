@@ -1,0 +1,149 @@
+"""Predictions for the records of a file: read a table, encode it as the model was trained, and score it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyeps.data import table_readers
+from polyeps.data.schema import Where, as_text, is_missing
+from polyeps.errors import DataError, InputError
+from polyeps.experiment.saved_model import TEXT, SavedModel, places_of, probabilities_of
+
+PREDICTION, PROBABILITY = "prediction", "probability"
+
+
+@dataclass(frozen=True, eq=False)
+class UnlabelledTable:
+    """A file's columns, or its array of features; a label column is one among others."""
+
+    path: Path
+    columns: Mapping[str, Sequence[Any]]
+    features: NDArray[Any] | None  # of an .npz file
+    records: int
+    where: Where
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The class and the probabilities of every record, in the order of the file."""
+
+    kept: Mapping[str, Sequence[Any]]  # columns passed through
+    places: NDArray[np.int64]  # (n,) of the predicted class
+    probabilities: NDArray[np.float64]  # (n, classes)
+    classes: tuple[str, ...]
+    scores: Mapping[str, float | None]  # accuracy and AUC, where they were asked for
+
+    def header(self, every: bool = False) -> list[str]:
+        """Return the names of the columns of `rows`."""
+        named = [f"{PROBABILITY} of {name}" for name in self.classes] if every else []
+        return [*self.kept, PREDICTION, PROBABILITY, *named]
+
+    def rows(self, every: bool = False) -> list[list[Any]]:
+        """Return one row for each record: kept cells, class, its probability, and all probabilities if asked for."""
+        found = []
+        for row, place in enumerate(self.places.tolist()):
+            mine = self.probabilities[row].tolist()
+            kept = [cells[row] for cells in self.kept.values()]
+            found.append([*kept, self.classes[place], mine[place], *(mine if every else ())])
+        return found
+
+
+def predict_file(
+    model: SavedModel,
+    file: Path,
+    keep: Sequence[str] = (),
+    score: bool = False,
+    label: str | None = None,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> Predictions:
+    """Predict the class of every record of a CSV, Parquet or .npz file; with `score`, compare with its labels.
+
+    The label column is the one that the model was trained with, unless `label` names another. A model whose features
+    have no names takes all columns in order, but for the label and the columns to `keep`.
+    """
+    table = read_unlabelled(file)
+    label = label or model.metadata.label or ("labels" if table.features is not None else "label")
+    for name in keep:
+        if name not in table.columns:
+            known = ", ".join(table.columns) or "none"
+            raise InputError(f"--keep {name}: {file} has no such column; it has {known}")
+    kept = {name: table.columns[name] for name in keep}
+    result = {PREDICTION, PROBABILITY, *(f"{PROBABILITY} of {name}" for name in model.classes)}
+    if taken := next((name for name in kept if name in result), None):
+        raise InputError(f"--keep {taken}: the result has a column of that name; rename it in {file}")
+    truth = _truth(model, table, label) if score else None
+    records: Any = table.features
+    if records is None:
+        named = model.schema is not None or bool(model.metadata.features) or TEXT in table.columns
+        records = {name: table.columns[name] for name in table.columns if named or name not in {label, *kept}}
+    outputs = model.outputs(model.encode(records, table.where, str(file)), progress)
+    places, chances = places_of(outputs).numpy(), probabilities_of(outputs)
+    scores = {} if truth is None else _scores(truth, places, chances)
+    return Predictions(kept, places, chances, model.classes, scores)
+
+
+def read_unlabelled(path: Path) -> UnlabelledTable:
+    """Read the columns of a file as they stand."""
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; give a {', '.join(table_readers.SUFFIXES)} file")
+    if path.suffix == ".npz":
+        return _read_arrays(path)
+    if path.suffix not in table_readers.SUFFIXES:
+        raise DataError(f"{path} ends in {path.suffix or 'no suffix'}; give a {', '.join(table_readers.SUFFIXES)} file")
+    found = table_readers._read_csv(path) if path.suffix == ".csv" else table_readers._read_parquet(path)
+    for name in found.header:
+        if found.header.count(name) > 1:
+            raise DataError(
+                f"{path} has {found.header.count(name)} columns named {name!r}; rename or remove all but one"
+            )
+    columns: dict[str, Any] = dict(zip(found.header, found.cells, strict=True))
+    if not len(found.lines):
+        raise DataError(f"{path} holds no records; add some below its header")
+    return UnlabelledTable(path, columns, None, len(found.lines), lambda row: f"{path}, row {found.lines[row]}")
+
+
+def _read_arrays(path: Path) -> UnlabelledTable:
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except Exception as problem:  # damaged archives raise errors of many kinds
+        raise DataError(f"{path} is not a readable .npz file of plain arrays ({problem}); write it again") from None
+    features = arrays.pop("features", None)
+    if features is None or features.ndim < 2:
+        raise DataError(f"{path} has no array 'features' with a row for each record; store one")
+    if odd := next((name for name, array in arrays.items() if array.shape != features.shape[:1]), None):
+        raise DataError(f"{path}: {odd} has shape {arrays[odd].shape}, but there are {len(features)} records")
+    return UnlabelledTable(path, arrays, features, len(features), lambda row: f"{path}, record {row}")
+
+
+def _truth(model: SavedModel, table: UnlabelledTable, label: str) -> NDArray[np.int64]:
+    """Return the place of every record's true class."""
+    if label not in table.columns:
+        known = ", ".join(table.columns) or "none"
+        raise InputError(f"--score: {table.path} has no column {label!r} (it has {known}); name it with --label")
+    places = {name: place for place, name in enumerate(model.classes)}
+    found = []
+    for row, cell in enumerate(table.columns[label]):
+        text = "" if is_missing(cell) else as_text(cell.item() if isinstance(cell, np.generic) else cell)
+        if text not in places:
+            known = ", ".join(model.classes[:8]) + (", …" if len(model.classes) > 8 else "")
+            shown = repr(text) if text else "missing"
+            raise DataError(f"{table.where(row)}: the label is {shown}, which the model does not know ({known})")
+        found.append(places[text])
+    return np.array(found, dtype=np.int64)
+
+
+def _scores(truth: NDArray[np.int64], places: NDArray[np.int64], chances: NDArray[np.float64]) -> dict[str, Any]:
+    """Return accuracy and AUC: for several classes, the mean over classes of one against the rest."""
+    from sklearn.metrics import roc_auc_score
+
+    mine = [place for place in range(chances.shape[1]) if 0 < (truth == place).sum() < len(truth)]
+    mine = mine[-1:] if chances.shape[1] == 2 else mine
+    found = [float(roc_auc_score(truth == place, chances[:, place])) for place in mine]
+    return {"accuracy": float((truth == places).mean()), "auc": float(np.mean(found)) if found else None}

@@ -1,0 +1,312 @@
+"""Saved models: load one from its file or from a run's folder, and predict with it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from polyeps.accounting.certificate import Certificate
+from polyeps.data.imdb import number_words, tokenise
+from polyeps.data.schema import Schema, Where
+from polyeps.errors import DataError, InputError
+from polyeps.experiment.journal import Journal
+from polyeps.experiment.model_choice import own_model
+from polyeps.experiment.model_metadata import model_path
+from polyeps.experiment.registry import Code, Encoder, ModelFactory, Parts
+from polyeps.model_files import ModelMetadata, read_model_file
+from polyeps.models import MODELS, Model
+
+AT_A_TIME = 5000  # records, as in evaluation
+TEXT = "text"  # the column of texts, for models of words
+
+
+@dataclass(frozen=True, eq=False)
+class SavedModel:
+    """A trained model with all that is needed to use it.
+
+    Tables (mappings of columns, pandas or polars frames) are encoded as the training records were. Arrays and tensors
+    are features in the order of the training records, encoded already where there is a schema.
+    """
+
+    path: Path
+    metadata: ModelMetadata
+    module: nn.Module  # with its weights, ready to predict
+    encoder: Callable[[], Encoder] | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class labels; probability i is that of classes[i]."""
+        return self.metadata.classes
+
+    @property
+    def schema(self) -> Schema | None:
+        """How the columns of a table become features; None for a model of plain numbers, images or texts."""
+        return None if self.metadata.columns is None else Schema(self.metadata.columns)
+
+    @property
+    def certificates(self) -> dict[str, Certificate]:
+        """Every client's certificate for what it spent on this model; empty where clients are withheld."""
+        return {client: self.metadata.certificate(one) for client, one in (self.metadata.clients or {}).items()}
+
+    def predict(self, records: Any) -> list[str]:
+        """Return the class of every record of a table or an array."""
+        return [self.classes[place] for place in places_of(self.outputs(self.encode(records))).tolist()]
+
+    def predict_proba(self, records: Any) -> NDArray[np.float64]:
+        """Return the probability of every class, (n, classes), for the records of a table or an array."""
+        return probabilities_of(self.outputs(self.encode(records)))
+
+    def encode(self, records: Any, where: Where | None = None, name: str = "the table") -> Tensor:
+        """Return the features of records as the module takes them, (n, ...)."""
+        place = where or (lambda row: f"record {row}")
+        if isinstance(records, Tensor):
+            found = records.detach().cpu().numpy()
+        elif isinstance(records, np.ndarray):
+            found = records
+        else:
+            found = self._of_table(_columns(records), place, name)
+        if not len(found):
+            raise DataError(f"{name} holds no records; add some")
+        if found.dtype.kind not in "fiub":
+            raise DataError(f"{name} holds {found.dtype}, not numbers; give numbers, or a table with named columns")
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            bad = np.argwhere(~np.isfinite(found))[0]
+            raise DataError(f"{place(int(bad[0]))}: a feature is {found[tuple(bad)]}; fill it in, or remove the record")
+        return self._inputs(found, place, name)
+
+    def outputs(self, features: Tensor, done: Callable[[int, int], None] = lambda *_: None) -> Tensor:
+        """Return the outputs of the module, (n, outputs); refuse those that are not finite."""
+        parts = []
+        with torch.no_grad():
+            for first in range(0, len(features), AT_A_TIME):
+                parts.append(self.module(features[first : first + AT_A_TIME]))
+                done(min(first + AT_A_TIME, len(features)), len(features))
+        found = torch.cat(parts)
+        if not torch.isfinite(found).all():
+            raise InputError(f"{self.path} predicts what is no number: its training diverged, or a feature is huge")
+        return found
+
+    def _of_table(self, table: Mapping[str, Sequence[Any]], where: Where, name: str) -> NDArray[Any]:
+        schema, held = self.schema, self.metadata
+        if held.words and TEXT in table:
+            texts = [tokenise(str(text).encode()) for text in table[TEXT]]
+            return number_words(texts, [word.encode() for word in held.words], prod(held.input_shape))
+        if schema is not None:
+            _check_columns([column.name for column in schema.columns], table, name)
+            return schema.encode(table, where, name)
+        if held.features:
+            _check_columns(held.features, table, name)
+            wanted = {column: table[column] for column in held.features}
+        else:
+            wanted = dict(table)
+        if not wanted:
+            raise DataError(f"{name} has no columns; give one for each feature, in order")
+        return np.stack([_numbers(column, cells, where) for column, cells in wanted.items()], axis=1)
+
+    def _inputs(self, found: NDArray[Any], where: Where, name: str) -> Tensor:
+        """Return features as the module takes them, encoded where the model has an encoder."""
+        if self.encoder is not None:
+            found = self._encoded(found)
+        shape, size = self.metadata.input_shape, int(np.prod(found.shape[1:]))
+        if found.ndim < 2 or size != prod(shape):
+            named = "by position: leave others out with --keep, or remove them" if not self.metadata.features else ""
+            raise DataError(
+                f"{name} has {size if found.ndim > 1 else 'no'} features a record, and the model takes {prod(shape)}"
+                f"{f', {named}' if named else '; give as many'}"
+            )
+        kind: torch.dtype = getattr(torch, self.metadata.input_type)
+        if kind.is_floating_point:
+            with np.errstate(over="ignore"):
+                features = torch.from_numpy(np.ascontiguousarray(found, dtype=np.float32))
+            if not torch.isfinite(features).all():
+                row = int((~torch.isfinite(features.flatten(1)).all(1)).nonzero()[0])
+                raise DataError(f"{where(row)}: a feature is too large for 32 bits; correct it")
+            return features.reshape(-1, *shape)
+        return self._whole(found, where, kind).reshape(-1, *shape)
+
+    def _whole(self, found: NDArray[Any], where: Where, kind: torch.dtype) -> Tensor:
+        """Return whole numbers, such as those of words, none of them outside of the model's."""
+        most = self.metadata.model.arguments.get("vocabulary")
+        limit = most if isinstance(most, int) else torch.iinfo(kind).max + 1 if kind is not torch.bool else 2
+        wrong = (found != np.floor(found)) | (found < 0) | (found >= limit)
+        if wrong.any():
+            at = tuple(int(i) for i in np.argwhere(wrong)[0])
+            raise DataError(f"{where(at[0])}: {found[at]} is not a whole number from 0 to {limit - 1}; correct it")
+        return torch.from_numpy(found.astype(np.int64)).to(kind)
+
+    def _encoded(self, found: NDArray[Any]) -> NDArray[Any]:
+        assert self.encoder is not None
+        floats = found.astype(np.float32) if found.dtype.kind == "f" else found
+        try:
+            with torch.no_grad():
+                rows = torch.as_tensor(self.encoder()(torch.from_numpy(floats.copy()))).float().cpu().numpy()
+        except Exception as problem:
+            reason = f"{type(problem).__name__}: {problem}"
+            raise InputError(f"the model's encoder {self.metadata.encoder} failed: {reason}") from problem
+        if rows.ndim < 2 or len(rows) != len(found) or not np.isfinite(rows).all():
+            raise InputError(f"the model's encoder {self.metadata.encoder} must return finite features, a row a record")
+        return np.asarray(rows)
+
+
+def load_model(
+    path: Path | str,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    models: Mapping[str, ModelFactory] | None = None,
+    encoders: Mapping[str, Callable[[], Encoder]] | None = None,
+    code_folder: Path | str | None = None,
+) -> SavedModel:
+    """Load a model from its file, or from a run's folder, where `method` and `seed` choose among several.
+
+    An own model is built by its factory: give it under its name in `models`, or give the folder of its code if you
+    trust that code. The same holds for encoders.
+    """
+    path = find_model(Path(path), method, seed)
+    metadata, tensors = read_model_file(path)
+    code = None if code_folder is None else Code(Path(code_folder).absolute(), dict(metadata.code), resumed=True)
+    parts = Parts(models=models or {}, encoders=encoders or {}, code=code)
+    model = _built(path, metadata, parts)
+    encoder = metadata.encoder and parts.find("data.encoder", metadata.encoder, parts.encoders, "encoders")
+    module = model.module
+    _check_tensors(path, module.state_dict(), tensors)
+    if tuple(model.slices) != metadata.parameters or model.input_shape != metadata.input_shape:
+        raise InputError(f"{path} describes another model than {metadata.model.name}; export it again")
+    if len(metadata.classes) != _class_count(metadata):
+        raise InputError(f"{path} names {len(metadata.classes)} classes for {_class_count(metadata)}; export it again")
+    if str(model.input_type) != f"torch.{metadata.input_type}":
+        raise InputError(f"{path}: {metadata.model.name} takes {model.input_type}, not {metadata.input_type}")
+    module.load_state_dict(tensors, assign=any(parameter.is_meta for parameter in module.parameters()))
+    module.eval()
+    return SavedModel(path, metadata, module, encoder or None)
+
+
+def find_model(path: Path, method: str | None = None, seed: int | None = None) -> Path:
+    """Return the model file that a path names: itself, or the one of a run's folder."""
+    if not path.is_dir():
+        if method is not None or seed is not None:
+            raise InputError(f"{path} is one model; --method and --seed choose among those of a run's folder")
+        return path
+    journal = Journal(path / "journal.db")
+    jobs = [row for row in journal.jobs() if row["status"] == "done"]
+    journal.close()
+    chosen = [row for row in jobs if method in (None, row["label"]) and seed in (None, row["seed"])]
+    listed = ", ".join(f"{row['label']!r} with seed {row['seed']}" for row in jobs) or "none"
+    if len(chosen) != 1:
+        found = f"{len(chosen)} of the models in" if chosen else "no finished model in"
+        raise InputError(f"{found} {path} fit; choose one with --method and --seed: {listed}")
+    return model_path(path, chosen[0]["job"])
+
+
+def code_folder_of(path: Path) -> Path | None:
+    """Return the folder of the code that a run trusted, for a model file in its folder."""
+    folder = path.absolute().parent.parent
+    if not (folder / "journal.db").is_file():
+        return None
+    journal = Journal(folder / "journal.db")
+    code = journal.about().get("code")
+    journal.close()
+    return None if code is None else Path(code["folder"])
+
+
+def places_of(outputs: Tensor) -> Tensor:
+    """Return the place of the class that each row of outputs stands for."""
+    return Model.classes(outputs)
+
+
+def probabilities_of(outputs: Tensor) -> NDArray[np.float64]:
+    """Return probabilities, (n, classes): softmax, or the logistic function of a single output."""
+    return np.asarray(probabilities(outputs.double()))
+
+
+def probabilities(outputs: Tensor) -> Tensor:
+    """Return the probabilities of outputs; one output is the log odds of class 1."""
+    if outputs.shape[-1] == 1:
+        return torch.cat([torch.sigmoid(-outputs), torch.sigmoid(outputs)], dim=-1)
+    return torch.softmax(outputs, dim=-1)
+
+
+def _built(path: Path, metadata: ModelMetadata, parts: Parts) -> Model:
+    """Return the model that a file names, without its weights."""
+    name, arguments = metadata.model.name, metadata.model.arguments
+    if name not in MODELS:
+        shape, classes = arguments.get("shape"), arguments.get("classes")
+        if set(arguments) != {"shape", "classes"} or not isinstance(shape, tuple) or not isinstance(classes, int):
+            raise InputError(f"{path}: an own model takes a shape and a number of classes; export it again")
+        make = parts.find("model.name", name, {**MODELS, **parts.models}, "models")
+        return own_model(name, make, shape, classes, getattr(torch, metadata.input_type), 0)
+    if unknown := set(arguments) - set(inspect.signature(MODELS[name]).parameters):
+        raise InputError(f"{path}: {name} has no argument {min(unknown)!r}; export the model again")
+    try:
+        return MODELS[name](**arguments)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as problem:
+        reason = str(problem).splitlines()[0][:200]
+        raise InputError(f"{path}: {name} cannot be built with {arguments} ({reason}); export it again") from None
+
+
+def _class_count(metadata: ModelMetadata) -> Any:
+    """Return the number of classes that a model tells apart; nothing runs, for a file may ask for too much."""
+    built_in = MODELS.get(metadata.model.name)
+    known = inspect.signature(built_in).parameters.get("classes") if built_in else None
+    return metadata.model.arguments.get("classes", known.default if known else 2)
+
+
+def _check_tensors(path: Path, wanted: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are not those of the module, before anything of their size is made."""
+    if odd := sorted(set(wanted) ^ set(held)):
+        said = "holds no" if odd[0] in wanted else "holds a"
+        raise InputError(f"{path} {said} tensor {odd[0]!r}, unlike the model it names; export it again")
+    for name, tensor in wanted.items():
+        if tensor.shape != held[name].shape or tensor.dtype != held[name].dtype:
+            raise InputError(
+                f"{path}: tensor {name!r} is {held[name].dtype} {tuple(held[name].shape)}, but the model it names has "
+                f"{tensor.dtype} {tuple(tensor.shape)}; export it again"
+            )
+
+
+def _columns(records: Any) -> dict[str, Sequence[Any]]:
+    """Return the columns of a mapping or a data frame by name."""
+    try:
+        names = list(records) if isinstance(records, Mapping) else list(records.columns)
+        found: dict[str, Sequence[Any]] = {str(name): [_plain(cell) for cell in records[name]] for name in names}
+    except (AttributeError, TypeError, KeyError):
+        kind = type(records).__name__
+        raise InputError(f"a {kind} is no table; give columns by name, a data frame, an array or a tensor") from None
+    if len({len(cells) for cells in found.values()}) > 1:
+        raise DataError("the table's columns have different lengths; make them equal")
+    return found
+
+
+def _plain(cell: Any) -> Any:
+    """Return a cell as a value of Python's own."""
+    return cell.item() if isinstance(cell, np.number | np.bool_) else cell
+
+
+def _check_columns(wanted: Sequence[str], table: Mapping[str, Sequence[Any]], name: str) -> None:
+    if missing := [column for column in wanted if column not in table]:
+        shown = ", ".join(list(table)[:8]) + (", …" if len(table) > 8 else "")
+        raise DataError(
+            f"{name} has no column {missing[0]!r}, which the model was trained on; it has {shown or 'none'}: add it, or"
+            " rename a column"
+        )
+
+
+def _numbers(column: str, cells: Sequence[Any], where: Where) -> NDArray[np.float64]:
+    try:
+        return np.array(cells, dtype=np.float64)
+    except (TypeError, ValueError):
+        for row, cell in enumerate(cells):
+            try:
+                float(cell)
+            except (TypeError, ValueError):
+                raise DataError(f"{where(row)}: {column} is {cell!r}, not a number; correct it") from None
+        raise
