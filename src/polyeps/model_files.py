@@ -30,6 +30,7 @@ _LARGEST_RECORD = 1 << 26  # numbers
 _ENDS_IN_SECRECY = "left out on request"
 
 _Count = Annotated[int, Field(ge=1, lt=1 << 40)]
+_PartName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]{0,200}$")]  # as in an experiment
 _CERTIFICATE: TypeAdapter[Certificate] = TypeAdapter(Certificate)
 
 
@@ -40,7 +41,7 @@ class _Part(BaseModel):
 class Architecture(_Part):
     """A built-in model and its arguments, or an own one: the name of its factory, the record's shape, the classes."""
 
-    name: str = Field(min_length=1, max_length=300)
+    name: _PartName
     arguments: dict[str, _Count | Annotated[tuple[_Count, ...], Field(max_length=64)]]
 
 
@@ -75,7 +76,7 @@ class ModelMetadata(_Part):
     columns: tuple[Column, ...] | None = None  # how the columns of a table become features
     features: tuple[str, ...] = ()  # names of the features, if they have any
     words: tuple[str, ...] = ()  # of texts
-    encoder: str | None = None  # applied to the features before the model
+    encoder: _PartName | None = None  # applied to the features before the model
     code: dict[str, str] = Field(default_factory=dict)  # SHA-256 of modules that the model and the encoder come from
     guarantee: dict[str, Any]  # fields of a certificate that all clients share
     clients: dict[str, ClientGuarantee] | None = Field(default=None, max_length=MOST_CLIENTS)
@@ -167,7 +168,7 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118
             return dict(stored.metadata() or {}), tensors
     except (safetensors.SafetensorError, ValueError, TypeError, RuntimeError, KeyError, OSError) as problem:
-        reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+        reason = _shown(str(problem) or type(problem).__name__)
         raise InputError(f"{path} is not a safetensors file, or it is damaged ({reason}); {remedy}") from None
 
 
@@ -175,7 +176,9 @@ def _described(path: Path, text: str) -> ModelMetadata:
     try:
         found = from_json(text, allow_inf_nan=False)
     except ValueError as problem:
-        raise InputError(f"{path}: its description is not JSON ({problem}); restore it, or export it again") from None
+        raise InputError(
+            f"{path}: its description is not JSON ({_shown(str(problem))}); restore it, or export it again"
+        ) from None
     version = found.get("format") if isinstance(found, dict) else None
     if isinstance(version, int) and version > FORMAT:
         raise InputError(f"{path} has format {version}, and this polyeps reads {FORMAT}; install a newer polyeps")
@@ -184,6 +187,11 @@ def _described(path: Path, text: str) -> ModelMetadata:
         return ModelMetadata.model_validate_json(text)
     except ValidationError as problem:
         error = problem.errors(include_url=False, include_context=False)[0]
-        place = ".".join(str(part) for part in error["loc"])[:200]
-        reason = error["msg"].removeprefix("Value error, ").splitlines()[0][:200]
-        raise InputError(f"{path} does not describe a model of ours: {place}: {reason}; export it again") from None
+        place = ".".join(str(part) for part in error["loc"])
+        reason = f"{place}: {error['msg'].removeprefix('Value error, ')}"
+        raise InputError(f"{path} does not describe a model of ours: {_shown(reason)}; export it again") from None
+
+
+def _shown(text: str) -> str:
+    """Return a text of unknown origin as one line that a terminal can show."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)[:300]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from polyeps.errors import InputError
+from polyeps.experiment.onnx_layers import graph_of
 from polyeps.experiment.saved_model import SavedModel, probabilities
 from polyeps.model_files import ModelMetadata, description, model_bytes
 
@@ -53,8 +54,8 @@ def as_onnx(model: SavedModel, clients: bool = True) -> tuple[bytes, float]:
     classes, the encoding and the rest of the model's description are in its metadata.
     """
     try:
+        import onnx  # noqa: F401
         import onnxruntime
-        import onnxscript  # noqa: F401 - torch's exporter needs it
     except ImportError as missing:
         raise InputError(f"ONNX needs {missing.name}, which is not installed: pip install 'polyeps[onnx]'") from None
     if model.encoder is not None:
@@ -62,8 +63,32 @@ def as_onnx(model: SavedModel, clients: bool = True) -> tuple[bytes, float]:
             f"{model.path} has the encoder {model.metadata.encoder}, code which ONNX does not hold; export it as "
             "safetensors"
         )
-    tried = _random_records(model.metadata)
+    tried, about = _random_records(model.metadata), model.metadata
     wrapped = _Probabilities(model.module).eval()
+    proto = graph_of(model.module, about.input_shape, tried.dtype, len(about.classes))
+    if proto is None:
+        proto = _by_torch(model, wrapped, tried)
+    _tidy(proto, about if clients else about.without_clients())
+    content: bytes = proto.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    error = 0.0
+    for count in (1, _TRIED):
+        (found,) = session.run(None, {"features": tried[:count].numpy()})
+        with torch.no_grad():
+            error = max(error, float((torch.from_numpy(found) - wrapped(tried[:count])).abs().max()))
+    if not error <= _TOLERANCE:
+        raise InputError(
+            f"{model.path}: the ONNX file's probabilities differ from ours by {error:.2g}; do not use ONNX"
+        )
+    return content, error
+
+
+def _by_torch(model: SavedModel, wrapped: nn.Module, tried: Tensor) -> Any:
+    """Return the ONNX model of any module, by torch's exporter."""
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise InputError("ONNX of an own model needs onnxscript: pip install 'polyeps[onnx]'") from None
     with _quiet():
         try:
             program: Any = torch.onnx.export(
@@ -78,20 +103,7 @@ def as_onnx(model: SavedModel, clients: bool = True) -> tuple[bytes, float]:
         except Exception as problem:
             reason = str(problem).strip().splitlines()[0][:200]
             raise InputError(f"{model.path} cannot be expressed in ONNX ({reason}); export it as safetensors") from None
-    proto = program.model_proto
-    _tidy(proto, model.metadata if clients else model.metadata.without_clients())
-    content: bytes = proto.SerializeToString()
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    error = 0.0
-    for count in (1, _TRIED):
-        (found,) = session.run(None, {"features": tried[:count].numpy()})
-        with torch.no_grad():
-            error = max(error, float((torch.from_numpy(found) - wrapped(tried[:count])).abs().max()))
-    if not error <= _TOLERANCE:
-        raise InputError(
-            f"{model.path}: the ONNX file's probabilities differ from ours by {error:.2g}; do not use ONNX"
-        )
-    return content, error
+    return program.model_proto
 
 
 def _random_records(metadata: ModelMetadata) -> Tensor:

@@ -118,10 +118,9 @@ class SavedModel:
             found = self._encoded(found)
         shape, size = self.metadata.input_shape, int(np.prod(found.shape[1:]))
         if found.ndim < 2 or size != prod(shape):
-            named = "by position: leave others out with --keep, or remove them" if not self.metadata.features else ""
             raise DataError(
-                f"{name} has {size if found.ndim > 1 else 'no'} features a record, and the model takes {prod(shape)}"
-                f"{f', {named}' if named else '; give as many'}"
+                f"{name} has {size if found.ndim > 1 else 'no'} features a record, and the model takes {prod(shape)}; "
+                "give as many, in the order of the training"
             )
         kind: torch.dtype = getattr(torch, self.metadata.input_type)
         if kind.is_floating_point:
@@ -239,10 +238,10 @@ def _built(path: Path, metadata: ModelMetadata, parts: Parts) -> Model:
     """Return the model that a file names, without its weights."""
     name, arguments = metadata.model.name, metadata.model.arguments
     if name not in MODELS:
+        make = parts.find("model.name", name, {**MODELS, **parts.models}, "models")
         shape, classes = arguments.get("shape"), arguments.get("classes")
         if set(arguments) != {"shape", "classes"} or not isinstance(shape, tuple) or not isinstance(classes, int):
             raise InputError(f"{path}: an own model takes a shape and a number of classes; export it again")
-        make = parts.find("model.name", name, {**MODELS, **parts.models}, "models")
         return own_model(name, make, shape, classes, getattr(torch, metadata.input_type), 0)
     if unknown := set(arguments) - set(inspect.signature(MODELS[name]).parameters):
         raise InputError(f"{path}: {name} has no argument {min(unknown)!r}; export the model again")
