@@ -71,7 +71,7 @@ def test_the_guides_other_examples_run(tmp_path: Path, monkeypatch: pytest.Monke
     for title in ("Predict in Python", "Export to ONNX", "What the file says"):
         if title == "Export to ONNX":
             model, vector = save(tmp_path / "model.safetensors", "mlp", {"features": 3, "hidden": [2], "classes": 2})
-            (tmp_path / "hospitals.onnx").write_bytes(as_onnx(load_model(tmp_path / "model.safetensors"))[0])
+            (tmp_path / "digits.onnx").write_bytes(as_onnx(load_model(tmp_path / "model.safetensors"))[0])
             known["features"] = records(model).numpy()
         (block,) = re.findall(r"```python\n(.*?)```", sections[title], re.DOTALL)
         exec(compile(block, title, "exec"), known)

@@ -56,8 +56,7 @@ def test_a_table_in_any_order_with_gaps_and_unknown_categories(model: SavedModel
 
 
 def test_parquet_and_csv_are_the_same(model: SavedModel, tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet  # noqa: F811
+    import pyarrow.parquet
 
     cells: dict[str, list[Any]] = {"age": [50, None], "bp": [90.5, 180.0], "smoker": [True, False], "patient": [1, 2]}
     pyarrow.parquet.write_table(pyarrow.table(cells), tmp_path / "new.parquet")

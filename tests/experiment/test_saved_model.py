@@ -24,7 +24,7 @@ from polyeps.experiment.model_metadata import SIMULATED, named_tensors, write_mo
 from polyeps.experiment.population import populate
 from polyeps.experiment.saved_model import find_model, load_model
 from polyeps.model_files import ModelMetadata, model_bytes, read_model_file
-from polyeps.models import Model, cross_entropy
+from polyeps.models import Model, cross_entropy, logistic
 
 COLUMNS = (
     Column("age", range=(0, 110), missing="mean-of-range"),
@@ -126,7 +126,7 @@ def job_with_schema() -> Any:
         schema=schema,
         columns=schema.outputs,
     )
-    model = polyeps.models.logistic(width, 10)  # type: ignore[attr-defined]
+    model = logistic(width, 10)
     found = replace(population, dataset=dataset, model=model, start=torch.randn(model.size))
     return wanted, prepare(wanted, wanted.algorithm[0], found)
 
@@ -236,6 +236,7 @@ class Tied(nn.Module):
         self.again.weight = self.first.weight
         self.last = nn.Linear(3, 2)
         self.last.bias.requires_grad = False
+        self.scale: Tensor
         self.register_buffer("scale", torch.tensor([2.0]))
 
     def forward(self, rows: Tensor) -> Tensor:

@@ -34,10 +34,9 @@ def export(
     ] = None,
     method: MethodName = None,
     seed: ModelSeed = None,
-    clients: Annotated[
-        bool,
-        typer.Option("--clients/--without-clients", help="Keep or leave out clients' names, budgets and spending."),
-    ] = True,
+    without_clients: Annotated[
+        bool, typer.Option("--without-clients", help="Leave out clients' names, budgets and spending.")
+    ] = False,
     trust_code: TrustModelCode = False,
     code: CodeFolder = None,
     as_json: Json = False,
@@ -52,7 +51,7 @@ def export(
     target = output or Path(path.name.removesuffix(".safetensors") + SUFFIX[kind])
     check_new(target)
     metadata, tensors = read_model_file(path)
-    error = None
+    error, clients = None, not without_clients
     if kind == "onnx":
         with progress("exporting to ONNX"):
             content, error = as_onnx(open_model(path, trust_code, code), clients)
