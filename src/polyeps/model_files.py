@@ -26,6 +26,7 @@ FORMAT = 1
 MOST_CLIENTS = 20_000  # whose certificates a file holds
 _KEY = "polyeps"
 _LARGEST_HEADER = 1 << 25  # bytes
+LARGEST_DESCRIPTION = 1 << 23  # bytes of JSON, which the header escapes and so makes longer
 _LARGEST_RECORD = 1 << 26  # numbers
 _ENDS_IN_SECRECY = "left out on request"
 

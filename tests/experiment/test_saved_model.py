@@ -20,7 +20,7 @@ from polyeps.data.schema import Column, Schema
 from polyeps.errors import DataError, InputError
 from polyeps.experiment import run as runs
 from polyeps.experiment.job import prepare
-from polyeps.experiment.model_metadata import SIMULATED, named_tensors, write_model
+from polyeps.experiment.model_metadata import SIMULATED, check_description, named_tensors, write_model
 from polyeps.experiment.population import populate
 from polyeps.experiment.saved_model import find_model, load_model
 from polyeps.model_files import ModelMetadata, model_bytes, read_model_file
@@ -156,6 +156,18 @@ def test_tables_are_encoded_as_the_training_records_were(tmp_path: Path) -> None
         np.testing.assert_allclose(model.predict_proba(table), torch.softmax(wanted.double(), 1).numpy(), atol=1e-6)
     assert model.predict(TABLE) == [str(place) for place in wanted.argmax(1).tolist()]
     assert {one.certified for one in model.certificates.values()} == {0.25}
+
+
+def test_a_model_that_could_not_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"fedavg-1: its model cannot be described \(model\.arguments\.hidden"):
+        runs.run(experiment("fedavg", model={"name": "mlp", "hidden": [2] * 70}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    wanted, job = job_with_schema()
+    check_description(job, wanted, None)
+    many = Schema((Column("town", categories=tuple(f"{place:0900}" for place in range(10_000))),))
+    dataset = replace(job.population.dataset, schema=many)
+    with pytest.raises(InputError, match=r"more than 8388608; declare fewer"):
+        check_description(replace(job, population=replace(job.population, dataset=dataset)), wanted, None)
 
 
 @pytest.mark.parametrize(

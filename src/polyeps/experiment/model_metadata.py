@@ -23,7 +23,14 @@ from polyeps.experiment.journal_entries import facts
 from polyeps.experiment.model_choice import architecture
 from polyeps.experiment.registry import Code
 from polyeps.ledger import Ledger
-from polyeps.model_files import MOST_CLIENTS, ClientGuarantee, ModelMetadata, model_bytes
+from polyeps.model_files import (
+    LARGEST_DESCRIPTION,
+    MOST_CLIENTS,
+    ClientGuarantee,
+    ModelMetadata,
+    description,
+    model_bytes,
+)
 from polyeps.models import Model
 
 # A condition of every certificate in a simulated run's model: its noise is as secret as a small number.
@@ -43,11 +50,16 @@ def model_path(folder: Path, job: str) -> Path:
 def check_description(job: Job, experiment: config.Experiment, code: Code | None) -> None:
     """Refuse a model that could not be written when its training is over."""
     try:
-        _metadata(job, experiment, 0, None, (dict.fromkeys(job.terms, 0.0), {}), code)
+        found = _metadata(job, experiment, 0, None, (dict.fromkeys(job.terms, 0.0), {}), code)
     except ValidationError as problem:
         error = problem.errors()[0]
         place = ".".join(str(part) for part in error["loc"])
         raise InputError(f"{job.name}: its model cannot be described ({place}: {error['msg']}); change it") from None
+    if (size := len(description(found).encode())) > LARGEST_DESCRIPTION:
+        raise InputError(
+            f"{job.name}: the description of its model has {size} bytes, more than {LARGEST_DESCRIPTION}; declare fewer "
+            "categories, or shorten the names of columns and clients"
+        )
 
 
 def write_model(
