@@ -52,13 +52,13 @@ def check_description(job: Job, experiment: config.Experiment, code: Code | None
     try:
         found = _metadata(job, experiment, 0, None, (dict.fromkeys(job.terms, 0.0), {}), code)
     except ValidationError as problem:
-        error = problem.errors()[0]
+        error = problem.errors()[-1]  # of a value of several types, the last one tried
         place = ".".join(str(part) for part in error["loc"])
         raise InputError(f"{job.name}: its model cannot be described ({place}: {error['msg']}); change it") from None
     if (size := len(description(found).encode())) > LARGEST_DESCRIPTION:
         raise InputError(
-            f"{job.name}: the description of its model has {size} bytes, more than {LARGEST_DESCRIPTION}; declare fewer "
-            "categories, or shorten the names of columns and clients"
+            f"{job.name}: the description of its model has {size} bytes, more than {LARGEST_DESCRIPTION}; declare"
+            " fewer categories, or shorten the names of columns and clients"
         )
 
 
