@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from torch import Tensor
 
 from polyeps.accounting.certificate import SECRET_COHORT, Certificate
-from polyeps.data.schema import Column, Schema
+from polyeps.data.schema import Column
 from polyeps.errors import InputError
 
 FORMAT = 1
@@ -28,7 +28,7 @@ _KEY = "polyeps"
 _LARGEST_HEADER = 1 << 25  # bytes
 LARGEST_DESCRIPTION = 1 << 23  # bytes of JSON, which the header escapes and so makes longer
 _LARGEST_RECORD = 1 << 26  # numbers
-_ENDS_IN_SECRECY = "left out on request"
+_ON_REQUEST = "left out on request"
 
 _Count = Annotated[int, Field(ge=1, lt=1 << 40)]
 _PartName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]{0,200}$")]  # as in an experiment
@@ -105,14 +105,9 @@ class ModelMetadata(_Part):
         }
         return _CERTIFICATE.validate_python({**self.guarantee, **own})
 
-    @property
-    def schema_of_columns(self) -> Schema | None:
-        """The encoding of the columns, where the model was trained on a table with declared columns."""
-        return None if self.columns is None else Schema(self.columns)
-
     def without_clients(self) -> ModelMetadata:
         """Return the description without clients' names, budgets and spending."""
-        return self.model_copy(update={"clients": None, "withheld": self.withheld or _ENDS_IN_SECRECY})
+        return self.model_copy(update={"clients": None, "withheld": self.withheld or _ON_REQUEST})
 
 
 def model_bytes(metadata: ModelMetadata, tensors: Mapping[str, Tensor]) -> bytes:
@@ -130,17 +125,13 @@ def description(metadata: ModelMetadata) -> str:
 def read_model_file(path: Path) -> tuple[ModelMetadata, dict[str, Tensor]]:
     """Return the description and the tensors of a model file; refuse what is damaged or not from polyeps."""
     held, tensors = _read(path)
-    if _KEY not in held:
-        if set(tensors) == {"model"}:
-            raise InputError(f"{path} was written by polyeps 0.2 or older, without names; run the experiment again")
-        raise InputError(
-            f"{path} is not a model that polyeps wrote: its header has no description; give models/NAME.safetensors of "
-            "a run"
-        )
-    metadata = _described(path, held[_KEY])
-    if missing := next((name for name in metadata.parameters if name not in tensors), None):
-        raise InputError(f"{path} is damaged: it holds no tensor {missing!r}; restore it, or export it again")
-    return metadata, tensors
+    if _KEY in held:
+        return _checked(path, held[_KEY], tensors), tensors
+    if set(tensors) == {"model"}:
+        raise InputError(f"{path} was written by polyeps 0.2 or older, without names; run the experiment again")
+    raise InputError(
+        f"{path} is not a model that polyeps wrote: its header has no description; give a run's models/NAME.safetensors"
+    )
 
 
 def read_vector(path: Path) -> Tensor:
@@ -148,8 +139,15 @@ def read_vector(path: Path) -> Tensor:
     held, tensors = _read(path)
     if _KEY not in held and set(tensors) == {"model"}:  # of polyeps 0.2
         return tensors["model"]
-    metadata, tensors = read_model_file(path)
+    metadata = _checked(path, held.get(_KEY, ""), tensors)
     return torch.cat([tensors[name].reshape(-1) for name in metadata.parameters])
+
+
+def _checked(path: Path, text: str, tensors: Mapping[str, Tensor]) -> ModelMetadata:
+    metadata = _described(path, text)
+    if missing := next((name for name in metadata.parameters if name not in tensors), None):
+        raise InputError(f"{path} is damaged: it holds no tensor {missing!r}; restore it, or export it again")
+    return metadata
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

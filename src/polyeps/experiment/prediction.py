@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from polyeps.data import table_readers
 from polyeps.data.schema import Where, as_text, is_missing
 from polyeps.errors import DataError, InputError
-from polyeps.experiment.saved_model import TEXT, SavedModel, places_of, probabilities_of
+from polyeps.experiment.saved_model import TEXT, SavedModel, probabilities_of
+from polyeps.models import Model
 
 PREDICTION, PROBABILITY = "prediction", "probability"
 
@@ -83,7 +84,7 @@ def predict_file(
         named = model.schema is not None or bool(model.metadata.features) or TEXT in table.columns
         records = {name: table.columns[name] for name in table.columns if named or name not in {label, *kept}}
     outputs = model.outputs(model.encode(records, table.where, str(file)), progress)
-    places, chances = places_of(outputs).numpy(), probabilities_of(outputs)
+    places, chances = Model.classes(outputs).numpy(), probabilities_of(outputs)
     scores = {} if truth is None else _scores(truth, places, chances)
     return Predictions(kept, places, chances, model.classes, scores)
 

@@ -25,7 +25,7 @@ from polyeps.experiment.registry import Code, Encoder, ModelFactory, Parts
 from polyeps.model_files import ModelMetadata, read_model_file
 from polyeps.models import MODELS, Model
 
-AT_A_TIME = 5000  # records, as in evaluation
+_AT_A_TIME = 5000  # records, as in evaluation
 TEXT = "text"  # the column of texts, for models of words
 
 
@@ -59,7 +59,7 @@ class SavedModel:
 
     def predict(self, records: Any) -> list[str]:
         """Return the class of every record of a table or an array."""
-        return [self.classes[place] for place in places_of(self.outputs(self.encode(records))).tolist()]
+        return [self.classes[place] for place in Model.classes(self.outputs(self.encode(records))).tolist()]
 
     def predict_proba(self, records: Any) -> NDArray[np.float64]:
         """Return the probability of every class, (n, classes), for the records of a table or an array."""
@@ -87,9 +87,9 @@ class SavedModel:
         """Return the outputs of the module, (n, outputs); refuse those that are not finite."""
         parts = []
         with torch.no_grad():
-            for first in range(0, len(features), AT_A_TIME):
-                parts.append(self.module(features[first : first + AT_A_TIME]))
-                done(min(first + AT_A_TIME, len(features)), len(features))
+            for first in range(0, len(features), _AT_A_TIME):
+                parts.append(self.module(features[first : first + _AT_A_TIME]))
+                done(min(first + _AT_A_TIME, len(features)), len(features))
         found = torch.cat(parts)
         if not torch.isfinite(found).all():
             raise InputError(f"{self.path} predicts what is no number: its training diverged, or a feature is huge")
@@ -215,11 +215,6 @@ def code_folder_of(path: Path) -> Path | None:
     code = journal.about().get("code")
     journal.close()
     return None if code is None else Path(code["folder"])
-
-
-def places_of(outputs: Tensor) -> Tensor:
-    """Return the place of the class that each row of outputs stands for."""
-    return Model.classes(outputs)
 
 
 def probabilities_of(outputs: Tensor) -> NDArray[np.float64]:
