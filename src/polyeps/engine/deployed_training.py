@@ -36,6 +36,8 @@ def train_deployed(model: Model, starts: Tensor, records: Records, streams: Stre
     """Return the models (n, d) after local DP-SGD from starts (n, d); deployed, n is 1."""
     if settings.batch is not None:
         raise InputError("a deployed client draws Poisson batches; batches of fixed size are for simulations only")
+    if records.of_persons and records.units is None:
+        raise InputError("a deployed client's persons have no padding; give its records with units")
     assert settings.clip is not None
     assert settings.deviation is not None
     assert settings.divisor is not None
@@ -75,7 +77,10 @@ def _noise(grid: GridSum, words: WordStreams, client: int, steps: int) -> Iterat
 
 
 class RecordGradients:
-    """Gradients of one record at a time: a copy of a model's module whose parameters are views of one vector."""
+    """Gradients of one record at a time: a copy of a model's module whose parameters are views of one vector.
+
+    A person's records are computed together, without padding, so that nothing depends on how many others have.
+    """
 
     def __init__(self, model: Model, start: Tensor) -> None:
         self.model, self.weights = model, start.detach().clone()
@@ -89,13 +94,15 @@ class RecordGradients:
                     module._parameters[name] = placed[parameter]
         self._parameters = tuple(placed.values())
         layers = model.network.layers
-        self._linear = layers[0] if len(layers) == 1 and isinstance(layers[0], Linear) else None
+        single = len(layers) == 1 and not model.person
+        self._linear = layers[0] if single and isinstance(layers[0], Linear) else None
 
     def check(self, records: Records) -> None:
         """Refuse a module that fails on any data: otherwise all its records would silently count as empty."""
         zeros = self.weights.new_zeros(1, *self.model.input_shape, dtype=self.model.input_type)
+        labels = (1, 1) if self.model.person else (1, *records.labels.shape[1:])
         try:
-            self.gradient(zeros, records.labels.new_zeros(1, *records.labels.shape[1:]))
+            self.gradient(zeros, records.labels.new_zeros(labels))
         except Exception as error:  # any error of user code; it holds no record
             raise InputError(f"the model has no gradient even for a record of zeros ({error}); correct it") from error
 
@@ -148,10 +155,18 @@ class RecordGradients:
     def _of(self, records: Records, record: int) -> Tensor:
         """Return one record's gradient; zeros if it has none, since an error would reveal something about the data."""
         alone = slice(record, record + 1)
+        shape = self.model.input_shape
+        labels = records.labels[alone]
+        if records.units is not None:
+            alone = slice(*records.units[record].tolist())
+            labels = records.labels[None, alone]
+            shape = (labels.shape[1], *shape[1:])
+            if not labels.numel():
+                return torch.zeros_like(self.weights)
         try:
             # Copies, so that alignment is always the same; an image is one row for a model of rows.
-            row = records.features[alone].reshape(1, *self.model.input_shape)
-            return self.gradient(row.to(self.model.input_type, copy=True), records.labels[alone].clone())
+            row = records.features[alone].reshape(1, *shape)
+            return self.gradient(row.to(self.model.input_type, copy=True), labels.clone())
         except Exception:  # any error of user code
             logging.getLogger(__name__).warning("a record has no gradient under the model received; it counts as empty")
             return torch.zeros_like(self.weights)
