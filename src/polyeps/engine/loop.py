@@ -117,7 +117,8 @@ def train_on_cpu(
     """Return the models (n, d) after local training from starts (n, d), for all clients of `records` at once."""
     keep_freed_memory()
     batches = draw_batches(streams, records.spans.numpy(), settings)
-    plans = [choose_plan(model, part, longest) for part, longest in split_by_length(batches, records)]
+    parts = split_by_length(batches, records, model.floats_per_row)
+    plans = [choose_plan(model, part, longest) for part, longest in parts]
     fixed = pace(settings, batches.sizes, starts.device)
     width, ordered = max(int(p.widths.max(initial=0)) for p in plans), any(p.order is not None for p in plans)
     deferral = deferral_of(model, starts, fixed, width, ordered)
@@ -127,14 +128,14 @@ def train_on_cpu(
     learning = Learning(deferral.network, model.loss, models, velocity, anchor)
     spare = records.spans[:, 0].numpy()
     steps = zip(*(steps_of(plan, spare) for plan in plans), strict=True)
-    for number, (parts, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
+    for number, (passes, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
         rate, divisor = fixed.rate[number], fixed.divisor[number]
         if fixed.plain and not ordered:
             deferral.enter(torch.tensor([number]), number)
-            step_directly(learning, records, parts, fixed, rate, divisor)
+            step_directly(learning, records, passes, fixed, rate, divisor)
             continue
         gradient = torch.zeros_like(models) if drawn is None else drawn
-        advance(learning, records, parts, fixed, rate, divisor, gradient)
+        advance(learning, records, passes, fixed, rate, divisor, gradient)
     return deferral.joined(models)
 
 
@@ -178,7 +179,7 @@ def choose_plan(model: Model, batches: Batches, records: int = 1) -> Plan:
 def advance(
     learning: Learning,
     records: Records,
-    parts: Sequence[TrainingStep],
+    passes: Sequence[TrainingStep],
     fixed: Pace,
     rate: Tensor,
     divisor: Tensor,
@@ -186,10 +187,10 @@ def advance(
 ) -> None:
     """Take one step of all clients, in place; gradient (n, d) holds the noise and is overwritten.
 
-    The parts of a step are the rows to compute together.
+    The rows of a step may be computed in several passes.
     """
     network, loss, models, velocity, anchor = learning
-    for step in parts:
+    for step in passes:
         rows, labels = examples_of(records, step.records, step.valid)
         if step.order is None:
             framed, framed_models, clip = gradient, models, fixed.clip
@@ -215,7 +216,7 @@ def advance(
 
 
 def step_directly(
-    learning: Learning, records: Records, parts: Sequence[TrainingStep], fixed: Pace, rate: Tensor, divisor: Tensor
+    learning: Learning, records: Records, passes: Sequence[TrainingStep], fixed: Pace, rate: Tensor, divisor: Tensor
 ) -> None:
     """Take one step of all clients, in place, adding row gradients to velocities or models directly.
 
@@ -224,7 +225,7 @@ def step_directly(
     network, loss, models, velocity, anchor = learning
     by = -rate / divisor if velocity is None else 1 / divisor
     found: list[list[Contribution | None]] = []
-    for step in parts:
+    for step in passes:
         if not step.layout.rows:
             continue
         rows, labels = examples_of(records, step.records, step.valid)

@@ -23,7 +23,8 @@ from polyeps.engine.network import Network, output_gradients
 from polyeps.engine.sampling import Batches
 
 NO_RECORD = -1  # the label of a row that is no record
-_TIMES = 4  # the longest example of a pass has at most so many times the records of the shortest
+_TIMES = 4  # examples whose numbers of records differ less than so many times are padded to the same number
+_PASS = 1 << 20  # floats of padding in a step that cost about as much as another pass
 
 
 @dataclass(frozen=True)
@@ -111,21 +112,30 @@ def examples_of(records: Records, chosen: Tensor, valid: Tensor | None) -> tuple
     return features, labels.view(real.shape).masked_fill_(~real, NO_RECORD)
 
 
-def split_by_length(batches: Batches, records: Records) -> list[tuple[Batches, int]]:
+def split_by_length(batches: Batches, records: Records, floats: int) -> list[tuple[Batches, int]]:
     """Return the parts of batches to compute one after the other, each with the most records of its examples.
 
-    Persons are grouped by how many records they have, so that one with many does not make the others' padding long.
+    Persons with few records are computed apart from those with many where their padding, of so many floats a record,
+    would cost more than another pass: one person of ten thousand visits must not make everybody's batch as long.
     """
     if records.units is None:
         return [(batches, 1 if records.labels.ndim == 1 else records.labels.shape[1])]
     lengths = records.units.diff(dim=1)[:, 0].numpy()[batches.records].clip(min=1)
-    if not len(lengths):
-        return [(batches, 1)]
-    kinds = np.ceil(np.log(lengths) / np.log(_TIMES) - 1e-9).astype(np.int64)
+    steps = max(1, len(batches.sizes))
+    limits: list[int] = []  # of each part: the most records of an example
+    kinds = np.ceil(np.log(lengths) / np.log(_TIMES) - 1e-9)
+    for kind in np.unique(kinds)[::-1]:
+        most = int(lengths[kinds == kind].max())
+        below = int((lengths <= most).sum())
+        if not limits or below * (limits[-1] - most) * floats > steps * _PASS:
+            limits.append(most)
+    if len(limits) < 2:
+        return [(batches, limits[0] if limits else 1)]
+    part = np.searchsorted(limits[::-1], lengths)
     batch = np.repeat(np.arange(batches.sizes.size), batches.sizes.ravel())
-    parts = []
-    for kind in np.unique(kinds):
-        mine = kinds == kind
+    found = []
+    for number, most in enumerate(limits[::-1]):
+        mine = part == number
         sizes = np.bincount(batch[mine], minlength=batches.sizes.size).reshape(batches.sizes.shape)
-        parts.append((Batches(sizes, batches.records[mine]), int(lengths[mine].max())))
-    return parts
+        found.append((Batches(sizes, batches.records[mine]), most))
+    return found
