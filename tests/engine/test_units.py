@@ -1,5 +1,6 @@
 """Persons as examples: what the engine computes is what a slow loop over persons computes with plain autograd."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from polyeps.clients import check_units
 from polyeps.core import Records
 from polyeps.engine import units
+from polyeps.engine.deployed_training import RecordGradients
 from polyeps.engine.losses import cross_entropy
 from polyeps.engine.module_checks import CheckedModel, _compare
 from polyeps.engine.noise import SeededStreams
 from polyeps.engine.sampling import Batches
 from polyeps.engine.units import NO_RECORD, examples_of, split_by_length
 from polyeps.errors import InputError
+from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.models import (
     Model,
     binary_logistic,
@@ -296,3 +300,51 @@ def test_the_unit_of_a_training_is_that_of_its_model() -> None:
     options: dict[str, Any] = {"rate": 0.1, "batch": 1, "steps": 1, "clip": 1.0, "learning_rate": 1.0}
     assert dp_sgd(logistic(6, 3), **options).unit == "record"
     assert dp_sgd(of_units(logistic(6, 3), "patient"), **options).unit == "person"
+
+
+# Deployed
+
+
+def exactly(seed: int) -> SeededStreams:
+    return SeededStreams(seed, ["a"], 0, exact=True)
+
+
+@pytest.mark.parametrize("model", [logistic(6, 3), mlp(6, (4,), 3), OTHERS["own module"], OTHERS["lstm"]])
+def test_deployed_clients_train_like_simulated_ones_but_for_the_noise(model: Model) -> None:
+    data = persons(model, [[1, 5, 2, 0, 12, 3, 1, 1]])
+    training = dp_sgd(of_units(model, "patient"), rate=0.4, batch=3, steps=5, clip=CLIP, learning_rate=0.3)
+    simulated = training.run(start_of(model), data, SeededStreams(5, ["a"], 0), 0.0)
+    deployed = training.run(start_of(model), data, exactly(5), 1e-4)
+    torch.testing.assert_close(deployed, simulated, atol=3e-3 * float(simulated.abs().max()), rtol=1e-3)
+
+
+@pytest.mark.parametrize("model", [mlp(6, (4,), 3), OTHERS["own module"]])
+def test_when_deployed_others_change_no_bit_of_a_person(model: Model) -> None:
+    """Integer sums: with and without another person they differ by exactly that person's own."""
+    data = persons(model, [[3, 1, 25, 2]])
+    alone = RecordGradients(of_units(model, "patient"), start_of(model))
+    grid = GridSum(CLIP, model.size, 1.0)
+    whole = alone.total(data, [0, 1, 2, 3], grid)
+    for person in range(4):
+        kept = blanked(data, person)
+        assert not alone.total(kept, [person], grid).any()
+        assert torch.equal(whole - alone.total(kept, [0, 1, 2, 3], grid), alone.total(data, [person], grid))
+        moved = float((alone.total(data, [person], grid) * grid.step).norm())
+        assert moved <= CLIP * (1 + 1e-6) + grid.step * model.size**0.5
+
+
+def test_a_deployed_client_takes_no_padding() -> None:
+    data = padded(persons(logistic(6, 3), [[1, 5]]))
+    training = dp_sgd(of_units(logistic(6, 3), "patient"), rate=0.4, batch=3, steps=1, clip=1.0, learning_rate=0.3)
+    with pytest.raises(InputError, match="persons have no padding"):
+        training.run(torch.zeros(21), data, exactly(5), 1.0)
+
+
+@pytest.mark.parametrize(
+    "spans", [[[0, 3], [2, 5]], [[0, 2], [2, 6]], [[-1, 2], [2, 5]], [[0, 5], [1, 2]], [[2, 0], [2, 5]]]
+)
+def test_persons_that_share_records_are_refused(spans: list[list[int]]) -> None:
+    records = Records(torch.zeros(5, 6), torch.zeros(5, dtype=torch.int64), torch.tensor([0, 2]), torch.tensor(spans))
+    with pytest.raises(InputError, match="give every person rows of its own"):
+        check_units(records)
+    check_units(replace(records, units=torch.tensor([[3, 5], [0, 3], [3, 3]])))

@@ -101,11 +101,10 @@ def to_records(dataset: Dataset, partition: Partition, device: Any = "cpu") -> R
             f"{dataset.name}: {len(lengths)} {dataset.person or 'person'}s padded to {most} records, the most of one, "
             f"take {size >> 30} GiB; run it without a device, where they need no padding"
         )
-    real = torch.arange(most) < lengths[:, None]
-    padded = features.new_zeros(*real.shape, *features.shape[1:])
-    marked = labels.new_full(real.shape, _NO_RECORD)
-    padded[real], marked[real] = features, labels
-    return Records(padded.to(device), marked.to(device), offsets)
+    places = torch.arange(most)
+    real = places < lengths[:, None]  # (P, L)
+    rows = edges[:-1, None] + torch.where(real, places, 0)
+    return Records(features[rows].to(device), labels[rows].masked_fill_(~real, _NO_RECORD).to(device), offsets)
 
 
 def _assembled(pieces: Sequence[Indices], remedy: str, ids: Sequence[str] = ()) -> Partition:
@@ -245,7 +244,12 @@ def by_owner(dataset: Dataset) -> Partition:
 
 
 def set_apart(
-    partition: Partition, share: float, generator: np.random.Generator, dataset: Dataset | None = None
+    partition: Partition,
+    share: float,
+    generator: np.random.Generator,
+    dataset: Dataset | None = None,
+    *,
+    unit: str = "record",
 ) -> tuple[Partition, Partition]:
     """Split every client's records in two: those it trains on, and a random share, at least one, set apart.
 
@@ -254,13 +258,13 @@ def set_apart(
     if dataset is not None and dataset.persons is not None:
         found = persons_of(dataset, partition)
         persons = Partition(partition.ids, np.arange(len(found.edges) - 1), found.offsets)
-        kept, apart = set_apart(persons, share, generator)
+        kept, apart = set_apart(persons, share, generator, unit=dataset.person or "person")
         return _rows_of(found, kept), _rows_of(found, apart)
     counts = np.maximum(1, np.rint(share * partition.sizes)).astype(np.int64)
     if short := np.flatnonzero(counts >= partition.sizes).tolist():
         client, size = partition.ids[short[0]], partition.sizes[short[0]]
         raise InputError(
-            f"client {client!r} has {size} records, which a share of {share:g} set apart uses up: "
+            f"client {client!r} has {size} {unit}s, which a share of {share:g} set apart uses up: "
             "make the share smaller or the clients fewer"
         )
     owner = np.repeat(np.arange(len(partition.ids)), partition.sizes)
