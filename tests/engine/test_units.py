@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from polyeps.clients import check_units
 from polyeps.core import Records
 from polyeps.engine import units
+from polyeps.engine.cuda_graphs import train_on_device
 from polyeps.engine.deployed_training import RecordGradients
 from polyeps.engine.losses import cross_entropy
 from polyeps.engine.module_checks import CheckedModel, _compare
@@ -348,3 +349,19 @@ def test_persons_that_share_records_are_refused(spans: list[list[int]]) -> None:
     with pytest.raises(InputError, match="give every person rows of its own"):
         check_units(records)
     check_units(replace(records, units=torch.tensor([[3, 5], [0, 3], [3, 3]])))
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_padded_block_trains_alike_by_the_code_of_devices(private: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a device the same code runs eagerly; batches and noise are drawn as on the CPU."""
+    model = mlp(6, (4,), 3)
+    records = persons(model, CLIENTS)
+    trained, common = of_units(model, "patient"), {"steps": 4, "learning_rate": 0.3, "momentum": 0.5}
+    training = dp_sgd(trained, batch=2, clip=CLIP, **common) if private else sgd(trained, batch=2, **common)
+    noise = np.zeros(3) if private else None
+    expected = training.run(start_of(model), records, SeededStreams(4, ["a", "b", "c"], 0), noise)
+    monkeypatch.setattr("polyeps.training.train_on_cpu", lambda *given: train_on_device(*given, {}))
+    found = training.run(start_of(model), padded(records), SeededStreams(4, ["a", "b", "c"], 0), noise)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="one padded block"):
+        training.run(start_of(model), records, SeededStreams(4, ["a", "b", "c"], 0), noise)
