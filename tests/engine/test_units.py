@@ -1,6 +1,7 @@
 """Persons as examples: what the engine computes is what a slow loop over persons computes with plain autograd."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -356,11 +357,12 @@ def test_a_padded_block_trains_alike_by_the_code_of_devices(private: bool, monke
     """Without a device the same code runs eagerly; batches and noise are drawn as on the CPU."""
     model = mlp(6, (4,), 3)
     records = persons(model, CLIENTS)
-    trained, common = of_units(model, "patient"), {"steps": 4, "learning_rate": 0.3, "momentum": 0.5}
+    trained = of_units(model, "patient")
+    common: dict[str, Any] = {"steps": 4, "learning_rate": 0.3, "momentum": 0.5}
     training = dp_sgd(trained, batch=2, clip=CLIP, **common) if private else sgd(trained, batch=2, **common)
     noise = np.zeros(3) if private else None
     expected = training.run(start_of(model), records, SeededStreams(4, ["a", "b", "c"], 0), noise)
-    monkeypatch.setattr("polyeps.training.train_on_cpu", lambda *given: train_on_device(*given, {}))
+    monkeypatch.setattr("polyeps.training.train_on_cpu", partial(train_on_device, graphs={}))
     found = training.run(start_of(model), padded(records), SeededStreams(4, ["a", "b", "c"], 0), noise)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match="one padded block"):
