@@ -16,8 +16,10 @@ from polyeps.core import Records
 from polyeps.engine import units
 from polyeps.engine.cuda_graphs import train_on_device
 from polyeps.engine.deployed_training import RecordGradients
+from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.losses import cross_entropy
 from polyeps.engine.module_checks import CheckedModel, _compare
+from polyeps.engine.network import add_gradients
 from polyeps.engine.noise import SeededStreams
 from polyeps.engine.sampling import Batches
 from polyeps.engine.units import NO_RECORD, examples_of, split_by_length
@@ -367,3 +369,26 @@ def test_a_padded_block_trains_alike_by_the_code_of_devices(private: bool, monke
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match="one padded block"):
         training.run(start_of(model), records, SeededStreams(4, ["a", "b", "c"], 0), noise)
+
+
+@pytest.mark.parametrize("name", ["logistic", "mlp", "lstm", "normalised"])
+def test_no_weights_or_records_make_a_person_contribute_more_than_the_clip(name: str) -> None:
+    """Magnitudes from 1e-20 to 1e18, and records of one person that nearly cancel."""
+    model = {"logistic": LINEAR[0], "mlp": LINEAR[4], **OTHERS}[name]
+    made, drawn = of_units(model, "patient"), torch.Generator().manual_seed(5)
+    layout = Layout(6, (RowGroup(0, 6, 1, 0),), torch.arange(6))  # every person is a client of its own
+    for trial in range(60):
+        lengths = torch.randint(1, 12, (6,), generator=drawn).tolist()
+        records = persons(model, [lengths], trial)
+        if records.features.is_floating_point():
+            records.features.mul_(10.0 ** torch.randint(-20, 19, (len(records.labels), 1), generator=drawn))
+            if trial % 3 == 0:
+                records.features[1::2] = -(1 + 1e-6) * records.features[: 2 * (len(records.labels) // 2) : 2]
+        weights = torch.randn(model.size, generator=drawn) * 10.0 ** torch.randint(-18, 19, (1,), generator=drawn)
+        clip = 10.0 ** int(torch.randint(-6, 3, (1,), generator=drawn))
+        rows, labels = examples_of(records, torch.arange(6), None)
+        into = torch.zeros(6, model.size)
+        with torch.no_grad():
+            clips = torch.full((6,), clip)
+            add_gradients(made.network, made.loss, weights.expand(6, -1), rows, labels, layout, None, clips, into)
+        assert float(into.double().norm(dim=1).max()) <= clip
