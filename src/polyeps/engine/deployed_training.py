@@ -94,8 +94,7 @@ class RecordGradients:
                     module._parameters[name] = placed[parameter]
         self._parameters = tuple(placed.values())
         layers = model.network.layers
-        single = len(layers) == 1 and not model.person
-        self._linear = layers[0] if single and isinstance(layers[0], Linear) else None
+        self._linear = layers[0] if len(layers) == 1 and isinstance(layers[0], Linear) else None
 
     def check(self, records: Records) -> None:
         """Refuse a module that fails on any data: otherwise all its records would silently count as empty."""
@@ -107,7 +106,9 @@ class RecordGradients:
             raise InputError(f"the model has no gradient even for a record of zeros ({error}); correct it") from error
 
     def gradient(self, row: Tensor, label: Tensor) -> Tensor:
-        """Return the gradient (d,) of one record (1, ...)."""
+        """Return the gradient (d,) of one record (1, ...), or of the records of one person (1, L, ...)."""
+        if self._linear is not None and self.model.person:
+            return self._of_linear_person(self._linear, row, label)
         with torch.enable_grad():
             outputs = check_one_tensor(self._module, self._module(row), 1)
         by_outputs = output_gradients(self.model.loss, outputs.detach(), label, None)
@@ -116,13 +117,24 @@ class RecordGradients:
         found = torch.autograd.grad(outputs, self._parameters, by_outputs, materialize_grads=True)
         return torch.cat([part.reshape(-1) for part in found])
 
+    def _of_linear_person(self, layer: Linear, row: Tensor, label: Tensor) -> Tensor:
+        """Return a person's gradient under a single linear layer by two products, several times as fast as autograd."""
+        inputs = row.reshape(-1, layer.fan_in)  # (L, in)
+        weight = self.weights[: layer.fan_in * layer.fan_out].view(layer.fan_out, -1)
+        outputs = inputs @ weight.T
+        if layer.bias:
+            outputs = outputs + self.weights[-layer.fan_out :]
+        by_outputs = output_gradients(self.model.loss, outputs[None], label, None)[0]  # (L, out)
+        products = (by_outputs.T @ inputs).flatten()
+        return torch.cat([products, by_outputs.sum(0)]) if layer.bias else products
+
     def total(self, records: Records, chosen: list[int], grid: GridSum) -> Tensor:
         """Return the sum of some records' clipped gradients, in whole steps of the grid, (d,) float64."""
         total = self.weights.new_zeros(self.model.size, dtype=torch.float64)
         together = max(1, _AT_ONCE // self.model.size)
         for first in range(0, len(chosen), together):
             some = chosen[first : first + together]
-            rows = self._of_linear(self._linear, records, some) if self._linear else None
+            rows = self._of_linear(self._linear, records, some) if self._linear and not self.model.person else None
             if rows is None:
                 rows = torch.stack([self._of(records, record) for record in some])
             total += grid.rounded(rows).sum(0)  # whole numbers below 2^53: exact in any order

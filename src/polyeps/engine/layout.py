@@ -63,7 +63,7 @@ class Layout:
         if times == 1:
             return self
         groups = tuple(RowGroup(g.first, g.last, g.width * times, g.start * times) for g in self.groups)
-        return Layout(self.clients, groups, self.owner.repeat_interleave(times))
+        return Layout(self.clients, groups, self.owner[:, None].expand(-1, times).flatten())
 
 
 class TrainingStep(NamedTuple):
