@@ -44,8 +44,10 @@ class Partition:
 
 
 class Persons(NamedTuple):
-    """The persons of every client: client i has persons offsets[i] to offsets[i + 1], p of them the rows
-    rows[edges[p]:edges[p + 1]], in the order of the data."""
+    """The persons of every client: client i has persons offsets[i] up to offsets[i + 1].
+
+    Person p holds rows[edges[p]:edges[p + 1]], in the order of the data.
+    """
 
     rows: Indices  # (R,)
     edges: Indices  # (P + 1,)
