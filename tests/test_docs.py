@@ -56,7 +56,7 @@ def test_the_tests_of_attacks_exist() -> None:
         assert (ROOT / "tests" / name).exists() or (ROOT / name).exists(), name
 
 
-@pytest.mark.parametrize("page", ["audit.md", "calibrate.md", "engine.md", "experiments.md", "ledger.md"])
+@pytest.mark.parametrize("page", ["audit.md", "calibrate.md", "engine.md", "experiments.md", "ledger.md", "unit.md"])
 def test_python_in_guides_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / page).read_text(), re.DOTALL):

@@ -265,7 +265,7 @@ def test_how_clients_are_grouped_changes_nothing(monkeypatch: pytest.MonkeyPatch
         *(partial(plan_sorted, groups=groups) for groups in (1, 2, 5)),
     ]
     for plan in plans:
-        monkeypatch.setattr(loop, "choose_plan", lambda _, batches, plan=plan: plan(batches))
+        monkeypatch.setattr(loop, "choose_plan", lambda _, batches, *__, plan=plan: plan(batches))
         found.append(varied().run(start(), records, streams(), SCALE))
     for other in found[1:]:
         torch.testing.assert_close(found[0], other, rtol=1e-5, atol=1e-6)

@@ -65,6 +65,12 @@ def answer(clients: Clients, algorithm: Algorithm, task: Task) -> Replies:
     check_task(algorithm, task)
     if not clients.repeatable and algorithm.arithmetic == "ideal" and clients.ledger is not None:
         raise TaskRefused(f"{task.action!r} would be charged and could not be done: {FLOATS_LEAK}")
+    if algorithm.unit != "client" and clients.data.of_persons != (algorithm.unit == "person"):
+        held = "persons with all their records" if clients.data.of_persons else "single records"
+        raise TaskRefused(
+            f"{task.action!r} protects each {algorithm.person or algorithm.unit}, but these clients hold {held}; give "
+            "the algorithm the unit and person of its training"
+        )
     places = clients.places(task.to)
     if clients.run is not None and task.run != clients.run:
         raise TaskRefused(f"these clients take part in the run {clients.run!r}, not in {task.run!r}; name theirs")
@@ -202,7 +208,7 @@ def _charges(
     """Yield one charge for all clients with equal costs, and its clients: a ledger computes and writes it once."""
     for event, payers in clients.by_event(priced, places).items():
         ids = tuple(clients.ids[place] for place in payers)
-        yield Charge(ids, event, 1, algorithm.unit, algorithm.adjacency), payers
+        yield Charge(ids, event, 1, algorithm.unit, algorithm.adjacency, algorithm.person), payers
 
 
 def digest(payload: Payload) -> str:

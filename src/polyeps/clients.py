@@ -71,6 +71,17 @@ class Keeper(Protocol):
         """Write memory and reply to the disk before returning."""
 
 
+def check_units(records: Records) -> None:
+    """Refuse persons that share a record: it would count for each of them, and one clip would not bound it."""
+    if records.units is None:
+        return
+    spans = records.units[records.units[:, 0] < records.units[:, 1]]
+    spans = spans[spans[:, 0].argsort()]
+    outside = len(spans) and (int(spans[0, 0]) < 0 or int(spans[:, 1].max()) > len(records.labels))
+    if outside or bool((spans[1:, 0] < spans[:-1, 1]).any()) or bool((records.units[:, 0] > records.units[:, 1]).any()):
+        raise InputError("the records of two persons overlap, or are not there; give every person rows of its own")
+
+
 @dataclass
 class Clients:
     """The private side of n clients, stacked; none of it is ever sent."""
@@ -101,6 +112,7 @@ class Clients:
             check_name("a client's id", client)
         if self.keeper is not None and len(self.ids) != 1:
             raise InputError(f"a keeper belongs to one client, and these are {len(self.ids)}; give each its own")
+        check_units(self.data)
         # The number of records is read from the data, so that no price can assume another one.
         self.settings = {**self.settings, "records": self.data.counts}
         if not self.guaranteed.ndim:

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from polyeps.errors import InputError
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # torch takes seconds to import; the command line must start 
 # add-remove: one unit is present or absent; nothing that is public may depend on the number of units.
 # replace-one: one unit has another value; the number of units is public.
 Adjacency = Literal["zero-out", "add-remove", "replace-one"]
-# What one guarantee protects: a record inside a client, or everything a client holds.
-Unit = Literal["record", "client"]
+# What one guarantee protects: a record inside a client, all records of a person there, or everything a client holds.
+Unit = Literal["record", "person", "client"]
 # Whether a guarantee holds for the very bits that are released, or for ideal real numbers in their place.
 # exact-when-deployed: simulations draw noise in floating point, deployed clients on a grid of integers.
 Arithmetic = Literal["exact", "exact-when-deployed", "ideal"]
@@ -31,6 +31,7 @@ Trust = Literal["nobody", "secure-sum", "server"]
 # The fields of a profile that a client may leave undisclosed.
 Field = Literal["examples", "epsilon", "group"]
 LONGEST_NAME = 255  # bytes of the name of a client or a run
+_LONGEST_WORD = 30  # letters of what a person is called
 # Named tensors: all that crosses the wire, and all a client keeps between rounds.
 Payload = Mapping[str, "Tensor"]
 # Public numbers by name that may differ between clients, (n,) each: "records", "batch", "steps", …
@@ -73,16 +74,46 @@ def check_name(what: str, name: Any) -> None:
         raise InputError(f"{what} has {len(name.encode())} bytes, and at most {LONGEST_NAME} are allowed; shorten it")
 
 
+def check_person(word: Any) -> None:
+    """Refuse a word for persons that sentences and pages cannot show as it is."""
+    if not isinstance(word, str) or not word.isalpha() or len(word) > _LONGEST_WORD:
+        raise InputError(
+            f"the word for a person is {ascii(word)[:80]}; it must be 1 to {_LONGEST_WORD} letters, such as patient"
+        )
+
+
+def person_of(unit: Unit, word: str) -> str:
+    """Return what a person is called where the unit is one, "person" by default; "" elsewhere."""
+    if unit not in get_args(Unit):
+        raise InputError(f"the unit is {ascii(unit)[:80]}; it must be one of {', '.join(get_args(Unit))}")
+    if unit != "person":
+        if word:
+            raise InputError(f"{ascii(word)[:80]} is a word for persons, but the unit is a {unit}; leave it out")
+        return ""
+    word = word or "person"
+    check_person(word)
+    return word
+
+
 @dataclass(frozen=True)
 class Records:
     """The records of n clients in one block: client i owns rows offsets[i] up to offsets[i + 1].
 
     Offsets may also be (n, 2), first row and end of each client, to select a few of many clients.
+
+    Where all records of a person are one example, offsets and counts are those of persons. Person p then holds the rows
+    units[p, 0] up to units[p, 1] or, in a padded block with labels (P, L), row p.
     """
 
     features: Tensor  # (R, ...)
     labels: Tensor  # (R,)
     offsets: Tensor  # (n + 1,) or (n, 2) int64
+    units: Tensor | None = None  # (P, 2) int64
+
+    @property
+    def of_persons(self) -> bool:
+        """Whether an example is all records of a person."""
+        return self.units is not None or self.labels.ndim > 1
 
     @property
     def clients(self) -> int:
@@ -95,7 +126,7 @@ class Records:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """The number of records of each client, (n,)."""
+        """The number of records of each client, or of persons, (n,)."""
         held: NDArray[np.int64] = self.spans.diff(dim=1)[:, 0].cpu().numpy()
         return held
 
@@ -290,6 +321,7 @@ class Algorithm:
     needs: tuple[Field, ...] = ()
     trust: Trust = "nobody"
     unit: Unit = "record"
+    person: str = ""  # what a person is called, where the unit is one: "patient"
     adjacency: Adjacency = "zero-out"
     arithmetic: Arithmetic = "ideal"
     conditions: tuple[str, ...] = ()  # sentences: what must hold for the guarantee to hold
@@ -300,6 +332,9 @@ class Algorithm:
     memory: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of what clients keep, zero at first
     groups: tuple[str, ...] = ()  # the groups a client may be in, where groups are needed
     seeded: bool = False  # whether the server's own noise can be repeated: in simulation only
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "person", person_of(self.unit, self.person))
 
     def claim(self, noise_multiplier: float, rounds: int, delta: float, settings: Mapping[str, float]) -> float | None:
         """Return the ε that the paper states for a client, if it states one."""

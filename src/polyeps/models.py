@@ -18,6 +18,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from polyeps.core import check_person
 from polyeps.engine.fallback_layers import call_module
 from polyeps.engine.losses import BinaryHinge, BinaryLogistic, Loss
 from polyeps.engine.losses import cross_entropy as cross_entropy
@@ -25,7 +26,7 @@ from polyeps.engine.losses import hinge as hinge
 from polyeps.engine.module_checks import CheckedModel, candidate_rows, check_model, check_module
 from polyeps.engine.network import Network, floats_per_row, lower, one_vector_a_row
 from polyeps.engine.recurrent import LastState
-from polyeps.engine.units import EachRecord, UnitLoss
+from polyeps.engine.units import EachRecord, UnitLoss, UnitNetwork
 from polyeps.errors import InputError
 
 
@@ -50,6 +51,7 @@ class Model:
     input_shape: tuple[int, ...]
     input_type: torch.dtype = torch.float32
     start_at_zero: bool = False
+    person: str = ""  # what a person is called, where an example is all records of one: "patient"
     network: Network = field(init=False, repr=False)
     slices: dict[str, Slice] = field(init=False, repr=False)
     example: InitVar[Tensor | None] = None  # rows to check the module on; random ones by default
@@ -91,12 +93,14 @@ class Model:
 
     @cached_property
     def floats_per_row(self) -> int:
-        """About how many floats one row of a batch needs during a step, to choose chunks by."""
+        """About how many floats a record of a batch needs during a step, to choose chunks by."""
         return floats_per_row(self.network, torch.zeros(1, *self.input_shape, dtype=self.input_type))
 
     @cached_property
     def one_vector_a_row(self) -> frozenset[int]:
-        """Which layers are linear maps of one vector a row."""
+        """Which layers are linear maps of one vector a row; none where a row is several records."""
+        if self.person:
+            return frozenset()
         return one_vector_a_row(self.network, torch.zeros(1, *self.input_shape, dtype=self.input_type))
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
@@ -218,15 +222,20 @@ def from_module(module: nn.Module, loss: Loss, example: Tensor) -> Model:
     return Model(module, loss, tuple(example.shape[1:]), example.dtype, example=example)
 
 
-def of_units(model: Model, most: int) -> Model:
-    """Return the same model for examples of up to `most` records each: one person's, for instance.
+def of_units(model: Model, person: str) -> Model:
+    """Return the same model for examples that are all records of one person, called "patient" for instance.
 
-    Its parameters are those of the model of single records, in the same order.
+    Its parameters are those of the model of single records, in the same order. Its input shape is that of a person with
+    one record.
     """
-    plain = all(isinstance(part, (nn.Sequential, nn.Linear, nn.ReLU, nn.Tanh)) for part in model.module.modules())
-    module = model.module if plain else EachRecord(model.module)
-    shape = (most, *model.input_shape)
-    return Model(module, UnitLoss(model.loss), shape, model.input_type, model.start_at_zero, check=not plain)
+    check_person(person)
+    if model.person:
+        raise InputError(f"the model is one of {model.person}s already; give the model of single records")
+    module, shape = EachRecord(model.module), (1, *model.input_shape)
+    # Not checked again: the layers and the loss are those of the model of single records.
+    made = Model(module, UnitLoss(model.loss), shape, model.input_type, model.start_at_zero, person, check=False)
+    object.__setattr__(made, "network", UnitNetwork(model.network.layers))
+    return made
 
 
 def _build(

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from polyeps.core import Adjacency, Arithmetic, PerClient, Records, Streams
+from polyeps.core import Adjacency, Arithmetic, PerClient, Records, Streams, Unit
 from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deployed_training import train_deployed
 from polyeps.engine.loop import Settings, train_on_cpu
@@ -55,12 +55,17 @@ class Training:
 
     model: Model
     run: Trainer
-    # (noise multiplier, a client's settings) -> DpEvent of one run, for one record; None: no guarantee
+    # (noise multiplier, a client's settings) -> DpEvent of one run, for one record or person; None: no guarantee
     price: Callable[..., Any] | None
     adjacency: Adjacency = "zero-out"  # of the price
     arithmetic: Arithmetic = "ideal"
     # (noise multiplier, runs, δ, a client's settings) -> the ε that a paper states for them
     claimed: Callable[[float, int, float, Mapping[str, float]], float] | None = None
+
+    @property
+    def unit(self) -> Unit:
+        """What the price protects: a record, or all records of a person."""
+        return "person" if self.model.person else "record"
 
 
 def dp_sgd(
@@ -89,6 +94,9 @@ def dp_sgd(
 
     With sampler "fixed" there is no `rate`: a batch is exactly `batch` records, and so is the divisor. Guarantee:
     record, replace-one.
+
+    With a model of persons (`models.of_units`) all of the above is said of persons instead of records: a person's
+    gradient is that of the mean loss over its own records, and is clipped as a whole.
     """
     batching = Batching(sampler, rate, batch)
     if hide_records and (rate is None or batch is None):
@@ -210,6 +218,7 @@ def _runner(
         numbers = read(cohort, noise_multiplier)
         factor = CohortSettings(cohort.clients, {}).above_zero("rate_factor", rate_factor)
         numbers = replace(numbers, learning_rate=numbers.learning_rate * factor)
+        _check_examples(model, records)
         try:
             return _train(model, starts, anchor, records, streams, numbers, memory, graphs)
         except Exception:
@@ -235,12 +244,12 @@ def _train(
 ) -> Tensor:
     clients, device = records.clients, records.features.device
     _check(model, starts, records, streams)
-    features = records.features.reshape(-1, *model.input_shape)  # a linear model takes an image as one row
+    features = records.features.reshape(_shape(model, records))  # a linear model takes an image as one row
     starts = starts.to(device).expand(clients, model.size)
     pulled_to = starts if anchor is None else anchor.to(device).expand(clients, model.size)
     updates = torch.empty(clients, model.size, device=device)
     for rows in _chunks(model, records, settings, memory):
-        mine = Records(features, records.labels, records.spans[rows])
+        mine = replace(records, features=features, offsets=records.spans[rows])
         some = streams.select(range(rows.start, rows.stop))
         before, fixed = starts[rows], pulled_to[rows]
         if some.exact and settings.deviation is not None:
@@ -255,10 +264,10 @@ def _train(
 
 def _chunks(model: Model, records: Records, settings: Settings, memory: int | None) -> list[slice]:
     """Return slices of clients whose step fits into memory (bytes), all about equally large."""
-    counts = records.counts
-    rows = float(np.max(settings.rate * counts, initial=0.0))
-    # models, gradient, their framed copies and room for noise
-    per_client = 4 * (6 * model.size + math.ceil(rows * model.floats_per_row * 1.2))
+    rows = float(np.max(settings.rate * _rows_of(records), initial=0.0))
+    # models, gradient, their framed copies and room for noise; the gradients of persons are formed
+    formed = math.ceil(float(np.max(settings.rate * records.counts, initial=0.0))) * model.size if model.person else 0
+    per_client = 4 * (6 * model.size + formed + math.ceil(rows * model.floats_per_row * 1.2))
     if memory is None:
         on_device = records.features.is_cuda
         # Of all the device's memory, not of what is free: chunks must stay the same from round to round.
@@ -269,14 +278,40 @@ def _chunks(model: Model, records: Records, settings: Settings, memory: int | No
     return [slice(a, b) for a, b in pairwise(edges) if b > a]
 
 
+def _shape(model: Model, records: Records) -> tuple[int, ...]:
+    """Return the shape that a model needs the features in: records (R, ...), or persons (P, L, ...) if padded."""
+    if not model.person:
+        return -1, *model.input_shape
+    return -1, *(() if records.units is not None else records.labels.shape[1:]), *model.input_shape[1:]
+
+
+def _rows_of(records: Records) -> NDArray[np.float64]:
+    """Return about how many rows, padding included, all of a client's records take, (n,)."""
+    counts = records.counts.astype(np.float64)
+    if records.units is None:
+        return counts * (records.labels.shape[1] if records.labels.ndim > 1 else 1)
+    before = np.append(0.0, np.cumsum(records.units.diff(dim=1)[:, 0].cpu().numpy()))
+    first, end = records.spans.cpu().numpy().T
+    held: NDArray[np.float64] = before[end] - before[first]
+    return 2 * held  # persons of one pass differ in length up to four times
+
+
+def _check_examples(model: Model, records: Records) -> None:
+    """Refuse persons where the model takes single records, and single records where it takes persons."""
+    if records.of_persons != bool(model.person):
+        raise InputError(
+            f"the model takes {'persons' if model.person else 'single records'} as examples, but these are "
+            f"{'persons' if records.of_persons else 'single records'}; `models.of_units` makes a model of persons"
+        )
+
+
 def _check(model: Model, starts: Tensor, records: Records, streams: Streams) -> None:
     if starts.shape not in ((model.size,), (records.clients, model.size)):
         raise InputError(
             f"starts must be ({model.size},) or ({records.clients}, {model.size}), not {tuple(starts.shape)}"
         )
-    if math.prod(records.features.shape[1:]) != math.prod(model.input_shape):
-        raise InputError(
-            f"the model takes records of shape {model.input_shape}, but these are {tuple(records.features.shape[1:])}"
-        )
+    shape = _shape(model, records)[1:]
+    if math.prod(records.features.shape[1:]) != math.prod(shape):
+        raise InputError(f"the model takes records of shape {shape}, but these are {tuple(records.features.shape[1:])}")
     if streams.clients != records.clients:
         raise InputError(f"{records.clients} clients have records, but {streams.clients} have a random stream")

@@ -210,7 +210,7 @@ def test_adaptive_plans_fit_into_adaptive_ledgers(epsilon: float) -> None:
     budget = Budget(epsilon, 1e-5)
     answer = calibrate_each([budget], lambda sigma, _: price(sigma), 8000, schedule="adaptive")
     account = ClientAccount(BudgetTerms(budget, schedule="adaptive"))
-    planned = account.with_charge(price(float(answer.noise_multiplier[0])), 8000, "record")
+    planned = account.with_charge(price(float(answer.noise_multiplier[0])), 8000)
     assert account.affords(planned)
     assert account.spent(planned) == answer.certified[0] >= 0.99 * epsilon
     exact = calibrate([budget], price, 8000)

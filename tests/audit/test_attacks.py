@@ -1,6 +1,7 @@
 """What the quick audit must show: bounds near the certificates, published forms refuted, attacks with teeth."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from polyeps.audit.attacks import all_attacks
 from polyeps.audit.clipping_attacks import contributions, search
 from polyeps.audit.deployment_attacks import grid_of
 from polyeps.audit.lower_bounds import one_shot_estimate
+from polyeps.core import Records
 from polyeps.models import MODELS, lstm
 
 
@@ -32,6 +34,30 @@ def test_bounds_reach_four_fifths_of_what_is_certified(name: str, seed: int) -> 
     found = audited(name, seed=seed)
     assert found.verdict == "holds"
     assert 0.8 * found.evidence.certified <= found.evidence.audited <= found.evidence.certified * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", ["DP-SGD by person: patients of 40 records", "DP-SGD by person, deployed: patients of 40 records"]
+)
+def test_canary_patients_stay_below_their_certificate_and_near_it(name: str) -> None:
+    found = audited(name, 1.0 if "deployed" in name else 0.5)
+    assert found.verdict == "holds"
+    assert 0.5 * found.evidence.certified <= found.evidence.audited
+
+
+def test_patients_who_are_clipped_record_by_record_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that clips a patient's records one by one, and adds them up, is refuted."""
+    from polyeps.audit import dp_sgd_attacks
+
+    monkeypatch.setattr(dp_sgd_attacks, "of_units", lambda model, _: model)
+    single = dp_sgd_attacks._canaries
+
+    def apart(present: bool, setting: dp_sgd_attacks.Setting) -> Records:
+        return single(present, replace(setting, by_person=False))
+
+    monkeypatch.setattr(dp_sgd_attacks, "_canaries", apart)
+    found = audited("DP-SGD by person: patients of 40 records", 0.1)
+    assert found.verdict == "refuted"
 
 
 CHEAP = [attack.name for attack in all_attacks() if attack.form == "published" and "account" not in attack.name]

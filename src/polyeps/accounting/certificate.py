@@ -12,7 +12,7 @@ from polyeps.accounting import Accountant, epsilon_if_draws_known
 from polyeps.accounting.affordability import known_epsilon
 from polyeps.accounting.events import FixedSize, Poisson
 from polyeps.accounting.histories import History, history_of
-from polyeps.core import Adjacency, Algorithm, Arithmetic, Trust, Unit, check_delta
+from polyeps.core import Adjacency, Algorithm, Arithmetic, Trust, Unit, check_delta, person_of
 
 Form = Literal["sound", "published"]
 SampledBy = Literal["poisson", "fixed", "none"]
@@ -21,10 +21,15 @@ SampledBy = Literal["poisson", "fixed", "none"]
 PUBLIC_GROUP = "The client's privacy level is public, and not protected."
 SECRET_COHORT = "It holds against everyone who does not know in which rounds the client was drawn."
 
+SEVERAL_CLIENTS = "A {person} with records at several clients is protected by each separately, and their ε add up."
+
 _ANY_CHANGE = {
     ("record", "zero-out"): "replacing any one record of this client by an empty one",
     ("record", "add-remove"): "adding or removing any one record of this client",
     ("record", "replace-one"): "replacing any one record of this client by another",
+    ("person", "zero-out"): "adding or blanking all records of any one {person} of this client",
+    ("person", "add-remove"): "adding or removing all records of any one {person} of this client",
+    ("person", "replace-one"): "replacing all records of any one {person} of this client by others",
     ("client", "zero-out"): "replacing everything this client contributes by nothing",
     ("client", "add-remove"): "this client's taking part with its data or staying away",
     ("client", "replace-one"): "replacing everything this client holds by anything else",
@@ -63,6 +68,10 @@ class Certificate:
     arithmetic: Arithmetic = "ideal"
     # The ε for those who know in which rounds the client was drawn; None where there is no such secret.
     certified_if_draws_known: float | None = None
+    person: str = ""  # what a person is called, where the unit is one
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "person", person_of(self.unit, self.person))
 
     def as_dict(self) -> dict[str, Any]:
         """All fields and the sentence, ready for JSON."""
@@ -71,7 +80,7 @@ class Certificate:
     @property
     def sentence(self) -> str:
         """The guarantee in words."""
-        change = _ANY_CHANGE[self.unit, self.adjacency]
+        change = _ANY_CHANGE[self.unit, self.adjacency].format(person=self.person)
         if not math.isfinite(self.certified):
             return f"Nothing is guaranteed: the outcome may reveal with certainty the effect of {change}."
         epsilon = rounded_up(self.certified)
@@ -81,6 +90,7 @@ class Certificate:
             [
                 f"Whatever {_WHO[self.trust]} learns from all of this client's answers together, {change} changes how "
                 f"likely that is by a factor of at most {factor} (ε = {epsilon}){exception}.",
+                *((SEVERAL_CLIENTS.format(person=self.person),) if self.person else ()),
                 *(sentence for sentence in self.conditions if sentence != SECRET_COHORT),
                 *self._against_those_who_know(),
                 _HOLDS_FOR[self.arithmetic],
@@ -120,6 +130,7 @@ def certify(
         delta=delta,
         adjacency=algorithm.adjacency,
         unit=algorithm.unit,
+        person=algorithm.person,
         sampler=sampler_of(history),
         trust=algorithm.trust,
         accountant=accountant,

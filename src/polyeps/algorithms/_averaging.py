@@ -142,6 +142,8 @@ def with_local_noise(
         {"train": train_locally(training), **actions},
         round,
         needs=needs,
+        unit=training.unit,
+        person=training.model.person,
         adjacency=training.adjacency,
         arithmetic=training.arithmetic,
         claimed=training.claimed,

@@ -3,7 +3,7 @@
 The model is linear in d features and every canary record has a feature of its own, so that its gradient moves one
 coordinate: a client with d canaries gives d independent trials. With the canaries, each contributes the whole clip;
 without them, their records are empty (zero-out) or push the other way (replace-one). The server sends the same model in
-every round and sees every reply.
+every round and sees every reply. A canary may also be a person with many records, all of which pull the same way.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from polyeps.audit.lower_bounds import Scores, bound_from_scores, sampled_log_ra
 from polyeps.audit.results import Attack, AttackKind, Effort, Evidence, attack
 from polyeps.audit.trial_clients import ask_trials, deployed, seeded
 from polyeps.core import Algorithm, Payload, Records
-from polyeps.models import Model, binary_logistic
+from polyeps.models import Model, binary_logistic, of_units
 from polyeps.training import dp_sgd
 
 _DELTA = 0.05  # large, since rare events take many trials; every δ has its own certificate
 _WIDE = 100  # features, and canaries, of a client
 _LARGE = 1e4  # a canary's feature: its gradient is far beyond the clip
+_VISITS = 40  # records of a canary that is a person
 _STEP = 1e-6  # learning rate: steps hardly move the model, so that later gradients are as large
 
 
@@ -47,6 +48,13 @@ class Setting:
     clip: float = 1.0
     replaced: bool = False  # neighbours differ in the value of a record
     deployed: bool = False  # noise from the operating system's entropy, on the integers
+    visits: int = 1  # records of each canary, a person
+    by_person: bool = False  # whether persons are protected; else their records, one by one
+
+    @property
+    def moved(self) -> float:
+        """How many clips a canary moves a sum of which it is a part."""
+        return 2.0 if self.replaced else 1.0 if self.by_person else float(self.visits)
 
     def training(self, model: Model) -> Any:
         return dp_sgd(model, rate=self.rate, batch=1, steps=self.steps, clip=self.clip, learning_rate=_STEP)
@@ -56,10 +64,14 @@ GAUSSIAN = Setting()
 SUBSAMPLED = Setting(rate=0.2, noise_multiplier=0.6, rounds=4)
 
 
-def _canaries(present: bool, replaced: bool) -> Records:
+def _canaries(present: bool, setting: Setting) -> Records:
     """Return the records of one client: canaries, or their replacements."""
-    features = _LARGE * torch.eye(_WIDE) if present or replaced else torch.zeros(_WIDE, _WIDE)
-    return Records(features, torch.full((_WIDE,), int(present)), torch.tensor([0, _WIDE]))
+    features = _LARGE * torch.eye(_WIDE) if present or setting.replaced else torch.zeros(_WIDE, _WIDE)
+    features = features.repeat_interleave(setting.visits, 0)
+    edges = torch.arange(0, len(features) + 1, setting.visits) if setting.by_person else None
+    held = torch.tensor([0, _WIDE if setting.by_person else len(features)])
+    units = None if edges is None else edges.unfold(0, 2, 1)
+    return Records(features, torch.full((len(features),), int(present)), held, units)
 
 
 def _scores(seen: list[Tensor], setting: Setting) -> Scores:
@@ -67,8 +79,7 @@ def _scores(seen: list[Tensor], setting: Setting) -> Scores:
 
     The server sees only the sum of several local steps, which is scored as one release of so many canaries.
     """
-    moved = 2.0 if setting.replaced else 1.0
-    shift = moved * setting.steps**0.5 / setting.noise_multiplier
+    shift = setting.moved * setting.steps**0.5 / setting.noise_multiplier
     total = np.zeros(seen[0].numel(), np.float32)
     for reply in seen:
         sums = reply.flatten().double().numpy() / (_STEP * setting.clip)
@@ -107,10 +118,12 @@ def _compare(
 def _pair(name: str, setting: Setting, effort: Effort, trials: int, action: str, seen: str, sent: Payload) -> Evidence:
     """Ask for an action of an algorithm; `seen` is the tensor of the replies that is scored."""
     entry = ALGORITHMS[name]
-    algorithm = entry.build(setting.training(binary_logistic(_WIDE)), **entry.options)
+    model = binary_logistic(_WIDE)
+    model = of_units(model, "patient") if setting.by_person else model
+    algorithm = entry.build(setting.training(model), **entry.options)
     task = (action, {"model": torch.zeros(_WIDE), **sent})
     clients = max(1, effort.trials(trials) // _WIDE)
-    records = partial(_canaries, replaced=setting.replaced)
+    records = partial(_canaries, setting=setting)
     return _compare(algorithm, records, task, itemgetter(seen), setting, clients, effort)
 
 
@@ -158,6 +171,13 @@ def _replaced_as_zeroed(trials: int, effort: Effort) -> Evidence:
     return replace(shown, certified=certified)
 
 
+def _person_as_records(trials: int, effort: Effort) -> Evidence:
+    """Blank all records of a person; a certificate for single records does not cover that."""
+    setting = replace(GAUSSIAN, noise_multiplier=5.0, visits=_VISITS)
+    shown = trained("fedavg", setting, trials, effort)
+    return replace(shown, certified=epsilon(Gaussian(setting.noise_multiplier / _VISITS), _DELTA))
+
+
 def _late_charge(trials: int, effort: Effort) -> Evidence:
     """P2: calibrate noise for rounds where every round has many steps."""
     setting = replace(SUBSAMPLED, rate=0.5, noise_multiplier=1.0, steps=1, rounds=8)
@@ -167,11 +187,14 @@ def _late_charge(trials: int, effort: Effort) -> Evidence:
 
 
 def dp_sgd_attacks() -> list[Attack]:
-    """Return all attacks on record-level methods."""
+    """Return all attacks on methods that protect records or persons."""
     many, few = 200_000, 40_000
     pair: AttackKind = "worst-case pair"
     local_steps = replace(SUBSAMPLED, rate=0.5, noise_multiplier=1.0, steps=4, rounds=1)
     small_clip = replace(GAUSSIAN, clip=1e-3)
+    patients = f"patients of {_VISITS} records"
+    persons = replace(GAUSSIAN, visits=_VISITS, by_person=True)
+    drawn_persons = replace(SUBSAMPLED, visits=_VISITS, by_person=True)
     return [
         attack("Gaussian: one full-batch step of DP-SGD", "sound", pair, trained, "fedavg", GAUSSIAN, many),
         attack("subsampled Gaussian: DP-SGD", "sound", pair, trained, "fedavg", SUBSAMPLED, many),
@@ -185,8 +208,20 @@ def dp_sgd_attacks() -> list[Attack]:
             attack(f"{name}: project, hostile basis", "sound", pair, _projected, name, SUBSAMPLED, few)
             for name in ("pfa-plus", "pdp-fl-plus")
         ),
+        attack(f"DP-SGD by person: {patients}", "sound", pair, trained, "fedavg", persons, few),
+        attack(f"DP-SGD by person, subsampled: {patients}", "sound", pair, trained, "weiavg", drawn_persons, few),
+        attack(
+            f"DP-SGD by person, deployed: {patients}",
+            "sound",
+            pair,
+            trained,
+            "fedavg",
+            replace(persons, deployed=True),
+            4000,
+        ),
         attack("DP-SGD, fixed-size batches, replace-one", "sound", pair, _fixed, "fixed", 10_000),
         attack("P4 PFA: fixed-size batches charged as Poisson", "published", pair, _fixed, "poisson", 10_000),
         attack("P2 PFA: rounds charged, steps taken", "published", pair, _late_charge, few),
         attack("record replaced, charged as zero-out", "published", pair, _replaced_as_zeroed, few),
+        attack(f"{patients}, charged record by record", "published", pair, _person_as_records, few // 4),
     ]

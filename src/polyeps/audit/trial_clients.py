@@ -50,7 +50,7 @@ def deployed(ids: Sequence[str], _: int) -> Streams:
 @contextmanager
 def trial_ledger(algorithm: Algorithm, ids: Sequence[str], delta: float) -> Iterator[Ledger]:
     """Give clients accounts that can afford all trials."""
-    terms = BudgetTerms(Budget(_BUDGET, delta), algorithm.unit, algorithm.adjacency)
+    terms = BudgetTerms(Budget(_BUDGET, delta), algorithm.unit, algorithm.adjacency, person=algorithm.person)
     with (
         tempfile.TemporaryDirectory() as folder,
         closing(Ledger.create(Path(folder) / "ledger.db", dict.fromkeys(ids, terms))) as ledger,

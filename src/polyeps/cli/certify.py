@@ -96,7 +96,8 @@ def calibrate_file(
     for job, rows in methods:
         title = f"{files.title(job)}: noise for {job.rounds.expected} of {job.rounds.planned} rounds"
         if rows:
-            _print_clients(columns, rows, title)
+            person = job.population.trained.person
+            _print_clients({**columns, "records": f"{person}s"} if person else columns, rows, title)
         else:
             print(f"{files.title(job)}: no client has a guarantee, so no noise is added.\n")
 

@@ -59,6 +59,16 @@ def title(job: Job) -> str:
     return named if whose == "own" or whose in named else f"{named} (budgets: {whose})"
 
 
+def protected(job: Job) -> str:
+    """Return what the budgets of a job protect, in a sentence; "" where it is single records, as usual."""
+    person = job.population.trained.person
+    if not person or job.budgets is None:
+        return ""
+    if job.algorithm.unit == "client":
+        return f"Budgets protect whole clients, and so every {person}; an example is all records of one {person}."
+    return f"Budgets protect all records of any one {person} together; sizes and batches count {person}s."
+
+
 def print_jobs(experiment: Path, jobs: Iterable[tuple[Job, list[dict[str, Any]]]]) -> None:
     """Print jobs and their clients as JSON, with the budgets that clients set."""
     print_json({"experiment": str(experiment), "methods": [_frame(job, clients) for job, clients in jobs]})
@@ -74,6 +84,7 @@ def _frame(job: Job, clients: list[dict[str, Any]]) -> dict[str, Any]:
         "rounds": job.rounds.planned,
         "rounds_expected": job.rounds.expected,
         "unit": job.algorithm.unit,
+        "person": job.population.trained.person,
         "adjacency": job.algorithm.adjacency,
         "trust": job.algorithm.trust,
         "arithmetic": job.algorithm.arithmetic,

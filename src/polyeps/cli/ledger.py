@@ -68,7 +68,7 @@ def _state(ledger: Ledger, name: str) -> dict[str, Any]:
         "reserved": max(0.0, committed - spent),
         "left": max(0.0, terms.budget.epsilon - committed),
         "charges": account.charges,
-        "unit": terms.unit,
+        "unit": terms.unit if not terms.person else f"person ({terms.person})",
         "adjacency": terms.adjacency,
         "schedule": terms.schedule,
     }
@@ -120,7 +120,8 @@ def set_budget(
         typer.Option(help="The probability with which the guarantee may fail; 1e-5, or unchanged with --raise."),
     ] = None,
     client: Annotated[str, typer.Option(help="The client.")] = "client",
-    unit: Annotated[Literal["record", "client"], typer.Option(help="The unit that is protected.")] = "record",
+    unit: Annotated[Literal["record", "person", "client"], typer.Option(help="The unit that is protected.")] = "record",
+    person: Annotated[str, typer.Option(help="What a person is called, as data.unit has it: patient.")] = "",
     adjacency: Annotated[
         Literal["zero-out", "add-remove", "replace-one"],
         typer.Option(
@@ -147,8 +148,8 @@ def set_budget(
         kept = ledger.account(client).terms.budget.delta
         ledger.change_budget(client, Budget(epsilon, kept if delta is None else delta), reason)
     else:
-        terms = {client: BudgetTerms(Budget(epsilon, 1e-5 if delta is None else delta), unit, adjacency, schedule)}
-        ledger = _enrol(file, terms)
+        budget = Budget(epsilon, 1e-5 if delta is None else delta)
+        ledger = _enrol(file, {client: BudgetTerms(budget, unit, adjacency, schedule, person=person)})
     state = _state(ledger, client)
     if as_json:
         print_json(state)

@@ -72,6 +72,8 @@ def _plan_file(experiment: Path, changes: list[str] | None, seed: int | None, tr
     for job, rows in methods:
         if rows:
             _draw(rows, job.rounds, f"{files.title(job)}: ")
+            if said := files.protected(job):
+                print(said)
         else:
             print(f"{job.method.title}: no client has a guarantee, so no budget is spent.")
 

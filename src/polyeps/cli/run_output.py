@@ -116,7 +116,8 @@ def print_clients(journal: Journal) -> None:
         return
     table: dict[str, list[Any]] = {}
     over = 0
-    columns = ["client", "records", "own ε"]
+    person = paying[0]["facts"].get("person")
+    columns = ["client", f"{person}s" if person else "records", "own ε"]
     for job in paying:
         key = (job["job"],)
         alike = journal.query("SELECT min(epsilon) AS low, max(epsilon) AS high FROM clients WHERE job = ?", key)

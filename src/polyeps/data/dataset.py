@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyeps.core import check_person
 from polyeps.data.schema import Schema
 from polyeps.errors import DataError, InputError
 
@@ -41,8 +42,11 @@ class Dataset:
             ("test", self.test_features, self.test_labels),
         ):
             _check_records(f"{self.name}, {part} records", features, labels, self.classes, self.columns)
-        if self.groups is not None and len(self.groups) != len(self.labels):
-            raise DataError(f"{self.name} has {len(self.labels)} records but {len(self.groups)} group numbers")
+        for what, owners in (("group", self.groups), ("person", self.persons)):
+            if owners is not None and len(owners) != len(self.labels):
+                raise DataError(f"{self.name} has {len(self.labels)} records but {len(owners)} {what} numbers")
+        if self.person:
+            check_person(self.person)
 
 
 def _check_records(
@@ -74,7 +78,10 @@ def without_test(
 def take(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
     """Return the training records with these row numbers; the test split stays."""
     groups = None if dataset.groups is None else dataset.groups[rows]
-    return replace(dataset, features=dataset.features[rows], labels=dataset.labels[rows], groups=groups)
+    persons = None if dataset.persons is None else dataset.persons[rows]
+    return replace(
+        dataset, features=dataset.features[rows], labels=dataset.labels[rows], groups=groups, persons=persons
+    )
 
 
 def subsample(dataset: Dataset, records: int, generator: np.random.Generator) -> Dataset:
@@ -104,8 +111,23 @@ def hold_out(dataset: Dataset, share: float, generator: np.random.Generator) -> 
     if not 0 < count < len(dataset.labels):
         raise InputError(f"a share of {share} of {len(dataset.labels)} records leaves nothing to test or to train on")
     order = generator.permutation(len(dataset.labels))
+    if dataset.persons is not None:  # a model tested on persons that it was trained on would look better than it is
+        order, count = _by_person(dataset, order, count)
     test = order[:count]
     return replace(take(dataset, order[count:]), test_features=dataset.features[test], test_labels=dataset.labels[test])
+
+
+def _by_person(dataset: Dataset, order: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], int]:
+    """Return rows with the records of each person together, persons in the order of their first, and where to cut."""
+    assert dataset.persons is not None
+    groups = np.zeros_like(dataset.persons) if dataset.groups is None else dataset.groups
+    person = np.unique(np.stack([groups, dataset.persons]), axis=1, return_inverse=True)[1].ravel()[order]
+    _, first, sizes = np.unique(person, return_index=True, return_counts=True)
+    ends = np.cumsum(sizes[np.argsort(first)]).tolist()
+    if len(ends) < 2:
+        raise InputError(f"{dataset.name} has one {dataset.person or 'person'}; give test records, or more of them")
+    by_first: NDArray[np.int64] = np.lexsort((order, first[person]))
+    return order[by_first], min(ends[:-1], key=lambda end: abs(end - count))
 
 
 def validation(dataset: Dataset, share: float, generator: np.random.Generator) -> Dataset:

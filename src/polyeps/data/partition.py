@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from polyeps.errors import InputError
 Indices = NDArray[np.int64]
 KINDS = ("iid", "shards", "labels", "dirichlet", "one-label", "by-writer", "as-in-file")
 _DIRICHLET_DRAWS = 100  # before the partition is refused
+_PADDED = 16 << 30  # bytes of persons' records, padded for a device
+_NO_RECORD = -1  # the label of padding, as in `engine.units`
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +43,35 @@ class Partition:
         return flat.reshape(clients, classes)
 
 
-def to_records(dataset: Dataset, partition: Partition, device: Any = "cpu") -> Records:
-    """Return the clients' records as one block of tensors."""
+class Persons(NamedTuple):
+    """The persons of every client: client i has persons offsets[i] up to offsets[i + 1].
+
+    Person p holds rows[edges[p]:edges[p + 1]], in the order of the data.
+    """
+
+    rows: Indices  # (R,)
+    edges: Indices  # (P + 1,)
+    offsets: Indices  # (n + 1,)
+
+
+def persons_of(dataset: Dataset, partition: Partition) -> Persons:
+    """Return the persons of every client."""
+    assert dataset.persons is not None
+    client, person = np.repeat(np.arange(len(partition.ids)), partition.sizes), dataset.persons[partition.rows]
+    order = np.lexsort((partition.rows, person, client))
+    client, person = client[order], person[order]
+    first = np.flatnonzero(np.append(True, (np.diff(client) != 0) | (np.diff(person) != 0))[: len(order)])
+    counts = np.bincount(client[first], minlength=len(partition.ids))
+    return Persons(partition.rows[order], np.append(first, len(order)), np.append(0, np.cumsum(counts)))
+
+
+def unit_sizes(dataset: Dataset, partition: Partition) -> Indices:
+    """Return the number of each client's persons or, where records are protected one by one, of its records."""
+    return partition.sizes if dataset.persons is None else np.diff(persons_of(dataset, partition).offsets)
+
+
+def single_records(dataset: Dataset, partition: Partition, device: Any = "cpu") -> Records:
+    """Return the clients' records as one block of tensors, each record by itself."""
     import torch  # takes seconds to import; drawing a partition does not need it
 
     return Records(
@@ -50,6 +79,34 @@ def to_records(dataset: Dataset, partition: Partition, device: Any = "cpu") -> R
         torch.from_numpy(dataset.labels[partition.rows]).to(device),
         torch.from_numpy(partition.offsets),
     )
+
+
+def to_records(dataset: Dataset, partition: Partition, device: Any = "cpu") -> Records:
+    """Return the clients' records as one block of tensors; where persons are the unit, by person.
+
+    A device needs persons of one shape, so there they are padded to the one with most records.
+    """
+    import torch
+
+    if dataset.persons is None:
+        return single_records(dataset, partition, device)
+    found = persons_of(dataset, partition)
+    features, labels = torch.from_numpy(dataset.features[found.rows]), torch.from_numpy(dataset.labels[found.rows])
+    offsets, edges = torch.from_numpy(found.offsets), torch.from_numpy(found.edges)
+    if torch.device(device).type == "cpu":
+        return Records(features, labels, offsets, edges.unfold(0, 2, 1))
+    lengths = edges.diff()
+    most = int(lengths.max())
+    size = len(lengths) * most * features[:1].nbytes
+    if size > _PADDED:
+        raise InputError(
+            f"{dataset.name}: {len(lengths)} {dataset.person or 'person'}s padded to {most} records, the most of one, "
+            f"take {size >> 30} GiB; run it without a device, where they need no padding"
+        )
+    places = torch.arange(most)
+    real = places < lengths[:, None]  # (P, L)
+    rows = edges[:-1, None] + torch.where(real, places, 0)
+    return Records(features[rows].to(device), labels[rows].masked_fill_(~real, _NO_RECORD).to(device), offsets)
 
 
 def _assembled(pieces: Sequence[Indices], remedy: str, ids: Sequence[str] = ()) -> Partition:
@@ -188,13 +245,28 @@ def by_owner(dataset: Dataset) -> Partition:
     return _assembled(pieces, "remove the client or give it records", dataset.group_names)
 
 
-def set_apart(partition: Partition, share: float, generator: np.random.Generator) -> tuple[Partition, Partition]:
-    """Split every client's records in two: those it trains on, and a random share, at least one, set apart."""
+def set_apart(
+    partition: Partition,
+    share: float,
+    generator: np.random.Generator,
+    dataset: Dataset | None = None,
+    *,
+    unit: str = "record",
+) -> tuple[Partition, Partition]:
+    """Split every client's records in two: those it trains on, and a random share, at least one, set apart.
+
+    Where the data set names persons, all records of a person are on the same side.
+    """
+    if dataset is not None and dataset.persons is not None:
+        found = persons_of(dataset, partition)
+        persons = Partition(partition.ids, np.arange(len(found.edges) - 1), found.offsets)
+        kept, apart = set_apart(persons, share, generator, unit=dataset.person or "person")
+        return _rows_of(found, kept), _rows_of(found, apart)
     counts = np.maximum(1, np.rint(share * partition.sizes)).astype(np.int64)
     if short := np.flatnonzero(counts >= partition.sizes).tolist():
         client, size = partition.ids[short[0]], partition.sizes[short[0]]
         raise InputError(
-            f"client {client!r} has {size} records, which a share of {share:g} set apart uses up: "
+            f"client {client!r} has {size} {unit}s, which a share of {share:g} set apart uses up: "
             "make the share smaller or the clients fewer"
         )
     owner = np.repeat(np.arange(len(partition.ids)), partition.sizes)
@@ -206,6 +278,14 @@ def set_apart(partition: Partition, share: float, generator: np.random.Generator
         Partition(partition.ids, partition.rows[kept], partition.offsets - edges),
         Partition(partition.ids, partition.rows[taken], edges),
     )
+
+
+def _rows_of(found: Persons, chosen: Partition) -> Partition:
+    """Return the partition of the records of some persons, which are the rows of `chosen`."""
+    firsts, lengths = found.edges[chosen.rows], np.diff(found.edges)[chosen.rows]
+    ends = np.append(0, np.cumsum(lengths))
+    places = np.arange(ends[-1]) + np.repeat(firsts - ends[:-1], lengths)
+    return Partition(chosen.ids, found.rows[places], ends[chosen.offsets])
 
 
 def divide(
@@ -224,6 +304,11 @@ def divide(
         raise InputError(f"there is no partition {kind!r}: choose one of {', '.join(KINDS)}")
     if kind in ("by-writer", "as-in-file"):
         return by_owner(dataset)
+    if dataset.persons is not None:
+        raise InputError(
+            f"the partition {kind} would divide the records of a {dataset.person or 'person'} among clients: use "
+            "as-in-file, or leave out data.unit"
+        )
     if clients is None or generator is None:
         raise InputError(f"the partition {kind} is drawn at random: say how many clients, and give a seed")
     labels = dataset.labels

@@ -42,6 +42,12 @@ class Contribution(Protocol):
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         """Add Σ factor · row gradient over each client's rows to gradient (n, p)."""
 
+    def grouped(self, layout: Layout, times: int) -> Contribution:
+        """Return the contribution of rows that are each the sum of `times` neighbouring ones; called before the others.
+
+        `layout` is that of the sums.
+        """
+
 
 class OuterProducts:
     """Rows whose gradient is an outer product g aᵀ (a linear layer): ‖g aᵀ‖ = ‖g‖ ‖a‖, never formed."""
@@ -59,6 +65,11 @@ class OuterProducts:
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         add_products(self.layout, gradient, self.scaled(factors), self.inputs, self.bias, factors is not None)
+
+    def grouped(self, layout: Layout, times: int) -> Contribution:
+        if times == 1:
+            return self
+        return PositionProducts(layout, _by_sum(self.inputs, times), _by_sum(self.gradients, times), self.bias)
 
     def scaled(self, factors: Tensor | None) -> Tensor:
         """Return the output gradients (T, out) times the rows' factors."""
@@ -94,6 +105,10 @@ class PositionProducts:
             scaled = self.gradients if factors is None else _times_factors(self.gradients, factors)
             add_products(self.layout, gradient, scaled, self.inputs, self.bias, factors is not None)
 
+    def grouped(self, layout: Layout, times: int) -> PositionProducts:
+        inputs, gradients = (_by_sum(each, times).flatten(1, 2) for each in (self.inputs, self.gradients))
+        return PositionProducts(layout, inputs, gradients, self.bias)
+
 
 class RowGradients:
     """Rows whose gradients (T, p) are all formed."""
@@ -116,6 +131,9 @@ class RowGradients:
                 exact = _exact(group, rows)
                 weighted = torch.bmm(group.rows(factors)[:, None, :].to(exact.dtype), exact)  # (c, 1, p)
                 gradient[group.first : group.last] += weighted[:, 0]
+
+    def grouped(self, layout: Layout, times: int) -> Contribution:
+        return RowGradients(layout, _by_sum(self.gradients, times).sum(1))
 
 
 class LookupGradients:
@@ -146,6 +164,10 @@ class LookupGradients:
         if into is not gradient:
             gradient += into
 
+    def grouped(self, layout: Layout, times: int) -> Contribution:
+        tokens, gradients = (_by_sum(each, times).flatten(1, 2) for each in (self.tokens, self.gradients))
+        return LookupGradients(layout, tokens, gradients, self.width)
+
 
 class ContributionParts:
     """Contributions to consecutive slices of one layer's parameters."""
@@ -164,6 +186,9 @@ class ContributionParts:
         slices = torch.split(gradient, [size for size, _ in self.parts], dim=1)
         for (_, part), columns in zip(self.parts, slices, strict=True):
             part.add_to(columns, factors)
+
+    def grouped(self, layout: Layout, times: int) -> Contribution:
+        return ContributionParts([(size, part.grouped(layout, times)) for size, part in self.parts])
 
 
 def add_products(
@@ -186,6 +211,11 @@ def add_products(
             weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)
         if bias:
             gradient[group.first : group.last, size:] += a.sum(1)
+
+
+def _by_sum(rows: Tensor, times: int) -> Tensor:
+    """Return rows (T · times, ...) as (T, times, ...)."""
+    return torch.unflatten(rows, 0, (len(rows) // times, times))
 
 
 def _times_factors(gradients: Tensor, factors: Tensor) -> Tensor:

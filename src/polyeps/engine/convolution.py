@@ -78,6 +78,9 @@ class _Reordered:
     def drop(self, rows: Tensor) -> None:
         self.patches.drop(rows)
 
+    def grouped(self, layout: Layout, times: int) -> Contribution:
+        return _Reordered(self.layer, self.patches.grouped(layout, times))
+
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         layer = self.layer
         summed = torch.zeros_like(gradient)

@@ -68,7 +68,10 @@ def train_on_device(
     """Train as `train_on_cpu` does, on the device that holds `records`, with noise drawn there."""
     if settings.deviation is not None and not isinstance(streams, SeededStreams):
         raise InputError("noise for deployment is drawn on the CPU; move the records there")
+    if records.units is not None:
+        raise InputError("on a device, persons' records are one padded block; move the records by to_records")
     device = starts.device
+    per_row = model.floats_per_row * (records.labels.shape[1] if records.labels.ndim > 1 else 1)
     steps = int(settings.steps.max(initial=0))
     if steps == 0:
         return starts.clone()
@@ -79,7 +82,7 @@ def train_on_device(
     held = graphs.get(key)
     # At least as wide as last time, so that rounds soon share one shape.
     last = None if held is None else held.shape
-    placed = place_batches(streams, records.spans, settings, model.size, model.floats_per_row, last, device)
+    placed = place_batches(streams, records.spans, settings, model.size, per_row, last, device)
     sizes = placed.sizes.cpu().numpy() if settings.divisor is None else None
     fixed = pace(settings, sizes, device)
     if held is not None and held.shape == placed.shape:
@@ -139,14 +142,14 @@ def _step(model: Model, deferral: Deferral, records: Records, layout: Layout, bu
     rate, divisor = fixed.rate.index_select(0, now)[0], fixed.divisor.index_select(0, now)[0]
     if buffers.gradient is None:
         deferral.enter(now, len(buffers.records))
-        step_directly(learning, records, step, fixed, rate, divisor)
+        step_directly(learning, records, (step,), fixed, rate, divisor)
     else:
         if fixed.deviation is None:
             buffers.gradient.zero_()
         else:
             fill_normals(buffers.gradient, buffers.keys, now)
             buffers.gradient.mul_(fixed.deviation)
-        advance(learning, records, step, fixed, rate, divisor, buffers.gradient)
+        advance(learning, records, (step,), fixed, rate, divisor, buffers.gradient)
     now.add_(1)
 
 

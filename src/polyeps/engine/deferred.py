@@ -38,6 +38,8 @@ class Deferral:
     @cached_property
     def network(self) -> Network:
         """Return the network that takes the steps."""
+        if not self.layers:
+            return self.whole
         return Network(tuple(self.layers.get(i, layer) for i, layer in enumerate(self.whole.layers)))
 
     def kept(self, starts: Tensor) -> Tensor:

@@ -36,6 +36,8 @@ def train_deployed(model: Model, starts: Tensor, records: Records, streams: Stre
     """Return the models (n, d) after local DP-SGD from starts (n, d); deployed, n is 1."""
     if settings.batch is not None:
         raise InputError("a deployed client draws Poisson batches; batches of fixed size are for simulations only")
+    if records.of_persons and records.units is None:
+        raise InputError("a deployed client's persons have no padding; give its records with units")
     assert settings.clip is not None
     assert settings.deviation is not None
     assert settings.divisor is not None
@@ -75,7 +77,10 @@ def _noise(grid: GridSum, words: WordStreams, client: int, steps: int) -> Iterat
 
 
 class RecordGradients:
-    """Gradients of one record at a time: a copy of a model's module whose parameters are views of one vector."""
+    """Gradients of one record at a time: a copy of a model's module whose parameters are views of one vector.
+
+    A person's records are computed together, without padding, so that nothing depends on how many others have.
+    """
 
     def __init__(self, model: Model, start: Tensor) -> None:
         self.model, self.weights = model, start.detach().clone()
@@ -94,13 +99,16 @@ class RecordGradients:
     def check(self, records: Records) -> None:
         """Refuse a module that fails on any data: otherwise all its records would silently count as empty."""
         zeros = self.weights.new_zeros(1, *self.model.input_shape, dtype=self.model.input_type)
+        labels = (1, 1) if self.model.person else (1, *records.labels.shape[1:])
         try:
-            self.gradient(zeros, records.labels.new_zeros(1, *records.labels.shape[1:]))
+            self.gradient(zeros, records.labels.new_zeros(labels))
         except Exception as error:  # any error of user code; it holds no record
             raise InputError(f"the model has no gradient even for a record of zeros ({error}); correct it") from error
 
     def gradient(self, row: Tensor, label: Tensor) -> Tensor:
-        """Return the gradient (d,) of one record (1, ...)."""
+        """Return the gradient (d,) of one record (1, ...), or of the records of one person (1, L, ...)."""
+        if self._linear is not None and self.model.person:
+            return self._of_linear_person(self._linear, row, label)
         with torch.enable_grad():
             outputs = check_one_tensor(self._module, self._module(row), 1)
         by_outputs = output_gradients(self.model.loss, outputs.detach(), label, None)
@@ -109,13 +117,24 @@ class RecordGradients:
         found = torch.autograd.grad(outputs, self._parameters, by_outputs, materialize_grads=True)
         return torch.cat([part.reshape(-1) for part in found])
 
+    def _of_linear_person(self, layer: Linear, row: Tensor, label: Tensor) -> Tensor:
+        """Return a person's gradient under a single linear layer by two products, several times as fast as autograd."""
+        inputs = row.reshape(-1, layer.fan_in)  # (L, in)
+        weight = self.weights[: layer.fan_in * layer.fan_out].view(layer.fan_out, -1)
+        outputs = inputs @ weight.T
+        if layer.bias:
+            outputs = outputs + self.weights[-layer.fan_out :]
+        by_outputs = output_gradients(self.model.loss, outputs[None], label, None)[0]  # (L, out)
+        products = (by_outputs.T @ inputs).flatten()
+        return torch.cat([products, by_outputs.sum(0)]) if layer.bias else products
+
     def total(self, records: Records, chosen: list[int], grid: GridSum) -> Tensor:
         """Return the sum of some records' clipped gradients, in whole steps of the grid, (d,) float64."""
         total = self.weights.new_zeros(self.model.size, dtype=torch.float64)
         together = max(1, _AT_ONCE // self.model.size)
         for first in range(0, len(chosen), together):
             some = chosen[first : first + together]
-            rows = self._of_linear(self._linear, records, some) if self._linear else None
+            rows = self._of_linear(self._linear, records, some) if self._linear and not self.model.person else None
             if rows is None:
                 rows = torch.stack([self._of(records, record) for record in some])
             total += grid.rounded(rows).sum(0)  # whole numbers below 2^53: exact in any order
@@ -148,10 +167,18 @@ class RecordGradients:
     def _of(self, records: Records, record: int) -> Tensor:
         """Return one record's gradient; zeros if it has none, since an error would reveal something about the data."""
         alone = slice(record, record + 1)
+        shape = self.model.input_shape
+        labels = records.labels[alone]
+        if records.units is not None:
+            alone = slice(*records.units[record].tolist())
+            labels = records.labels[None, alone]
+            shape = (labels.shape[1], *shape[1:])
+            if not labels.numel():
+                return torch.zeros_like(self.weights)
         try:
             # Copies, so that alignment is always the same; an image is one row for a model of rows.
-            row = records.features[alone].reshape(1, *self.model.input_shape)
-            return self.gradient(row.to(self.model.input_type, copy=True), records.labels[alone].clone())
+            row = records.features[alone].reshape(1, *shape)
+            return self.gradient(row.to(self.model.input_type, copy=True), labels.clone())
         except Exception:  # any error of user code
             logging.getLogger(__name__).warning("a record has no gradient under the model received; it counts as empty")
             return torch.zeros_like(self.weights)

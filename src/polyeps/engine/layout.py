@@ -58,6 +58,13 @@ class Layout:
     def rows(self) -> int:
         return len(self.owner)
 
+    def widened(self, times: int) -> Layout:
+        """Return the layout in which every row is `times` neighbouring rows."""
+        if times == 1:
+            return self
+        groups = tuple(RowGroup(g.first, g.last, g.width * times, g.start * times) for g in self.groups)
+        return Layout(self.clients, groups, self.owner[:, None].expand(-1, times).flatten())
+
 
 class TrainingStep(NamedTuple):
     """The inputs of one step: its layout, the frame order, and the records in the rows."""

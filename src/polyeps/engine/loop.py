@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from polyeps.engine.losses import Loss
 from polyeps.engine.network import Network, add_gradients, add_rows, row_gradients
 from polyeps.engine.per_client import Floats, Whole
 from polyeps.engine.sampling import Batches, fixed_batches, poisson_batches
+from polyeps.engine.units import examples_of, split_by_length
 from polyeps.models import Model
 
 # From this many parameters on, one client's matrix products are large enough for a call of their own, and copying
@@ -116,22 +117,25 @@ def train_on_cpu(
     """Return the models (n, d) after local training from starts (n, d), for all clients of `records` at once."""
     keep_freed_memory()
     batches = draw_batches(streams, records.spans.numpy(), settings)
-    plan = choose_plan(model, batches)
+    parts = split_by_length(batches, records, model.floats_per_row)
+    plans = [choose_plan(model, part, longest) for part, longest in parts]
     fixed = pace(settings, batches.sizes, starts.device)
-    deferral = deferral_of(model, starts, fixed, int(plan.widths.max(initial=0)), plan.order is not None)
+    width, ordered = max(int(p.widths.max(initial=0)) for p in plans), any(p.order is not None for p in plans)
+    deferral = deferral_of(model, starts, fixed, width, ordered)
     deferral.begin(starts, fixed.rate, fixed.momentum)
     models = deferral.kept(starts)
     velocity = None if fixed.momentum is None else torch.zeros_like(models)
     learning = Learning(deferral.network, model.loss, models, velocity, anchor)
-    steps = steps_of(plan, records.spans[:, 0].numpy())
-    for number, (step, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
+    spare = records.spans[:, 0].numpy()
+    steps = zip(*(steps_of(plan, spare) for plan in plans), strict=True)
+    for number, (passes, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
         rate, divisor = fixed.rate[number], fixed.divisor[number]
-        if fixed.plain and step.order is None:
+        if fixed.plain and not ordered:
             deferral.enter(torch.tensor([number]), number)
-            step_directly(learning, records, step, fixed, rate, divisor)
+            step_directly(learning, records, passes, fixed, rate, divisor)
             continue
         gradient = torch.zeros_like(models) if drawn is None else drawn
-        advance(learning, records, step, fixed, rate, divisor, gradient)
+        advance(learning, records, passes, fixed, rate, divisor, gradient)
     return deferral.joined(models)
 
 
@@ -160,14 +164,14 @@ def draw_batches(streams: Streams, spans: Whole, settings: Settings) -> Batches:
     return fixed_batches(streams, spans, settings.batch, settings.steps)
 
 
-def choose_plan(model: Model, batches: Batches) -> Plan:
-    """Return the plan that should move the fewest floats for this model and these batches."""
+def choose_plan(model: Model, batches: Batches, records: int = 1) -> Plan:
+    """Return the plan that should move the fewest floats for this model and these batches of so many records a row."""
     sizes = batches.sizes
     clients = sizes.shape[1]
     if model.size >= LARGE or clients == 1:
         return plan_exact(batches)
     padding = float((clients * sizes.max(1, initial=0) - sizes.sum(1)).sum())
-    if padding_is_cheaper(padding, len(sizes), clients, model.size, model.floats_per_row):
+    if padding_is_cheaper(padding, len(sizes), clients, model.size, records * model.floats_per_row):
         return plan_padded(batches)
     return plan_sorted(batches, _GROUPS)
 
@@ -175,25 +179,27 @@ def choose_plan(model: Model, batches: Batches) -> Plan:
 def advance(
     learning: Learning,
     records: Records,
-    step: TrainingStep,
+    passes: Sequence[TrainingStep],
     fixed: Pace,
     rate: Tensor,
     divisor: Tensor,
     gradient: Tensor,
 ) -> None:
-    """Take one step of all clients, in place; gradient (n, d) holds the noise and is overwritten."""
+    """Take one step of all clients, in place; gradient (n, d) holds the noise and is overwritten.
+
+    The rows of a step may be computed in several passes.
+    """
     network, loss, models, velocity, anchor = learning
-    # index_select, not [...]: six times faster on the CPU for rows like these
-    rows = records.features.index_select(0, step.records)
-    labels = records.labels.index_select(0, step.records)
-    if step.order is None:
-        framed, framed_models, clip = gradient, models, fixed.clip
-    else:
-        framed, framed_models = torch.zeros_like(models), models.index_select(0, step.order)
-        clip = None if fixed.clip is None else fixed.clip.index_select(0, step.order)
-    add_gradients(network, loss, framed_models, rows, labels, step.layout, step.valid, clip, framed)
-    if step.order is not None:
-        gradient.index_add_(0, step.order, framed)
+    for step in passes:
+        rows, labels = examples_of(records, step.records, step.valid)
+        if step.order is None:
+            framed, framed_models, clip = gradient, models, fixed.clip
+        else:
+            framed, framed_models = torch.zeros_like(models), models.index_select(0, step.order)
+            clip = None if fixed.clip is None else fixed.clip.index_select(0, step.order)
+        add_gradients(network, loss, framed_models, rows, labels, step.layout, step.valid, clip, framed)
+        if step.order is not None:
+            gradient.index_add_(0, step.order, framed)
     if velocity is None and fixed.decay is None:
         if fixed.pull is not None:
             models.lerp_(anchor, rate * fixed.pull)  # one pass over the models instead of three
@@ -210,7 +216,7 @@ def advance(
 
 
 def step_directly(
-    learning: Learning, records: Records, step: TrainingStep, fixed: Pace, rate: Tensor, divisor: Tensor
+    learning: Learning, records: Records, passes: Sequence[TrainingStep], fixed: Pace, rate: Tensor, divisor: Tensor
 ) -> None:
     """Take one step of all clients, in place, adding row gradients to velocities or models directly.
 
@@ -218,21 +224,22 @@ def step_directly(
     """
     network, loss, models, velocity, anchor = learning
     by = -rate / divisor if velocity is None else 1 / divisor
-    found: list[Contribution | None] = []
-    if step.layout.rows:
-        rows = records.features.index_select(0, step.records)
-        labels = records.labels.index_select(0, step.records)
+    found: list[list[Contribution | None]] = []
+    for step in passes:
+        if not step.layout.rows:
+            continue
+        rows, labels = examples_of(records, step.records, step.valid)
         # Scaling the few outputs here scales everything computed from them.
         weights = by[:, 0].index_select(0, step.layout.owner)
         if step.valid is not None:
             weights = weights * step.valid
-        found = row_gradients(network, loss, models, rows, labels, step.layout, weights)
+        found.append(row_gradients(network, loss, models, rows, labels, step.layout, weights))
     if fixed.pull is not None:
         models.lerp_(anchor, rate * fixed.pull)
     if velocity is not None and fixed.momentum is not None:
         velocity.mul_(fixed.momentum)
-    if found:
-        add_rows(network, found, None, models if velocity is None else velocity)
+    for each in found:
+        add_rows(network, each, None, models if velocity is None else velocity)
     if velocity is not None:
         models.addcmul_(velocity, rate, value=-1)
 

@@ -102,7 +102,7 @@ class Job:
             return {}
         cost, noise = cost_of(self.algorithm, self.population.ids, self.settings), self.noise_multiplier
         return {
-            client: BudgetTerms(budget, cost.unit, cost.adjacency, "fixed", plan=cost.event(noise[row], row))
+            client: cost.terms(budget, cost.event(noise[row], row))
             for row, (client, budget) in enumerate(zip(self.population.ids, self.budgets, strict=True))
             if budget is not None
         }
@@ -136,7 +136,7 @@ def prepare(
     if settings.rate is not None and entry.local != "training":
         raise InputError(f"training.rate has no effect on {method.name}, which protects whole clients; leave it out")
     groups = None
-    noise, own = np.zeros(len(population.ids)), {"records": population.partition.sizes}
+    noise, own = np.zeros(len(population.ids)), {"records": population.sizes}
     if entry.local == "sums":
         groups = _groups(population, budgets)
 
@@ -162,7 +162,7 @@ def prepare(
             epochs=uses,
             form=method.form,
         )
-        given = (sgd(population.model, rate=1.0, steps=1, learning_rate=1.0, decay=settings.decay), course)
+        given = (sgd(population.trained, rate=1.0, steps=1, learning_rate=1.0, decay=settings.decay), course)
     else:
         given = (_training(settings, population, budgets is not None, method.form),)
     try:
@@ -170,6 +170,11 @@ def prepare(
         cost = cost_of(algorithm, population.ids, own) if budgets is not None else None
     except InputError as problem:
         raise InputError(f"algorithm ({method.title}): {problem}") from None
+    if algorithm.unit != "client" and algorithm.person != population.trained.person:
+        raise InputError(
+            f"algorithm ({method.title}) protects each {algorithm.person or algorithm.unit}, but data.unit is "
+            f"{population.trained.person or 'a record'}; give it unit=training.unit, person=training.model.person"
+        )
     all_pay = algorithm.round_price is not None  # drawn or not
     if all_pay:
         check_secret_cohorts(participation)
@@ -235,7 +240,7 @@ def _federation(
         clip=settings.clip,
         noise=partial(SeededStreams, seed_for(population.seed, "server noise"), sorted(counts)),
         # Whole clients are protected, so the way they draw batches does not matter to the guarantee.
-        training=sgd(population.model, sampler="fixed", **_shared(settings), batch=settings.batch),
+        training=sgd(population.trained, sampler="fixed", **_shared(settings), batch=settings.batch),
         learning_rate=settings.learning_rate,
         delta=min((budget.delta for budget in budgets or () if budget is not None), default=0.0),
     )
@@ -265,10 +270,11 @@ def _participation(experiment: config.Experiment, population: Population) -> Par
 
 def check_batches(settings: config.TrainingSettings, population: Population) -> None:
     """Refuse a batch that some client cannot fill."""
-    for client, size in zip(population.ids, population.partition.sizes.tolist(), strict=True):
+    held = f"{population.trained.person or 'record'}s"
+    for client, size in zip(population.ids, population.sizes.tolist(), strict=True):
         if size < settings.batch:
             raise InputError(
-                f"client {client!r} has {size} records, fewer than training.batch = {settings.batch}; "
+                f"client {client!r} has {size} {held}, fewer than training.batch = {settings.batch}; "
                 "make the batch smaller"
             )
 
@@ -284,8 +290,8 @@ def _training(settings: config.TrainingSettings, population: Population, private
         drawing = {"batch": settings.batch, "sampler": "fixed" if form == "published" else "poisson"}
         hiding = {}
     if not private:
-        return sgd(population.model, **drawing, **_shared(settings))
-    return dp_sgd(population.model, clip=settings.clip, **drawing, **hiding, **_shared(settings))
+        return sgd(population.trained, **drawing, **_shared(settings))
+    return dp_sgd(population.trained, clip=settings.clip, **drawing, **hiding, **_shared(settings))
 
 
 def _shared(settings: config.TrainingSettings) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def client_rows(job: Job) -> list[ClientRow]:
     """Return the clients of a job: budgets, records, noise."""
     population = job.population
     rows = []
-    sizes = population.partition.sizes.tolist()
+    sizes = population.sizes.tolist()
     for place, (client, own) in enumerate(zip(population.ids, population.budgets, strict=True)):
         budget = job.budgets[place] if job.budgets else None
         rows.append(
@@ -59,6 +59,7 @@ def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
         "form": job.method.form,
         "trust": job.algorithm.trust,
         "unit": job.algorithm.unit,
+        "person": job.population.trained.person,
         "adjacency": job.algorithm.adjacency,
         "arithmetic": job.algorithm.arithmetic,
         "sampler": _sampler(job),

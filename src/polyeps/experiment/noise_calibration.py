@@ -40,6 +40,11 @@ class Cost:
     adjacency: Adjacency
     # (noise multiplier, rounds, δ, settings) -> the ε that the paper states, if it states one
     claimed: Callable[[float, int, float, Mapping[str, float]], float | None] = lambda *_: None
+    person: str = ""  # what a person is called, where the unit is one
+
+    def terms(self, budget: Budget, plan: Any = None) -> BudgetTerms:
+        """Return the terms of an account that pays this price for one run."""
+        return BudgetTerms(budget, self.unit, self.adjacency, "fixed", plan=plan, person=self.person)
 
     def event(self, noise_multiplier: float, row: int) -> Any:
         """Return the price for one client."""
@@ -71,7 +76,7 @@ def cost_of(algorithm: Algorithm, ids: Sequence[str], settings: PerClient) -> Co
                 f"{', '.join(algorithm.actions) or 'it'} has no price, so clients cannot keep to their budgets; give "
                 'the action a price, or the algorithm an Entry with budgets = ("none",)'
             )
-    return Cost(price, ids, settings, algorithm.unit, algorithm.adjacency, algorithm.claim)
+    return Cost(price, ids, settings, algorithm.unit, algorithm.adjacency, algorithm.claim, algorithm.person)
 
 
 def claimed_noise(claimed: Sequence[Budget], cost: Cost, rounds: int) -> NDArray[np.float64]:
@@ -141,8 +146,8 @@ def sound_noise(
     else:
         noise[rows] = common
         for row, budget in given.items():
-            account = ClientAccount(BudgetTerms(budget, cost.unit, cost.adjacency, "fixed"))
-            once = account.with_charge(cost.event(common, row), 1, cost.unit)
+            account = ClientAccount(cost.terms(budget))
+            once = account.with_charge(cost.event(common, row), 1)
             if not account.affords(once):
                 raise InputError(
                     f"client {cost.ids[row]!r} cannot afford a single round: with budgets.noise_multiplier = "

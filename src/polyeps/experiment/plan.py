@@ -37,7 +37,7 @@ class ClientPlan:
     client: str
     epsilon: float
     delta: float
-    records: int
+    records: int  # or persons, where these are the unit
     sigma: float
     rounds_affordable: int  # at most the rounds there are
     rounds_expected: int
@@ -75,7 +75,7 @@ def _lasting(terms: BudgetTerms, most: int) -> int:
 
 def plan(job: Job, progress: ProgressCallback | None = None) -> list[ClientPlan]:
     """Return the prospects of the clients of a job that have a guarantee."""
-    sizes, alike, plans = job.population.partition.sizes.tolist(), dict[BudgetTerms, ClientPlan](), list[ClientPlan]()
+    sizes, alike, plans = job.population.sizes.tolist(), dict[BudgetTerms, ClientPlan](), list[ClientPlan]()
     for row, client in enumerate(job.population.ids):
         if progress:
             progress(row, len(sizes))
@@ -122,7 +122,7 @@ def plan_dp_sgd(
         ).noise_multiplier
     plans = []
     for row, (client, budget, records) in enumerate(clients):
-        terms = BudgetTerms(budget, cost.unit, cost.adjacency, "fixed", plan=cost.event(noise[row], row))
+        terms = cost.terms(budget, cost.event(noise[row], row))
         plans.append(plan_client(client, terms, records, float(noise[row]), found))
     return found, plans
 

@@ -17,7 +17,7 @@ from polyeps.aggregation.client_groups import split_by_epsilon
 from polyeps.core import Budget, Records
 from polyeps.data.dataset import Dataset, hold_out, validation
 from polyeps.data.own_files import load_own
-from polyeps.data.partition import Partition, divide, set_apart, to_records
+from polyeps.data.partition import Partition, divide, set_apart, single_records, to_records, unit_sizes
 from polyeps.data.public_loaders import load_dataset
 from polyeps.data.synthetic import SYNTHETIC, synthetic
 from polyeps.errors import InputError
@@ -26,7 +26,7 @@ from polyeps.experiment.client_budgets import budgets_of, clients_named
 from polyeps.experiment.model_choice import model_for
 from polyeps.experiment.registry import BUILT_IN, Encoder, Parts
 from polyeps.experiment.seeds import generator, seed_for
-from polyeps.models import Model
+from polyeps.models import Model, of_units
 
 _COMPARED = 16  # records encoded apart from the others, to see that an encoder treats records one by one
 _Levels = Sequence[config.LevelSettings]
@@ -39,7 +39,7 @@ class Population:
     dataset: Dataset
     partition: Partition
     budgets: tuple[Budget | None, ...]  # None: a client that chose a level without a guarantee
-    model: Model
+    model: Model  # of single records, for tests and export
     start: Tensor  # (d,) the first model
     seed: int
     device: torch.device
@@ -59,14 +59,25 @@ class Population:
         return split_by_epsilon(np.array(known))
 
     @cached_property
+    def trained(self) -> Model:
+        """The model that clients train: of persons, where these are the unit, with the parameters of `model`."""
+        return self.model if self.dataset.persons is None else of_units(self.model, self.dataset.person or "person")
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """The number of each client's records or, where these are the unit, of its persons, (n,)."""
+        return unit_sizes(self.dataset, self.partition)
+
+    @cached_property
     def records(self) -> Records:
+        """The records that clients train on, by person where these are the unit."""
         return to_records(self.dataset, self.partition, self.device)
 
     @cached_property
     def own_test_records(self) -> Records:
-        """The records that clients keep for tests."""
+        """The records that clients keep for tests, each by itself."""
         assert self.own_tests is not None
-        return to_records(self.dataset, self.own_tests, self.device)
+        return single_records(self.dataset, self.own_tests, self.device)
 
     @cached_property
     def test(self) -> tuple[Tensor, Tensor]:
@@ -92,7 +103,7 @@ def populate(experiment: config.Experiment, seed: int, device: str = "cpu", part
     )
     own_tests = None
     if wanted.own_test:
-        partition, own_tests = set_apart(partition, wanted.own_test, generator(seed, "own tests"))
+        partition, own_tests = set_apart(partition, wanted.own_test, generator(seed, "own tests"), dataset)
     budgets, groups = budgets_of(experiment.budgets, partition, dataset, seed)
     model = model_for(experiment.model, dataset, seed_for(seed, "model"), parts)
     start = model.start(torch.Generator().manual_seed(seed_for(seed, "model")))

@@ -10,7 +10,7 @@ from dp_accounting.dp_event import DpEvent
 from polyeps.accounting import affordability, best_accountant, rdp
 from polyeps.accounting.events import check_uses
 from polyeps.accounting.histories import History, history_of, is_pure
-from polyeps.core import Adjacency, Budget, Unit
+from polyeps.core import Adjacency, Budget, Unit, person_of
 from polyeps.errors import InputError, UnknownEvent
 
 # adaptive: later requests may depend on earlier answers, for instance when the next run is designed after the last.
@@ -36,8 +36,10 @@ class BudgetTerms:
     schedule: Schedule = "adaptive"
     order: float | None = None  # of the Rényi filter; fixed by the first budget, also when the budget is changed later
     plan: DpEvent | None = None
+    person: str = ""  # what a person is called, where the unit is one: "patient"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "person", person_of(self.unit, self.person))
         if self.schedule not in get_args(Schedule):
             raise InputError(f"schedule is {self.schedule!r}; it must be adaptive or fixed")
         if self.plan is not None:
@@ -65,8 +67,10 @@ class Charge:
     uses: int = 1
     unit: Unit = "record"
     adjacency: Adjacency | None = None  # of the algorithm; None: the event holds under any adjacency
+    person: str = ""  # what a person is called, where the unit is one
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "person", person_of(self.unit, self.person))
         object.__setattr__(self, "uses", check_uses(self.uses, least=1))
         object.__setattr__(self, "clients", tuple(self.clients))
 
@@ -109,24 +113,28 @@ class ClientAccount:
             return self.spent(history) <= terms.budget.epsilon
         return affordability.fits(history, terms.budget, terms.adjacency, best_accountant(history))
 
-    def steps(self, event: DpEvent, uses: int, unit: Unit, adjacency: Adjacency | None = None) -> History:
-        """Return the steps of a charge; refuse another unit or adjacency than that of the terms."""
+    def steps(
+        self, event: DpEvent, uses: int, unit: Unit, adjacency: Adjacency | None = None, person: str = ""
+    ) -> History:
+        """Return the steps of a charge; refuse another unit, person or adjacency than that of the terms."""
         added = history_of(event, uses)
         if self.terms.adjacency == "add-remove" and adjacency not in (None, "add-remove") and not is_pure(added):
             raise UnknownEvent(
                 f"a {adjacency} event cannot be charged to an add-remove budget, which hides how many records there "
                 "are; train at a public rate (training.rate), or keep a zero-out ledger"
             )
-        if unit != self.terms.unit and not is_pure(added):
+        word = person_of(unit, person)
+        if (unit, word) != (self.terms.unit, self.terms.person) and not is_pure(added):
+            charged, kept = (f" ({one})" if one else "" for one in (word, self.terms.person))
             raise UnknownEvent(
-                f"a {unit}-level event cannot be charged to a budget that protects a {self.terms.unit}; "
+                f"a {unit}-level event{charged} cannot be charged to a budget that protects a {self.terms.unit}{kept}; "
                 "keep a second ledger for it"
             )
         return added
 
-    def with_charge(self, event: DpEvent, uses: int, unit: Unit) -> History:
-        """Return the history after a charge."""
-        return joined(self.history, self.steps(event, uses, unit))
+    def with_charge(self, event: DpEvent, uses: int) -> History:
+        """Return the history after a charge under the same terms."""
+        return joined(self.history, self.steps(event, uses, self.terms.unit, person=self.terms.person))
 
     def obstacle(self, added: History, run: str = "", *, reserving: bool = False) -> _Obstacle:
         """Return why a charge to a run, or its reservation, is not possible; "" if it is."""

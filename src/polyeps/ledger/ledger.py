@@ -117,6 +117,7 @@ class Ledger:
         uses: int = 1,
         clients: Sequence[str] | None = None,
         unit: Unit = "record",
+        person: str = "",
         purpose: str = "",
         run: str = "",
     ) -> None:
@@ -124,7 +125,7 @@ class Ledger:
         if clients is None and len(self._state.accounts) != 1:
             raise InputError(f"{self._chain.path} holds {len(self._state.accounts)} clients; name those to charge")
         payers = tuple(self._state.accounts) if clients is None else tuple(clients)
-        self.charge_all([Charge(payers, event, uses, unit)], purpose=purpose, run=run)
+        self.charge_all([Charge(payers, event, uses, unit, person=person)], purpose=purpose, run=run)
 
     def charge_all(self, charges: Iterable[Charge], *, purpose: str = "", once: bool = False, run: str = "") -> None:
         """Charge several events, each to its own clients, all or none; with a run, from its reservation.
@@ -186,7 +187,7 @@ class Ledger:
         answers: dict[ClientAccount, bool] = {}
         for account in {self.account(client) for client in charge.clients}:
             answers[account] = key in account.after or not account.obstacle(
-                account.steps(charge.event, charge.uses, charge.unit, charge.adjacency), run
+                account.steps(charge.event, charge.uses, charge.unit, charge.adjacency, charge.person), run
             )
         return [answers[self.account(client)] for client in charge.clients]
 

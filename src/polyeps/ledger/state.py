@@ -13,8 +13,8 @@ from polyeps.ledger.hash_chain import Draft, LedgerRow
 
 _FEW = 8  # clients written into a charge itself; larger groups are written once and referred to
 _Kind = Literal["charge", "reserve"]
-# kind, event, uses, unit, adjacency, run: all that determines the next state of an account
-_Key = tuple[str, str, int, Unit, Adjacency | None, str]
+# kind, event, uses, unit, person, adjacency, run: all that determines the next state of an account
+_Key = tuple[str, str, int, Unit, str, Adjacency | None, str]
 
 
 class RunReservation(NamedTuple):
@@ -68,7 +68,7 @@ class LedgerState:
             for client in charge.clients:
                 account = leading.get(client) or self.account(client)
                 if key not in account.after:
-                    steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency)
+                    steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency, charge.person)
                     self._refuse_obstacles(client, account, steps, kind, run)
                 leading[client] = _after(account, key, charge)
             drafts += self._draft(kind, charge, labels, end + len(drafts))
@@ -113,6 +113,8 @@ class LedgerState:
                 drafts.append(("cohort", {"clients": payers}))
             payers = self._cohort_rows.get(charge.clients, end + 1)
         content = {"clients": payers, "event": event_to_dict(charge.event), "uses": charge.uses, "unit": charge.unit}
+        if charge.person:
+            content["person"] = charge.person
         if charge.adjacency is not None:
             content["adjacency"] = charge.adjacency
         drafts.append((kind, {**content, **labels}))
@@ -145,7 +147,7 @@ class LedgerState:
         payers = content["clients"]
         clients = self._cohorts[payers] if isinstance(payers, int) else tuple(payers)
         event, compared = event_from_dict(content["event"]), content.get("adjacency")
-        charge = Charge(clients, event, content["uses"], content["unit"], compared)
+        charge = Charge(clients, event, content["uses"], content["unit"], compared, content.get("person", ""))
         key = charge_key(kind, charge, content.get("run", ""))
         if "purpose" in content:
             self._payers.setdefault(content["purpose"], []).append(clients)
@@ -168,7 +170,8 @@ class LedgerState:
 def charge_key(kind: _Kind, charge: Charge, run: str) -> _Key:
     """Return the key of a charge: equal keys lead an account to the same next state."""
     try:
-        return kind, canonical_json(charge.event), charge.uses, charge.unit, charge.adjacency, run
+        event = canonical_json(charge.event)
+        return kind, event, charge.uses, charge.unit, charge.person, charge.adjacency, run
     except ValueError:
         raise InputError(f"the event {charge.event!r} has a number that is not finite; it cannot be charged") from None
 
@@ -176,7 +179,7 @@ def charge_key(kind: _Kind, charge: Charge, run: str) -> _Key:
 def _after(account: ClientAccount, key: _Key, charge: Charge) -> ClientAccount:
     if key not in account.after:
         kind, run = key[0], key[-1]
-        steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency)
+        steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency, charge.person)
         account.after[key] = account.charged(steps, run) if kind == "charge" else account.reserving(steps, run)
     return account.after[key]
 
@@ -193,6 +196,8 @@ def budget_row(client: str, terms: BudgetTerms) -> Draft:
         "schedule": terms.schedule,
         "order": terms.order,
     }
+    if terms.person:
+        content["person"] = terms.person
     if terms.schedule == "fixed":
         content["plan"] = None if terms.plan is None else event_to_dict(terms.plan)
     return "budget", content
@@ -209,6 +214,7 @@ def _terms(content: Mapping[str, Any]) -> BudgetTerms:
         schedule,
         content["order"],
         None if plan is None else event_from_dict(plan),
+        content.get("person", ""),
     )
 
 

@@ -173,7 +173,8 @@ def _tables(methods: Sequence[MethodRuns], shown: Sequence[Mapping[str, Any]]) -
         most = MOST_ROWS // len(begun)
         nearest = sorted(job.clients, key=lambda row: -(row.ratio or 0.0))[:most]
         rows = job.clients if len(job.clients) <= most else nearest
-        found.append({"method": entry, "seed": job.seed, "rows": rows, "all": len(job.clients)})
+        units = f"{job.facts.get('person') or 'record'}s"
+        found.append({"method": entry, "seed": job.seed, "rows": rows, "all": len(job.clients), "units": units})
     return found
 
 

@@ -87,7 +87,9 @@ def _units(methods: Sequence[MethodRuns]) -> str:
     units = {method.facts.get("unit") for method in methods if not method.control and method.facts}
     if len(units) < 2:
         return ""
-    return " Some methods protect whole clients, where the same ε is a stronger guarantee, and others single records."
+    word = next((method.facts["person"] for method in methods if method.facts.get("person")), "")
+    others = f"all records of one {word}" if word else "single records"
+    return f" Some methods protect whole clients, where the same ε is a stronger guarantee, and others {others}."
 
 
 def _kept(methods: Sequence[MethodRuns]) -> str:
@@ -191,6 +193,7 @@ def _guarantee(method: MethodRuns, job: JobSummary, row: ClientSummary) -> str:
             delta=row.delta or 0.0,
             adjacency=facts["adjacency"],
             unit=facts["unit"],
+            person=facts.get("person", "") if facts["unit"] == "person" else "",
             sampler=facts.get("sampler", "none"),
             trust=facts["trust"],
             accountant="pld",
