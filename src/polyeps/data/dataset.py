@@ -105,7 +105,12 @@ def hold_out(dataset: Dataset, share: float, generator: np.random.Generator) -> 
         raise InputError(f"a share of {share} of {len(dataset.labels)} records leaves nothing to test or to train on")
     order = generator.permutation(len(dataset.labels))
     test = order[:count]
-    return replace(take(dataset, order[count:]), test_features=dataset.features[test], test_labels=dataset.labels[test])
+    return replace(
+        take(dataset, order[count:]),
+        test_features=dataset.features[test],
+        test_labels=dataset.labels[test],
+        test_groups=None if dataset.groups is None else dataset.groups[test],
+    )
 
 
 def validation(dataset: Dataset, share: float, generator: np.random.Generator) -> Dataset:
@@ -114,4 +119,6 @@ def validation(dataset: Dataset, share: float, generator: np.random.Generator) -
 
 
 def _untested(dataset: Dataset) -> Dataset:
-    return replace(dataset, test_features=dataset.test_features[:0], test_labels=dataset.test_labels[:0])
+    return replace(
+        dataset, test_features=dataset.test_features[:0], test_labels=dataset.test_labels[:0], test_groups=None
+    )
