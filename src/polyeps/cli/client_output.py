@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from polyeps.cli.output import print_table
 
 if TYPE_CHECKING:
+    from polyeps.report.client_figures import ClientFigures
     from polyeps.report.tables import MethodRuns
 
 _MOST_ROWS = 30  # clients of a printed table; the page, clients.csv and --json have them all
@@ -54,7 +55,7 @@ def print_client_figures(lines: Sequence[MethodRuns]) -> None:
     _rest(len(rows))
 
 
-def _figure(row: Any, metric: str) -> str | None:
+def _figure(row: ClientFigures | None, metric: str) -> str | None:
     if row is None:
         return None
     found = row.metrics.get(metric)

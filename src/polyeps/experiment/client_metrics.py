@@ -24,6 +24,7 @@ from polyeps.experiment.evaluation import (
     MOST_CLIENTS,
     OwnTest,
     each_on_all,
+    mean_hits,
     measured,
     outputs_of,
     own_outputs,
@@ -78,7 +79,7 @@ def majority(population: Population) -> tuple[float, _Floats | None]:
     if (test := own_test(population)) is None:
         return overall, None
     hits = test.labels.cpu().numpy() == held.argmax(1)[test.owners]
-    return overall, _means(hits, test)
+    return overall, mean_hits(hits, test)
 
 
 def final_facts(job: Job, model: Tensor, personal: Tensor | None, wanted: Wanted) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def _pictures(outputs: Tensor, labels: Tensor, wanted: Wanted) -> dict[str, Any]
 def _own_figures(population: Population, outputs: Tensor, test: OwnTest, wanted: Wanted) -> dict[str, Any]:
     """Return every client's metrics on its own test records, and why some are undefined."""
     hits = (population.model.classes(outputs) == test.labels).cpu().numpy()
-    values: dict[str, list[float | None]] = {"accuracy": _plain(_means(hits, test))}
+    values: dict[str, list[float | None]] = {"accuracy": _plain(mean_hits(hits, test))}
     reasons: dict[str, dict[str, str]] = {}
     for name, metric in wanted.metrics.items():
         values[name] = [None] * len(population.ids)
@@ -201,11 +202,6 @@ def _rarest(test: OwnTest, classes: int) -> list[int]:
     flat = np.bincount(test.owners * classes + test.labels.cpu().numpy(), minlength=len(test.counts) * classes)
     fewest: list[int] = flat.reshape(-1, classes).min(1).tolist()
     return fewest
-
-
-def _means(hits: NDArray[np.bool_], test: OwnTest) -> _Floats:
-    right = np.bincount(test.owners, hits, len(test.counts))
-    return np.divide(right, test.counts, out=np.full(len(test.counts), np.nan), where=test.counts > 0)
 
 
 def _plain(values: _Floats) -> list[float | None]:

@@ -69,7 +69,7 @@ def own_test(population: Population) -> OwnTest | None:
 
 def outputs_of(model: Model, vector: Tensor, features: Tensor) -> Tensor:
     """Return one model's outputs for many records."""
-    parts = [model.outputs(vector.to(features.device), rows) for rows in features.split(EVALUATED_AT_ONCE)]
+    parts = [model.outputs(vector.to(features.device), rows) for rows in torch.split(features, EVALUATED_AT_ONCE)]
     return torch.cat(parts) if parts else torch.empty(0, 1)
 
 
@@ -94,8 +94,8 @@ def each_on_all(population: Population, vectors: Tensor) -> Iterator[Tensor]:
     evaluate = torch.func.vmap(model.outputs, in_dims=(0, None))
     rows = min(len(labels), EVALUATED_AT_ONCE)
     together = max(1, AT_ONCE // (4 * (model.size + rows * model.floats_per_row)))
-    for some in vectors.to(features.device).split(together):
-        yield torch.cat([evaluate(some, part) for part in features.split(EVALUATED_AT_ONCE)], dim=1)
+    for some in torch.split(vectors.to(features.device), together):
+        yield torch.cat([evaluate(some, part) for part in torch.split(features, EVALUATED_AT_ONCE)], dim=1)
 
 
 def measure_each(
@@ -165,8 +165,13 @@ def own_outputs(model: Model, vectors: Tensor, test: OwnTest) -> Tensor:
 def own_accuracy(model: Model, vectors: Tensor, test: OwnTest) -> NDArray[np.float64]:
     """Return every client's accuracy on its own records, with one model (d,) for all or one for each (n, d)."""
     hits = (model.classes(own_outputs(model, vectors, test)) == test.labels).cpu().numpy()
+    return mean_hits(hits, test)
+
+
+def mean_hits(hits: NDArray[np.bool_], test: OwnTest) -> NDArray[np.float64]:
+    """Return the share of each client's own test records that are hits; NaN for clients without any."""
     right = np.bincount(test.owners, hits, len(test.counts))
-    return np.divide(right, test.counts, out=np.full(len(test.counts), nan), where=test.counts > 0)
+    return np.asarray(np.divide(right, test.counts, out=np.full(len(test.counts), nan), where=test.counts > 0))
 
 
 def by_group(population: Population, model: Tensor | None, personal: Tensor | None = None) -> dict[str, float]:

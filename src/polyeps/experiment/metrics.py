@@ -23,6 +23,7 @@ BINS = 10  # of confidence, equally wide, for the calibration error
 CONFUSION = "confusion"  # a matrix, not a number: counted at the end of a run
 _Floats = NDArray[np.float64]
 _Labels = NDArray[np.int64]
+_Needs = Literal["none", "second", "several", "all"]  # classes among the labels
 
 
 class UndefinedMetricError(Exception):
@@ -44,13 +45,11 @@ class Scored:
     probabilities: _Floats  # (T, classes)
     predicted: _Labels  # (T,)
     labels: _Labels  # (T,)
-    margin: (
-        _Floats  # (T,) with two classes, the second's score less the first's: fewer ties than probabilities
-    )
+    margin: _Floats  # (T,) with two classes, the second's score less the first's: fewer ties than probabilities
 
     @property
     def classes(self) -> int:
-        return self.probabilities.shape[1]
+        return int(self.probabilities.shape[1])
 
 
 def scored(outputs: Tensor, labels: Tensor) -> Scored:
@@ -148,7 +147,7 @@ class NamedMetric:
 
     name: str
     compute: Callable[[Scored], float]
-    needs: Literal["none", "second", "several", "all"] = "none"
+    needs: _Needs = "none"
     instead: str = ""  # for two classes only: what to write for more
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> float:
@@ -167,28 +166,26 @@ class NamedMetric:
 
 
 def _table() -> dict[str, NamedMetric]:
-    found = {
-        name: NamedMetric(name, compute, needs)
-        for name, compute, needs in (
-            ("roc_auc", roc_auc, "all"),
-            ("roc_auc_ovr", roc_auc, "all"),
-            ("roc_auc_ovr_weighted", partial(roc_auc, average="weighted"), "all"),
-            ("average_precision", _average_precision, "all"),
-            ("balanced_accuracy", partial(_of_predictions, "balanced_accuracy_score"), "all"),
-            ("matthews_corrcoef", partial(_of_predictions, "matthews_corrcoef"), "several"),
-            ("cohen_kappa", partial(_of_predictions, "cohen_kappa_score"), "several"),
-            ("brier", _brier, "none"),
-            ("neg_brier_score", lambda scores: -_brier(scores), "none"),
-            ("log_loss", _log_loss, "none"),
-            ("neg_log_loss", lambda scores: -_log_loss(scores), "none"),
-            ("calibration", _calibration_error, "none"),
-        )
-    }
+    plain: tuple[tuple[str, Callable[[Scored], float], _Needs], ...] = (
+        ("roc_auc", roc_auc, "all"),
+        ("roc_auc_ovr", roc_auc, "all"),
+        ("roc_auc_ovr_weighted", partial(roc_auc, average="weighted"), "all"),
+        ("average_precision", _average_precision, "all"),
+        ("balanced_accuracy", partial(_of_predictions, "balanced_accuracy_score"), "all"),
+        ("matthews_corrcoef", partial(_of_predictions, "matthews_corrcoef"), "several"),
+        ("cohen_kappa", partial(_of_predictions, "cohen_kappa_score"), "several"),
+        ("brier", _brier, "none"),
+        ("neg_brier_score", lambda scores: -_brier(scores), "none"),
+        ("log_loss", _log_loss, "none"),
+        ("neg_log_loss", lambda scores: -_log_loss(scores), "none"),
+        ("calibration", _calibration_error, "none"),
+    )
+    found = {name: NamedMetric(name, compute, needs) for name, compute, needs in plain}
     for name in ("f1", "precision", "recall", "jaccard"):
         function = f"{name}_score"
         found[name] = NamedMetric(name, partial(_per_class, function, "binary"), "second", f"{name}_macro")
         for average in ("micro", "macro", "weighted"):
-            needs: Any = "all" if average == "macro" else "none"
+            needs: _Needs = "all" if average == "macro" else "none"
             found[f"{name}_{average}"] = NamedMetric(f"{name}_{average}", partial(_per_class, function, average), needs)
     short = {"auc": "roc_auc", "ece": "calibration", "mcc": "matthews_corrcoef", "matthews": "matthews_corrcoef"}
     return found | {alias: found[name] for alias, name in short.items()}

@@ -41,11 +41,12 @@ class Verdict:
     @property
     def text(self) -> str:
         """The verdict in words."""
-        if self.outcome == "unknown" or self.difference is None:
+        if self.difference is None or self.margin is None:
             return self.reason
+        margin = f"± {100 * self.margin:.1f}"
         if self.outcome == "same":
-            return "cannot be told apart"
-        return f"{self.outcome} {abs(100 * self.difference):.1f} points"
+            return f"cannot be told apart ({100 * self.difference:+.1f} {margin})"
+        return f"{self.outcome} {abs(100 * self.difference):.1f} {margin} points"
 
 
 @dataclass(frozen=True)
