@@ -87,7 +87,7 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
 def print_methods(lines: Sequence[MethodRuns]) -> None:
     """Print one line per method."""
     from polyeps.report.formatting import byte_size, counted, percent, share, short
-    from polyeps.report.sentences import averaged_rounds
+    from polyeps.report.sentences import averaged_rounds, undefined_metrics
     from polyeps.report.tables import summarise
 
     rows = [summarise(line) for line in lines]
@@ -113,6 +113,8 @@ def print_methods(lines: Sequence[MethodRuns]) -> None:
     guessed = next((row.majority_accuracy for row in rows if row.majority_accuracy is not None), None)
     if guessed is not None:
         print(f"Always guessing the class with most training records: {percent(guessed)}.")
+    for note in undefined_metrics(lines):
+        print(note)
 
 
 def print_clients(journal: Journal) -> None:

@@ -82,6 +82,7 @@ def make_page(journals: Sequence[Journal]) -> str:
         tables=_tables(methods, shown),
         own=_own(methods, shown),
         guessed=next((entry["row"].majority_accuracy for entry in shown if entry["row"].majority_accuracy), None),
+        undefined=sentences.undefined_metrics(methods),
         each=client_tables(methods, shown),
         joining=joining_sections(methods),
         matrices=matrices(methods, shown),

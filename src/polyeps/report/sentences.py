@@ -247,3 +247,14 @@ def joining_caption(table: JoiningTable) -> str:
         f"explain, client by client at {percent(CONFIDENCE, digits=0)}.{note} Simulation only: no ledger was charged "
         "for these figures."
     )
+
+
+def undefined_metrics(methods: Sequence[MethodRuns]) -> list[str]:
+    """Say which metrics of all test records are undefined, and why."""
+    whys = [
+        (name, why, method.label)
+        for method in methods
+        for job in method.counted
+        for name, why in job.facts.get("undefined", {}).items()
+    ]
+    return [f"{name} of {label} is undefined: {why}." for name, why, label in dict.fromkeys(whys)]
