@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.federations import experiment, finish, job_of, on_flower
+from support.federations import LocalGrid, experiment, finish, job_of
 
 from polyeps.client import answer
 from polyeps.clients import Clients
@@ -18,6 +18,7 @@ from polyeps.experiment.job import Job
 from polyeps.experiment.journal import Journal
 from polyeps.experiment.population import populate
 from polyeps.server import Transport
+from polyeps.transport.flower import OnFlower
 
 
 @pytest.mark.parametrize("budgets", ["own", "none"])
@@ -71,14 +72,16 @@ def test_a_run_that_was_interrupted_ends_with_the_same_models_of_clients(tmp_pat
 def test_no_figures_of_clients_cross_a_deployed_federation(name: str, tmp_path: Path) -> None:
     """Metrics of clients are computed by the simulation's journal; messages hold what actions give, and no more."""
     job = job_of(experiment(name, metrics=["auc"]))
-    transports: list[Any] = []
+    transports: list[OnFlower] = []
 
     def listening(cohort: Clients, job: Job) -> Transport:
-        transports.append(on_flower(cohort, job))
+        transports.append(OnFlower(LocalGrid(cohort, job), rehearsal=True))
         return transports[0]
 
     finish(job, tmp_path / "a.db", listening)
-    said = b"".join(transports[0].grid.carried)
+    grid = transports[0].grid
+    assert isinstance(grid, LocalGrid)
+    said = b"".join(grid.carried)
     assert b"trained" in said or b"update" in said
     for word in (b"accuracy", b"auc", b"loss", b"metric", b"majority"):
         assert word not in said

@@ -16,7 +16,7 @@ from polyeps.report.sentences import joining_caption
 from polyeps.report.svg import GRID, MUTED, inline, new_figure, place_axes, styled
 from polyeps.report.tables import MethodRuns
 
-MOST_SHOWN = 1000  # clients of a table
+MOST_SHOWN = 300  # clients of a table; clients.csv has them all
 MOST_CLASSES = 30  # of a confusion matrix
 _WIDTH, _HEIGHT = 420, 300  # pixels: two side by side on a desk, one on a phone
 
@@ -36,6 +36,7 @@ def client_tables(methods: Sequence[MethodRuns], shown: Sequence[Mapping[str, An
             {
                 "method": entry,
                 "rows": rows[:MOST_SHOWN],
+                "all": len(rows),
                 "names": list(rows[0].metrics),
                 "persons": any(row.persons is not None for row in rows),
                 "personal": any(job["personal"] for job in jobs),
@@ -56,7 +57,13 @@ def joining_sections(methods: Sequence[MethodRuns]) -> list[dict[str, Any]]:
     best = best_table(tables)
     ordered = sorted(tables, key=lambda table: table is not best)
     return [
-        {"table": table, "open": table is best, "summary": _summary(table), "caption": joining_caption(table)}
+        {
+            "table": table,
+            "rows": table.rows[:MOST_SHOWN],
+            "open": table is best,
+            "summary": _summary(table),
+            "caption": joining_caption(table),
+        }
         for table in ordered
     ]
 
@@ -69,7 +76,7 @@ def _summary(table: JoiningTable) -> str:
     home = [row.against_home for row in table.rows if row.against_home]
     verdicts = home or [row.against_alone for row in table.rows if row.against_alone]
     times: Counter[str] = Counter(verdict.outcome for verdict in verdicts)
-    said = {"gains": "gain", "loses": "lose", "same": "cannot tell", "unknown": "cannot be judged"}
+    said = {"gains": "gain", "loses": "lose", "same": "undecided", "unknown": "not judged"}
     parts = [
         f"{counted(times[outcome])} {outcome if times[outcome] == 1 and outcome in ('gains', 'loses') else words}"
         for outcome, words in said.items()

@@ -24,7 +24,7 @@ from polyeps.report.tables import MethodRuns
 ALONE = "alone"  # the algorithm
 LEAST_RECORDS = 30  # test records of a client, to compare accuracies
 LEAST_OF_A_CLASS = 10  # test records of its rarest class, to compare AUCs
-CONFIDENCE = 0.95
+TOLD_APART_AT = 0.95
 _Floats = NDArray[np.float64]
 _Outcome = Literal["gains", "loses", "same", "unknown"]
 
@@ -235,7 +235,7 @@ def margin_of(means: Sequence[float], variances: Sequence[float]) -> float:
 
     of_records = float(np.mean(variances))
     of_seeds = float(np.var(means, ddof=1)) / len(means) if len(means) > 1 else 0.0
-    upper = (1 + CONFIDENCE) / 2
+    upper = (1 + TOLD_APART_AT) / 2
     if not of_seeds:
         return float(norm.ppf(upper) * math.sqrt(of_records))
     freedom = (of_records + of_seeds) ** 2 / (of_seeds**2 / (len(means) - 1))

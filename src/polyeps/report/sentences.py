@@ -12,7 +12,7 @@ from polyeps.accounting.certificate import Certificate
 from polyeps.experiment.journal import spent_key
 from polyeps.report.curves import accuracy_curve
 from polyeps.report.formatting import counted, percent, plural, share, short
-from polyeps.report.joining import ALONE, CONFIDENCE, JoiningTable
+from polyeps.report.joining import ALONE, TOLD_APART_AT, JoiningTable
 from polyeps.report.tables import LAST_ROUNDS, NOT_BEGUN, ClientSummary, JobSummary, MethodRuns, final_rounds, summarise
 
 _BUDGETS = {
@@ -244,8 +244,8 @@ def joining_caption(table: JoiningTable) -> str:
     note = "" if table.seeds > 1 else " One seed says nothing about chance in training; take several."
     return (
         f"Final models, each client compared on {where}. A difference is named where it exceeds what {chance} can "
-        f"explain, client by client at {percent(CONFIDENCE, digits=0)}.{note} Simulation only: no ledger was charged "
-        "for these figures."
+        f"explain, client by client at {percent(TOLD_APART_AT, digits=0)}.{note} Simulation only: no ledger was "
+        "charged for these figures."
     )
 
 
