@@ -92,8 +92,8 @@ def test_one_by_one_and_over_the_wire_as_all_at_once(name: str, wrap: Any, tmp_p
             finish(job_of(experiment(name)), tmp_path / "b.db", wrap)
         return
     apart = finish(job_of(experiment(name)), tmp_path / "b.db", wrap)
-    torch.testing.assert_close(apart.state.model, together.state.model, **CLOSE)
-    assert together.state.model.abs().sum() > 0
+    torch.testing.assert_close(apart.learned, together.learned, **CLOSE)
+    assert together.learned.abs().sum() > 0
     assert apart.spent() == together.spent()
     for one, other in zip(together.rounds, apart.rounds, strict=True):
         assert one.traffic == other.traffic  # to the byte
@@ -188,11 +188,11 @@ def test_same_seed_same_run_in_any_order_of_clients(name: str, tmp_path: Path) -
     first = finish(job_of(experiment(name)), tmp_path / "a.db", participation=some)
     again = finish(job_of(experiment(name)), tmp_path / "b.db", participation=some)
     mixed = finish(job_of(experiment(name)), tmp_path / "c.db", participation=some, order=[3, 1, 5, 0, 2, 4])
-    assert torch.equal(first.state.model, again.state.model)
-    torch.testing.assert_close(mixed.state.model, first.state.model, **CLOSE)
+    assert torch.equal(first.learned, again.learned)
+    torch.testing.assert_close(mixed.learned, first.learned, **CLOSE)
     assert mixed.spent() == first.spent()
     other = finish(job_of(experiment(name), seed=2), tmp_path / "d.db", participation=some)
-    assert not torch.allclose(other.state.model, first.state.model)
+    assert not torch.allclose(other.learned, first.learned)
 
 
 @every_algorithm
@@ -200,7 +200,7 @@ def test_chunks_change_nothing(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     first = finish(job_of(experiment(name)), tmp_path / "a.db")
     monkeypatch.setattr("polyeps.training.CPU_MEMORY", 1)  # one client at a time
     again = finish(job_of(experiment(name)), tmp_path / "b.db")
-    torch.testing.assert_close(again.state.model, first.state.model, **CLOSE)
+    torch.testing.assert_close(again.learned, first.learned, **CLOSE)
 
 
 # 7: what is hidden stays hidden

@@ -25,7 +25,7 @@ CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 PROJECTING = ("pfa", "pfa-plus", "pdp-fl", "pdp-fl-plus")
 # Those whose clients train; gradients of single records have limits of their own (tests/algorithms/test_fedsel.py).
 every_algorithm = pytest.mark.parametrize(
-    "name", [name for name, entry in ALGORITHMS.items() if entry.local == "training"]
+    "name", [name for name, entry in ALGORITHMS.items() if entry.local == "training" and entry.common]
 )
 every_projecting = pytest.mark.parametrize("name", PROJECTING)
 

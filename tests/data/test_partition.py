@@ -232,6 +232,6 @@ def test_names_become_partitions() -> None:
     dataset = replace(grouped([0, 1] * 50, ("a", "b")), labels=np.arange(100) % 4, classes=("0", "1", "2", "3"))
     for kind in KINDS:
         partition = divide(dataset, kind, clients=4, generator=np.random.default_rng(1))
-        assert len(partition.ids) == (2 if kind in ("by-writer", "as-in-file") else 4)
+        assert len(partition.ids) == (2 if kind in ("by-writer", "by-column", "as-in-file") else 4)
     refused("no partition 'iit'", lambda: divide(dataset, "iit", clients=4, generator=None))
     refused("how many clients, and give a seed", lambda: divide(dataset, "iid", clients=4, generator=None))

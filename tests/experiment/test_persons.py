@@ -18,7 +18,7 @@ from polyeps.client import answer
 from polyeps.core import Algorithm, Records, Task
 from polyeps.data.dataset import Dataset
 from polyeps.errors import InputError, TaskRefused
-from polyeps.experiment.evaluation import by_group, measure
+from polyeps.experiment.evaluation import by_group, measure, own_test
 from polyeps.experiment.job import prepare
 from polyeps.experiment.plan import certificates, plan
 from polyeps.experiment.population import populate
@@ -140,8 +140,8 @@ def test_a_batch_is_of_patients() -> None:
 
 def test_tests_are_of_single_records() -> None:
     population = populate(clinical(data={"own_test": 0.25}), 1)
-    own = population.own_test_records
-    assert own.units is None
+    own = own_test(population)
+    assert own is not None
     assert own.labels.ndim == 1
     dataset = population.dataset
     assert dataset.persons is not None

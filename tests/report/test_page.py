@@ -1,20 +1,18 @@
 import json
 import math
 import re
-import shutil
 import subprocess
 import time
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from support.journals import ABOUT, CLIENTS, add_job, new_journal, write_job
+from support.pages import CHROMIUM, Balance, page, words
 
 from polyeps.errors import InputError
 from polyeps.experiment.journal import ClientRow
 from polyeps.report.page import write_page
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 CONTROL = [ClientRow("ward-a", 2.0, 1e-5, 0.5, 100, 1.0), ClientRow("ward-b", 2.0, 1e-5, 2.0, 200, 1.0)]
 OPEN = [ClientRow("ward-a", None, None, 0.5, 100, None)]
 
@@ -32,36 +30,6 @@ def run(tmp_path: Path) -> Path:
         write_job(journal, "open", seed, clients=OPEN, facts={"budgets": "none"})
     journal.close()
     return folder
-
-
-def page(*folders: Path) -> str:
-    output = folders[0].parent / "page.html"
-    write_page(folders, output)
-    return output.read_text(encoding="utf-8")
-
-
-def words(text: str) -> str:
-    """What a reader reads: no tags, no styles, plain spaces."""
-    bare = re.sub(r"<(style|svg).*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL)
-    return re.sub(r"\s+", " ", bare.replace("&#39;", "'")).replace(" ,", ",")
-
-
-class Balance(HTMLParser):
-    """Notes every tag that is opened and not closed, or the other way round."""
-
-    FREE = frozenset({"meta", "br", "tr", "td", "path", "use", "i"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
-        if tag not in self.FREE:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self.FREE:
-            assert self.open.pop() == tag
 
 
 def test_a_smaller_budget_is_a_guarantee_with_its_conditions(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor
 
 from polyeps.algorithms import ALGORITHMS
 from polyeps.clients import Clients
@@ -113,6 +114,12 @@ class Finished:
     rounds: list[Round]
     ledger: Ledger | None
     cohort: Clients
+    common: bool  # whether there is a common model
+
+    @property
+    def learned(self) -> Tensor:
+        """The common model or, where there is none, the mean of the clients' own."""
+        return self.state.model if self.common else self.cohort.memory["personal"].mean(0)
 
     def spent(self) -> dict[str, float]:
         return {client: self.ledger.spent(client) for client in self.ledger.clients} if self.ledger else {}
@@ -143,7 +150,7 @@ def finish(
         run="test",
         observe=lambda round, _: seen.append(round),
     )
-    return Finished(state, seen, ledger, cohort)
+    return Finished(state, seen, ledger, cohort, job.entry.common)
 
 
 class LocalGrid(Grid):  # type: ignore[misc]

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from polyeps.algorithms._averaging import ask_updates, mean, step, with_local_noise
+from polyeps.algorithms.alone import alone
 from polyeps.algorithms.cmp_fed import cmp_fed, dp_randagg
 from polyeps.algorithms.fedavg import fedavg, public_only
 from polyeps.algorithms.fedhdp import fedhdp
@@ -35,12 +36,19 @@ class Entry:
     # protected by noise on sums, which may have any training inside; builders are given a `Federation` instead.
     local: Literal["training", "gradient", "sums"] = "training"
     idle: tuple[str, ...] = ()  # options that change nothing without noise: refused under budgets = "none"
+    common: bool = True  # whether clients train a common model; without one, each client's own model is evaluated
 
 
 ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
     {
         "fedavg": Entry(fedavg, "plain mean of all updates", ("own", "minimum", "maximum", "none")),
         "public-only": Entry(public_only, "control: plain mean over the high-ε clients alone"),
+        "alone": Entry(
+            alone,
+            "no federation: every client trains by itself; figures are means over clients' own models",
+            ("own", "none"),
+            common=False,
+        ),
         "weiavg": Entry(weiavg, "mean of all updates, weighted by the disclosed budgets"),
         "pfa": Entry(pfa, "private updates projected onto the subspace of the public ones"),
         "pfa-plus": Entry(pfa_plus, "PFA with the last round's subspace and thin private uploads"),

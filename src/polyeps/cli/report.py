@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from polyeps.cli.client_output import client_json
 from polyeps.cli.output import Json, print_json, remark
 
 
@@ -35,5 +36,6 @@ def report(
                     for job in method.jobs
                     for row in job.clients
                 ],
+                **client_json(methods),
             }
         )

@@ -27,6 +27,9 @@ def run_command(
     seeds: Annotated[int | None, typer.Option(help="Run this many seeds instead of those in the file.")] = None,
     device: Device = "cpu",
     output: Output = None,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Also train every client by itself, to see whether joining is worth it.")
+    ] = False,
     resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this folder.")] = None,
     trust_code: files.TrustCode = False,
     as_json: Json = False,
@@ -38,13 +41,17 @@ def run_command(
     if (experiment is None) == (resume is None):
         raise InputError("give either an experiment to run, or --resume with the folder of an interrupted one")
     if experiment is None:
-        if changes or seeds is not None or output:
-            raise InputError("a run is resumed with the settings it began with; leave out --set, --seeds and --output")
+        if changes or seeds is not None or output or alone:
+            raise InputError(
+                "a run is resumed with the settings it began with; leave out --set, --seeds, --output and --alone"
+            )
         assert resume is not None
         _perform(None, resume, device, as_json, {"trust_code": trust_code})
         return
     every = [*(changes or []), *([] if seeds is None else [f"seeds={seeds}"])]
     wanted = config.read_experiment(experiment, every)
+    if alone:
+        wanted = _with_alone(wanted)
     own = {"code_folder": experiment.parent} if trust_code else {}
     _perform(wanted, output or _free_folder(Path("runs") / wanted.name), device, as_json, own)
 
@@ -93,6 +100,19 @@ def _perform(wanted: Experiment | None, folder: Path, device: str, as_json: bool
     journal = Journal(folder / "journal.db")
     print_outcome(journal, folder, as_json)
     journal.close()
+
+
+def _with_alone(wanted: Experiment) -> Experiment:
+    """Return the experiment with the methods in which clients train alone, those it does not have yet."""
+    from polyeps.experiment.config import Method
+
+    known = {(method.name, method.budgets or "own") for method in wanted.algorithm}
+    added = [Method(name="alone")] if ("alone", "own") not in known else []
+    if ("alone", "none") not in known:
+        added.append(Method(name="alone", budgets="none", label="alone at home"))
+    return type(wanted)(
+        **{**wanted.model_dump(), "algorithm": [one.model_dump() for one in (*wanted.algorithm, *added)]}
+    )
 
 
 def _free_folder(wanted: Path) -> Path:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyeps.cli.client_output import client_json, print_client_figures, print_joining
 from polyeps.cli.output import print_json, print_table, remark
 
 if TYPE_CHECKING:
@@ -69,9 +70,13 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
         clients = {job.name: [asdict(row) for row in job.clients] for line in lines for job in line.jobs}
         methods = [asdict(summarise(line)) for line in lines]
         stopped = {job["job"]: job["facts"].get("reason", "") for job in journal.jobs()}
-        print_json({"folder": str(folder), "methods": methods, "clients": clients, "stopped": stopped})
+        print_json(
+            {"folder": str(folder), "methods": methods, "clients": clients, "stopped": stopped, **client_json(lines)}
+        )
         return
     print_clients(journal)
+    print_client_figures(lines)
+    print_joining(lines)
     print_methods(lines)
     for job in journal.jobs():
         if job["facts"].get("stopped") == "early":
@@ -82,7 +87,7 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
 def print_methods(lines: Sequence[MethodRuns]) -> None:
     """Print one line per method."""
     from polyeps.report.formatting import byte_size, counted, percent, share, short
-    from polyeps.report.sentences import averaged_rounds
+    from polyeps.report.sentences import averaged_rounds, undefined_metrics
     from polyeps.report.tables import summarise
 
     rows = [summarise(line) for line in lines]
@@ -105,6 +110,11 @@ def print_methods(lines: Sequence[MethodRuns]) -> None:
         ],
         title=f"Test accuracy: the mean over {averaged_rounds(lines)}",
     )
+    guessed = next((row.majority_accuracy for row in rows if row.majority_accuracy is not None), None)
+    if guessed is not None:
+        print(f"Always guessing the class with most training records: {percent(guessed)}.")
+    for note in undefined_metrics(lines):
+        print(note)
 
 
 def print_clients(journal: Journal) -> None:

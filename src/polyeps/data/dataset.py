@@ -114,7 +114,12 @@ def hold_out(dataset: Dataset, share: float, generator: np.random.Generator) -> 
     if dataset.persons is not None:  # a model tested on persons that it was trained on would look better than it is
         order, count = _by_person(dataset, order, count)
     test = order[:count]
-    return replace(take(dataset, order[count:]), test_features=dataset.features[test], test_labels=dataset.labels[test])
+    return replace(
+        take(dataset, order[count:]),
+        test_features=dataset.features[test],
+        test_labels=dataset.labels[test],
+        test_groups=None if dataset.groups is None else dataset.groups[test],
+    )
 
 
 def _by_person(dataset: Dataset, order: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], int]:
@@ -136,4 +141,6 @@ def validation(dataset: Dataset, share: float, generator: np.random.Generator) -
 
 
 def _untested(dataset: Dataset) -> Dataset:
-    return replace(dataset, test_features=dataset.test_features[:0], test_labels=dataset.test_labels[:0])
+    return replace(
+        dataset, test_features=dataset.test_features[:0], test_labels=dataset.test_labels[:0], test_groups=None
+    )

@@ -17,7 +17,7 @@ from polyeps.data.dataset import Dataset, LabelArray
 from polyeps.errors import InputError
 
 Indices = NDArray[np.int64]
-KINDS = ("iid", "shards", "labels", "dirichlet", "one-label", "by-writer", "as-in-file")
+KINDS = ("iid", "shards", "labels", "dirichlet", "one-label", "by-writer", "by-column", "as-in-file")
 _DIRICHLET_DRAWS = 100  # before the partition is refused
 _PADDED = 16 << 30  # bytes of persons' records, padded for a device
 _NO_RECORD = -1  # the label of padding, as in `engine.units`
@@ -302,7 +302,7 @@ def divide(
     """Return the partition of a kind that configuration files and the command line name."""
     if kind not in KINDS:
         raise InputError(f"there is no partition {kind!r}: choose one of {', '.join(KINDS)}")
-    if kind in ("by-writer", "as-in-file"):
+    if kind in ("by-writer", "by-column", "as-in-file"):
         return by_owner(dataset)
     if dataset.persons is not None:
         raise InputError(

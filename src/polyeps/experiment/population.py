@@ -16,8 +16,9 @@ from torch import Tensor
 from polyeps.aggregation.client_groups import split_by_epsilon
 from polyeps.core import Budget, Records
 from polyeps.data.dataset import Dataset, hold_out, validation
+from polyeps.data.natural_clients import by_column
 from polyeps.data.own_files import load_own
-from polyeps.data.partition import Partition, divide, set_apart, single_records, to_records, unit_sizes
+from polyeps.data.partition import Partition, divide, set_apart, to_records, unit_sizes
 from polyeps.data.public_loaders import load_dataset
 from polyeps.data.synthetic import SYNTHETIC, synthetic
 from polyeps.errors import InputError
@@ -74,12 +75,6 @@ class Population:
         return to_records(self.dataset, self.partition, self.device)
 
     @cached_property
-    def own_test_records(self) -> Records:
-        """The records that clients keep for tests, each by itself."""
-        assert self.own_tests is not None
-        return single_records(self.dataset, self.own_tests, self.device)
-
-    @cached_property
     def test(self) -> tuple[Tensor, Tensor]:
         features = torch.from_numpy(self.dataset.test_features).to(self.device)
         return features.reshape(-1, *self.model.input_shape), torch.from_numpy(self.dataset.test_labels).to(self.device)
@@ -120,6 +115,8 @@ def _dataset(wanted: config.DataSettings, seed: int) -> Dataset:
         dataset = synthetic(wanted.name, generator=generator(seed, "records"))
     else:
         dataset = _loaded(wanted.name, wanted.file, wanted.label)
+    if wanted.partition == "by-column":
+        dataset = by_column(dataset, wanted.client)
     if wanted.validation:
         return validation(dataset, wanted.validation, generator(seed, "validation"))
     if not len(dataset.test_labels):

@@ -28,6 +28,7 @@ from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import whose_budgets
 from polyeps.experiment.journal import COUNTED
+from polyeps.experiment.metrics import CONFUSION, NAMED_METRICS
 from polyeps.models import MODELS, Model
 
 ModelFactory = Callable[[tuple[int, ...], int], Model | nn.Module]  # (shape of a record, classes) -> a model
@@ -147,13 +148,21 @@ class Parts:
         return self.code.find(key, name)
 
     def measuring(self, experiment: config.Experiment) -> dict[str, Metric]:
-        """Return the metrics of an experiment, those it names and those given, by name."""
+        """Return the metrics of an experiment, those it names and those given, by name; a matrix is no such metric."""
         found: dict[str, Metric] = dict(self.metrics)
         for reference in experiment.metrics:
             name = reference.rpartition(":")[2]
+            if reference in ("accuracy", "loss"):
+                raise InputError(f"metrics: {reference} is always measured; leave it out")
             if name in _MEASURED or (name in found and name != reference):
                 raise InputError(f"metrics: two are called {name!r}; give each a name of its own")
-            found[name] = self.find("metrics", reference, self.metrics, "metrics")
+            if reference in self.metrics or ":" in reference:
+                found[name] = self.find("metrics", reference, self.metrics, "metrics")
+            elif reference in NAMED_METRICS:
+                found[name] = NAMED_METRICS[reference]
+            elif reference != CONFUSION:
+                known = [*self.metrics, *NAMED_METRICS, CONFUSION]
+                raise InputError(config.unknown_key(reference, reference, known, "metric"))
         return found
 
     def tracking(self, experiment: config.Experiment) -> list[Callable[[], Tracker]]:

@@ -3,7 +3,8 @@
     FOLDER/journal.db        the settings, as resolved, and what happened (see `journal`)
     FOLDER/ledgers/JOB.db    what each simulated client has spent
     FOLDER/models/JOB.safetensors
-    FOLDER/metrics.csv
+    FOLDER/metrics.csv       every round
+    FOLDER/clients.csv       what models reach on each client's own test records, where it has some
 
 A job is one method with one seed. Its clients draw seeded numbers, so a round that was cut off is repeated with
 the same result, and its charges, already on disk, are not made twice.
@@ -30,13 +31,14 @@ from polyeps.algorithms._personal_models import personal_models
 from polyeps.core import Algorithm, Profile, State
 from polyeps.errors import InputError
 from polyeps.experiment import config
-from polyeps.experiment.evaluation import by_group, measure
+from polyeps.experiment.client_metrics import Wanted, final_facts, write_tables
+from polyeps.experiment.evaluation import by_group, measure, measure_models
 from polyeps.experiment.job import Job, prepare
 from polyeps.experiment.journal import Checkpoint, Journal
-from polyeps.experiment.journal_entries import changes, client_rows, facts, outcome, remind, write_metrics
+from polyeps.experiment.journal_entries import changes, client_rows, facts, outcome, remind
 from polyeps.experiment.model_metadata import check_description, model_path, write_model
 from polyeps.experiment.population import Population, populate
-from polyeps.experiment.registry import Code, Encoder, Metric, ModelFactory, Parts, Tracker
+from polyeps.experiment.registry import Code, Encoder, Metric, ModelFactory, Parts, Tracker, entry_of
 from polyeps.ledger import Ledger
 from polyeps.model_files import read_vector
 from polyeps.server import ALL_ROUNDS, Round, check_disclosure
@@ -80,6 +82,8 @@ class _Work:
 
     def __post_init__(self) -> None:
         self.metrics = self.parts.measuring(self.experiment)
+        alone = any(not entry_of(method, self.parts).common for method in self.experiment.algorithm)
+        self.wanted = Wanted(self.metrics, self.experiment.metrics, compared=alone)
         self.trackers = list(self.parts.trackers)
         for make in self.parts.tracking(self.experiment):
             with _warning(getattr(make, "__name__", "")):
@@ -182,7 +186,7 @@ def resume(
     about = journal.about()
     if all(row["status"] == "done" for row in journal.jobs()):
         with _alone_in(folder):
-            write_metrics(journal, folder / "metrics.csv")
+            write_tables(journal, folder)
         journal.close()
     else:
         journal.close()
@@ -231,7 +235,7 @@ def _do_all(work: _Work) -> None:
             if row["status"] != "done":
                 _do(work.job(methods[row["label"]], row["seed"]), work, journal)
                 work.watch.job_done(row["job"])
-        write_metrics(journal, work.folder / "metrics.csv")
+        write_tables(journal, work.folder)
         work.tell("finished", work.folder)
     journal.close()
 
@@ -278,11 +282,13 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
         goes_on = job.participation.goes_on(round.active) and not now.stopped
         last = round.number + 1 == experiment.rounds or not goes_on
         due = (round.number + 1) % experiment.evaluate_every == 0 or last
-        metrics = measure(job.population, now.model, work.metrics) if due else {}
+        model = now.model if job.entry.common else None
+        personal = personal_models(cohort.memory, now.model) if due else None
+        metrics = measure_models(job.population, model, personal, work.metrics) if due else {}
         if round.discarded:
             metrics["discarded replies"] = len(round.discarded)
         if last and job.population.own_tests is not None:
-            metrics |= by_group(job.population, now.model, personal_models(cohort.memory, now.model))
+            metrics |= by_group(job.population, model, personal)
         counts = {
             "invited": len(round.invited),
             "answered": len(round.traffic),
@@ -307,7 +313,8 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
     transport = InMemory(cohort, job.algorithm, job.discloses)
     state = job.serve(transport, experiment.rounds, job.name, state, active=active, observe=observe)
     stopped = "rounds" if state.stopped == ALL_ROUNDS else "early"
-    ended = outcome(job, ledger, {"stopped": stopped, "reason": state.stopped})
+    found = final_facts(job, state.model, personal_models(cohort.memory, state.model), work.wanted)
+    ended = outcome(job, ledger, {"stopped": stopped, "reason": state.stopped, **found})
     path = model_path(folder, job.name)
     write_model(path, job, experiment, state.model, state.round, ledger, ended, work.parts.code)
     journal.finish(job.name, *ended)

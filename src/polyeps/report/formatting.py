@@ -43,7 +43,7 @@ def share(ratio: float | None) -> str:
     return f"{(math.ceil(scaled) if ratio > 1 else math.floor(scaled)) / 10:.1f}\u00a0%"
 
 
-def percent(accuracy: float | None, deviation: float | None = None) -> str:
+def percent(accuracy: float | None, deviation: float | None = None, digits: int = 1) -> str:
     r"""Format an accuracy.
 
     >>> percent(0.9123, 0.0031), percent(0.9123), percent(float("nan")), percent(None)
@@ -54,7 +54,7 @@ def percent(accuracy: float | None, deviation: float | None = None) -> str:
     if not math.isfinite(accuracy):
         return "not a number"
     spread = "" if deviation is None else f" ± {100 * deviation:.1f}"
-    return f"{100 * accuracy:.1f}{spread}\u00a0%"
+    return f"{100 * accuracy:.{digits}f}{spread}\u00a0%"
 
 
 def byte_size(count: float | None) -> str:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from polyeps.errors import InputError
 from polyeps.experiment.journal import Journal
 from polyeps.report import formatting, sentences
+from polyeps.report.client_sections import client_tables, joining_sections, matrices, reliability_picture
 from polyeps.report.plots import accuracy_picture, active_picture, bytes_picture, spent_picture
 from polyeps.report.svg import METHODS, NARROW, WIDE, coloured
 from polyeps.report.tables import ClientSummary, MethodRuns, left_early, mean_of, read_methods, run_names, summarise
@@ -80,6 +81,16 @@ def make_page(journals: Sequence[Journal]) -> str:
         guaranteed=_guaranteed(shown),
         tables=_tables(methods, shown),
         own=_own(methods, shown),
+        guessed=next((entry["row"].majority_accuracy for entry in shown if entry["row"].majority_accuracy), None),
+        undefined=sentences.undefined_metrics(methods),
+        each=client_tables(methods, shown),
+        joining=joining_sections(methods),
+        matrices=matrices(methods, shown),
+        reliability=[
+            (entry, Markup(picture))
+            for (method, colour), entry in zip(coloured(methods), shown, strict=True)
+            if (picture := reliability_picture(method, colour))
+        ],
     )
 
 

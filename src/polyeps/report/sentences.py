@@ -12,6 +12,7 @@ from polyeps.accounting.certificate import Certificate
 from polyeps.experiment.journal import spent_key
 from polyeps.report.curves import accuracy_curve
 from polyeps.report.formatting import counted, percent, plural, share, short
+from polyeps.report.joining import ALONE, TOLD_APART_AT, JoiningTable
 from polyeps.report.tables import LAST_ROUNDS, NOT_BEGUN, ClientSummary, JobSummary, MethodRuns, final_rounds, summarise
 
 _BUDGETS = {
@@ -216,6 +217,8 @@ def _if_draws_known(facts: Mapping[str, Any], row: ClientSummary) -> float | Non
 
 def control_note(method: MethodRuns) -> str:
     """Say what a control does with clients' budgets."""
+    if method.budgets == "none" and method.method == ALONE:
+        return "Every client trains by itself, without noise: its model must stay at home, since nothing protects it."
     if method.budgets == "none":
         return "A control without privacy: no client has a guarantee, whatever budget it set."
     if method.budgets == "published":
@@ -235,3 +238,26 @@ def _overspent(method: MethodRuns) -> str:
     rows = method.counted[0].clients if method.counted else ()
     broken = sum(row.spent is not None and row.spent > row.own_epsilon for row in rows)
     return f" {broken} of {len(rows)} clients spent more than their own budgets." if broken else ""
+
+
+def joining_caption(table: JoiningTable) -> str:
+    """Say how joint models and models of single clients were compared."""
+    where = "its own test records" if table.own_records else "all test records, since none belong to a client"
+    chance = "chance in test records and training" if table.seeds > 1 else "chance in test records"
+    note = "" if table.seeds > 1 else " One seed says nothing about chance in training; take several."
+    return (
+        f"Final models, each client compared on {where}. A difference is named where it exceeds what {chance} can "
+        f"explain, client by client at {percent(TOLD_APART_AT, digits=0)}.{note} Simulation only: no ledger was "
+        "charged for these figures."
+    )
+
+
+def undefined_metrics(methods: Sequence[MethodRuns]) -> list[str]:
+    """Say which metrics of all test records are undefined, and why."""
+    whys = [
+        (name, why, method.label)
+        for method in methods
+        for job in method.counted
+        for name, why in job.facts.get("undefined", {}).items()
+    ]
+    return [f"{name} of {label} is undefined: {why}." for name, why, label in dict.fromkeys(whys)]

@@ -56,6 +56,7 @@ class MethodSummary:
     final_accuracy: float | None  # None: never evaluated; NaN: not a number in one of the last rounds
     final_accuracy_deviation: float | None  # over seeds, n - 1 in the denominator; None: one seed
     last_accuracy: float | None
+    majority_accuracy: float | None  # of always guessing the class with most training records; None: not finished
     metrics: Mapping[str, float | None]  # the experiment's own ones, over the same rounds as the final accuracy
     bytes_up: float
     bytes_down: float
@@ -169,6 +170,7 @@ def summarise(method: MethodRuns) -> MethodSummary:
         final_accuracy=mean_of(finals),
         final_accuracy_deviation=deviation(finals) if len(finals) > 1 else None,
         last_accuracy=mean_of(lasts),
+        majority_accuracy=mean_of([job.facts["majority"] for job in counted if "majority" in job.facts]),
         metrics={
             name: mean_of([_final(job, job.metrics[name]) for job in counted if job.metrics.get(name)])
             for name in dict.fromkeys(name for job in method.jobs for name in job.metrics)
