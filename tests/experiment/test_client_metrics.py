@@ -114,7 +114,7 @@ def test_models_that_diverged_have_no_metrics_and_stop_nothing() -> None:
 
 
 def test_clients_beyond_the_cap_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_metrics, "MOST_CLIENTS", 1)
+    monkeypatch.setattr(client_metrics, "MOST_MEASURED", 1)
     found = final_facts(job(hospitals()), torch.ones(4), None, wanted("auc"))["clients"]
     assert found["left_out"] == 2
     assert found["values"]["auc"][1:] == [None, None]

@@ -88,7 +88,7 @@ def test_models_of_single_clients_are_measured_as_one_by_one(at_once: int, monke
     monkeypatch.setattr(evaluation, "EVALUATED_AT_ONCE", 100)
     found = measure_each(population, vectors, metrics)
     assert found == pytest.approx({name: np.mean([one[name] for one in one_by_one]) for name in one_by_one[0]})
-    monkeypatch.setattr(evaluation, "MOST_CLIENTS", 2)
+    monkeypatch.setattr(evaluation, "MOST_MEASURED", 2)
     few = measure_each(population, vectors, metrics)
     assert few["accuracy"] == found["accuracy"]
     assert few["auc"] == pytest.approx(np.mean([one["auc"] for one in one_by_one[:2]]))

@@ -53,9 +53,9 @@ def test_every_method_trains_on_patients_and_pays_for_them(method: dict[str, Any
     job = job_of(clinical(method))
     done = finish(job, tmp_path / "a.db")
     assert len(done.rounds) == 3
-    assert bool(torch.isfinite(done.state.model).all())
-    assert float(done.state.model.abs().max()) > 0
-    assert done.state.model.shape == (job.population.model.size,)
+    assert bool(torch.isfinite(done.learned).all())
+    assert float(done.learned.abs().max()) > 0
+    assert done.learned.shape[-1] == job.population.model.size
     if done.ledger is None:
         return
     protects_clients = ALGORITHMS[method["name"]].local != "training"

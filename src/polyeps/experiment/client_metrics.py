@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.experiment.evaluation import (
-    MOST_CLIENTS,
+    MOST_MEASURED,
     OwnTest,
     each_on_all,
     mean_hits,
@@ -141,12 +141,12 @@ def _own_figures(population: Population, outputs: Tensor, test: OwnTest, wanted:
     reasons: dict[str, dict[str, str]] = {}
     for name, metric in wanted.metrics.items():
         values[name] = [None] * len(population.ids)
-        for place, rows in enumerate(test.of_each()[:MOST_CLIENTS]):
+        for place, rows in enumerate(test.of_each()[:MOST_MEASURED]):
             value, why = measured(name, metric, outputs[rows], test.labels[rows]) if rows.stop > rows.start else _EMPTY
             values[name][place] = value if why is None else None
             if why is not None:
                 reasons.setdefault(name, {})[population.ids[place]] = why.sentence(population.dataset.classes)
-    beyond = max(0, len(population.ids) - MOST_CLIENTS) if wanted.metrics else 0
+    beyond = max(0, len(population.ids) - MOST_MEASURED) if wanted.metrics else 0
     return {"values": values, "undefined": reasons, "left_out": beyond}
 
 
@@ -163,7 +163,7 @@ def _on_all(population: Population, personal: Tensor, wanted: Wanted, kept: bool
         values["accuracy"] += (population.model.classes(block) == labels).double().mean(1).tolist()
         for outputs in block:
             for name, metric in wanted.metrics.items():
-                few = len(values[name]) < MOST_CLIENTS
+                few = len(values[name]) < MOST_MEASURED
                 value, why = measured(name, metric, outputs, labels) if few else _EMPTY
                 values[name].append(value if why is None else None)
             if wanted.compared and kept and fits:

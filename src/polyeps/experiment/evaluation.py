@@ -22,7 +22,7 @@ from polyeps.models import Model
 
 EVALUATED_AT_ONCE = 5000  # test records: a few hundred MB of activations for the largest of our networks
 AT_ONCE = 1 << 28  # bytes of models and outputs evaluated together
-MOST_CLIENTS = 300  # with further metrics of their own: those are computed one client after another
+MOST_MEASURED = 300  # with further metrics of their own: those are computed one client after another
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def measure_each(
 ) -> dict[str, float]:
     """Return means over clients of what each client's own model (n, d) reaches on all test records.
 
-    Of more than MOST_CLIENTS clients, further metrics are means over the first ones.
+    Of more than MOST_MEASURED clients, further metrics are means over the first ones.
     """
     labels = population.test[1]
     found: dict[str, list[float]] = {name: [] for name in ("accuracy", "loss", *(metrics or {}))}
@@ -113,7 +113,7 @@ def measure_each(
         losses = population.model.loss(flat, labels.repeat(len(block))).double()
         found["loss"] += losses.reshape(len(block), -1).mean(1).tolist()
         for name, metric in (metrics or {}).items():
-            some = block[: max(0, MOST_CLIENTS - len(found[name]))]
+            some = block[: max(0, MOST_MEASURED - len(found[name]))]
             found[name] += [measured(name, metric, outputs, labels)[0] for outputs in some]
     return {name: float(np.mean(values)) for name, values in found.items()}
 

@@ -131,6 +131,7 @@ def _metadata(
         guarantee={
             **{field.name: known[field.name] for field in fields(Certificate) if field.name in known},
             "method": job.method.title,
+            "person": job.algorithm.person,
             "accountant": _accountant(ledger),
             "conditions": (*job.algorithm.conditions, *((SIMULATED,) if job.budgets is not None else ())),
         },

@@ -254,7 +254,8 @@ def read(folder: Path | str) -> Outcome:
         clients = journal.query("SELECT client, spent FROM clients WHERE job = ? AND spent IS NOT NULL", (job,))
         spent[key] = {client["client"]: client["spent"] for client in clients}
         if row["status"] == "done":
-            models[key] = read_vector(model_path(folder, job))
+            if (path := model_path(folder, job)).exists():  # clients that train alone have no common model
+                models[key] = read_vector(path)
     journal.close()
     return Outcome(folder, accuracy, spent, models)
 
@@ -315,8 +316,9 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
     stopped = "rounds" if state.stopped == ALL_ROUNDS else "early"
     found = final_facts(job, state.model, personal_models(cohort.memory, state.model), work.wanted)
     ended = outcome(job, ledger, {"stopped": stopped, "reason": state.stopped, **found})
-    path = model_path(folder, job.name)
-    write_model(path, job, experiment, state.model, state.round, ledger, ended, work.parts.code)
+    if job.entry.common:
+        path = model_path(folder, job.name)
+        write_model(path, job, experiment, state.model, state.round, ledger, ended, work.parts.code)
     journal.finish(job.name, *ended)
     if ledger:
         ledger.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from polyeps.experiment.evaluation import MOST_CLIENTS
+from polyeps.experiment.evaluation import MOST_MEASURED
 from polyeps.report.client_figures import client_figures, measured_jobs
 from polyeps.report.formatting import counted, percent, plural
 from polyeps.report.joining import JoiningTable, best_table, joining_tables
@@ -45,7 +45,7 @@ def client_tables(methods: Sequence[MethodRuns], shown: Sequence[Mapping[str, An
                     f"{name} of {plural(times, 'client')}, {why}" for (name, why), times in whys.most_common(5)
                 ),
                 "left_out": max((job["left_out"] for job in jobs if "left_out" in job), default=0),
-                "computed": MOST_CLIENTS,
+                "computed": MOST_MEASURED,
             }
         )
     return found
