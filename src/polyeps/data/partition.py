@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.core import Records
-from polyeps.data.dataset import Dataset, LabelArray
+from polyeps.data.dataset import Dataset, LabelArray, first_of_each
 from polyeps.errors import InputError
 
 Indices = NDArray[np.int64]
@@ -188,15 +188,36 @@ def by_owner(dataset: Dataset) -> Partition:
     return _assembled(pieces, "remove the client or give it records", dataset.group_names)
 
 
-def set_apart(partition: Partition, share: float, generator: np.random.Generator) -> tuple[Partition, Partition]:
-    """Split every client's records in two: those it trains on, and a random share, at least one, set apart."""
-    counts = np.maximum(1, np.rint(share * partition.sizes)).astype(np.int64)
-    if short := np.flatnonzero(counts >= partition.sizes).tolist():
-        client, size = partition.ids[short[0]], partition.sizes[short[0]]
-        raise InputError(
-            f"client {client!r} has {size} records, which a share of {share:g} set apart uses up: "
-            "make the share smaller or the clients fewer"
-        )
+def unit_numbers(partition: Partition, dataset: Dataset) -> Indices | None:
+    """Return the unit of each of the partition's rows, client after client; None where each record is one."""
+    if dataset.persons is None:
+        return None
+    owner = np.repeat(np.arange(len(partition.ids)), partition.sizes)
+    width = int(dataset.persons.max(initial=0)) + 1
+    units: Indices = np.unique(owner * width + dataset.persons[partition.rows], return_inverse=True)[1].ravel()
+    return units
+
+
+def unit_counts(partition: Partition, dataset: Dataset) -> Indices:
+    """Return how many units each client holds: persons where the data name them, else records."""
+    units = unit_numbers(partition, dataset)
+    if units is None:
+        return partition.sizes
+    last = np.maximum.reduceat(units, partition.offsets[:-1])
+    return np.diff(last, prepend=-1)
+
+
+def set_apart(
+    partition: Partition, share: float, generator: np.random.Generator, dataset: Dataset | None = None
+) -> tuple[Partition, Partition]:
+    """Split every client's records in two: those it trains on, and a random share, at least one, set apart.
+
+    Where the data set names persons, all records of a person stay together, and the share is one of persons.
+    """
+    units = None if dataset is None else unit_numbers(partition, dataset)
+    if dataset is not None and units is not None:
+        return _persons_apart(partition, share, generator, units, unit_counts(partition, dataset), dataset.person)
+    counts = _apart(partition, share, partition.sizes, "record")
     owner = np.repeat(np.arange(len(partition.ids)), partition.sizes)
     order = np.lexsort((generator.random(len(owner)), owner))  # each client's records in random order
     first = np.arange(len(owner)) - partition.offsets[owner] < counts[owner]
@@ -206,6 +227,32 @@ def set_apart(partition: Partition, share: float, generator: np.random.Generator
         Partition(partition.ids, partition.rows[kept], partition.offsets - edges),
         Partition(partition.ids, partition.rows[taken], edges),
     )
+
+
+def _apart(partition: Partition, share: float, sizes: Indices, unit: str) -> Indices:
+    """Return how many of each client's units are set apart; refuse to set apart all of them."""
+    counts: Indices = np.maximum(1, np.rint(share * sizes)).astype(np.int64)
+    if short := np.flatnonzero(counts >= sizes).tolist():
+        client, size = partition.ids[short[0]], sizes[short[0]]
+        raise InputError(
+            f"client {client!r} has {size} {unit}s, which a share of {share:g} set apart uses up: "
+            "make the share smaller or the clients fewer"
+        )
+    return counts
+
+
+def _persons_apart(
+    partition: Partition, share: float, generator: np.random.Generator, units: Indices, held: Indices, person: str
+) -> tuple[Partition, Partition]:
+    counts = _apart(partition, share, held, person or "person")
+    taken = first_of_each(np.repeat(np.arange(len(held)), held), counts, generator)[units]
+    owner = np.repeat(np.arange(len(partition.ids)), partition.sizes)
+
+    def part(rows: NDArray[np.bool_]) -> Partition:
+        sizes = np.bincount(owner[rows], minlength=len(partition.ids))
+        return Partition(partition.ids, partition.rows[rows], np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+
+    return part(~taken), part(taken)
 
 
 def divide(
@@ -224,6 +271,11 @@ def divide(
         raise InputError(f"there is no partition {kind!r}: choose one of {', '.join(KINDS)}")
     if kind in ("by-writer", "as-in-file"):
         return by_owner(dataset)
+    if dataset.persons is not None:
+        raise InputError(
+            f"the partition {kind} deals out single records, but all records of a {dataset.person or 'person'} must "
+            'stay with one client: use "as-in-file", or leave out data.unit'
+        )
     if clients is None or generator is None:
         raise InputError(f"the partition {kind} is drawn at random: say how many clients, and give a seed")
     labels = dataset.labels
