@@ -148,7 +148,7 @@ def in_words(column: str) -> str:
     >>> in_words("patient_id"), in_words("customerID"), in_words("paid"), in_words("case_number")
     ('patient', 'customer', 'paid', 'case number')
     """
-    bare = re.sub(r"(?i)[_ .-]id$|(?<=[a-z])I[Dd]$", "", column.strip()) or column
+    bare = re.sub(r"(?i:[_ .-]id)$|(?<=[a-z])I[Dd]$", "", column.strip()) or column
     return re.sub(r"[_\s]+", " ", bare).strip()
 
 

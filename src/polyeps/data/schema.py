@@ -234,7 +234,7 @@ def toml_of(columns: Iterable[Column], heading: str = "data.columns") -> str:
             assert column.range is not None
             shown = f"range = [{_figure(column.range[0])}, {_figure(column.range[1])}]"
         if column.missing != "refuse":
-            shown += f", missing = {toml_text(column.missing) if isinstance(column.missing, str) else column.missing!r}"
+            shown += f", missing = {toml_text(column.missing) if isinstance(column.missing, str) else column.missing}"
         lines.append(f"{toml_key(column.name)} = {{ {shown} }}")
     return "\n".join(lines) + "\n"
 

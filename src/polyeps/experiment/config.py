@@ -16,7 +16,7 @@ from polyeps.experiment.data_settings import BudgetSettings as BudgetSettings
 from polyeps.experiment.data_settings import DataSettings as DataSettings
 from polyeps.experiment.data_settings import LevelSettings as LevelSettings
 from polyeps.experiment.sections import Section as Section
-from polyeps.experiment.sections import Settings, Title
+from polyeps.experiment.sections import SettingsTable, Title
 
 Checked = TypeVar("Checked", bound=BaseModel)
 _SEEDS = 2**63  # what a journal's column can hold
@@ -54,7 +54,7 @@ class ParticipationSettings(Section):
     with_public: bool = False  # at least one high-ε client in every round, for every method alike
 
 
-class Method(Settings):
+class Method(SettingsTable):
     """One algorithm of a comparison; keys this table does not know are the algorithm's own options."""
 
     model_config = ConfigDict(extra="allow")

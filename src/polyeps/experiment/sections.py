@@ -23,7 +23,7 @@ def _fit_for_a_file_name(text: str) -> str:
 Title = Annotated[str, AfterValidator(_fit_for_a_file_name)]
 
 
-class Settings(BaseModel):
+class SettingsTable(BaseModel):
     """A table of settings; numbers are finite, since a journal's JSON knows no others, and true is no number."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
@@ -47,7 +47,7 @@ def _kinds(annotation: Any) -> set[Any]:
     return {annotation}.union(*(_kinds(part) for part in get_args(annotation) if get_origin(annotation) is not Literal))
 
 
-class Section(Settings):
+class Section(SettingsTable):
     """A table of the file that refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid")
