@@ -44,7 +44,7 @@ def matching(categories: Sequence[str]) -> Callable[[Any, int], int]:
     folded = {category.casefold(): place for category, place in reversed(places.items())}  # TRUE is True
 
     def find(value: Any, other: int) -> int:
-        text = as_text(value)
+        text = "" if is_empty(value) else as_text(value)
         return places.get(text, folded.get(text.casefold(), other))
 
     return find
