@@ -116,7 +116,9 @@ def test_files_of_every_kind(tmp_path: Path) -> None:
     shuffled = [[line[place] for place in (6, 2, 4, 0, 5, 3, 1)] + ["unused"] for line in text]
     shuffled[0][-1] = "note"
     (tmp_path / "shuffled.csv").write_text("\n".join(",".join(line) for line in shuffled))
-    columns = {name: np.array([np.nan if cell is None else cell for cell in cells]) for name, cells in COLUMNS.items()}
+    columns: Any = {
+        name: np.array([np.nan if cell is None else cell for cell in cells]) for name, cells in COLUMNS.items()
+    }
     np.savez(tmp_path / "t.npz", **columns)
     names = [path.name for path in tmp_path.iterdir()]
     assert len(names) == 10

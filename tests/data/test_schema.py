@@ -42,7 +42,7 @@ def place(row: int) -> str:
 @settings(max_examples=150, deadline=None)
 def test_numbers_are_clamped_scaled_and_filled_in(cells: list[Any], low: float, width: float, filled: Any) -> None:
     high = low + width
-    rule = filled if isinstance(filled, str) else min(high, low + filled * width)
+    rule: Any = filled if isinstance(filled, str) else min(high, low + filled * width)
     expected = []
     for cell in cells:
         gone = cell is None or (isinstance(cell, str) and cell.strip().lower() in {"", "na", "n/a", "nan", "null", "?"})
@@ -124,7 +124,7 @@ def test_a_cell_that_does_not_fit_is_named(column: Column, cells: Any, message: 
         column.encode(cells, place)
 
 
-names = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=8)
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 
 
 @given(
@@ -163,8 +163,7 @@ def test_a_draft_fits_the_table_it_is_drafted_from() -> None:
     columns, skipped = draft(table, leave_out=["one"])
     assert skipped == ["bad", "gone"]
     found = {column.name: column for column in columns}
-    assert found["age"].range == (20, 90)
-    assert found["bit"].range == (0, 1)
+    assert [found[name].range for name in ("age", "bit")] == [(20, 90), (0, 1)]
     assert found["flag"].categories == ("False", "True")
     assert found["day"].dates == (date(2021, 1, 1), date(2022, 12, 31))
     encoded = Schema(tuple(columns)).encode(table, place, "t")

@@ -294,7 +294,15 @@ def cell(row: int, column: str, value: Any) -> Callable[[Path], None]:
 
 def text(change: Callable[[str], str]) -> Callable[[Path], None]:
     """Change the text of the table."""
-    return lambda folder: (folder / "h.csv").write_text(change((folder / "h.csv").read_text())) and None
+
+    def changed(folder: Path) -> None:
+        (folder / "h.csv").write_text(change((folder / "h.csv").read_text()))
+
+    return changed
+
+
+def not_text(folder: Path) -> None:
+    (folder / "h.csv").write_bytes(b"\xff\xfe\x00")
 
 
 EPSILON = "epsilon = { elm = 4.0, alder = 1.0, cedar = 0.5, fir = 8.0, oak = 8.5, birch = 2.0 }"
@@ -353,7 +361,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     ),
     "twice a column": (text(lambda now: now.replace("age", "bp", 1)), ("h.csv has 2 columns named 'bp'", "rename")),
     "an index column": (text(lambda now: now.replace("age", "", 1)), ("h.csv, column 3 has no name", "name it")),
-    "not UTF-8": (lambda folder: (folder / "h.csv").write_bytes(b"\xff\xfe\x00") and None, ("not UTF-8", "save it as")),
+    "not UTF-8": (not_text, ("not UTF-8", "save it as")),
     "budget for nobody": (line("oak = 8.5", "oaks = 8.5"), ("budgets.epsilon names 'oaks'", "did you mean 'oak'?")),
     "client without budget": (line("oak = 8.5, ", ""), ("client 'oak' has no budget in budgets.epsilon", "add one")),
     "budgets in a list": (
@@ -415,3 +423,13 @@ def test_names_with_blanks_dots_and_other_alphabets(here: Path) -> None:
     held = dict(zip(population.ids, guaranteed(population.budgets), strict=True))
     assert (held["St. Élm"].epsilon, held["дуб"].epsilon) == (4.0, 8.5)
     assert "blood.pressure (mmHg)" in population.dataset.columns
+
+
+def test_the_guide_shows_settings_that_run(here: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "own-data.md").read_text()
+    shown = guide.split("```toml\n")[1].split("```")[0]
+    (here / "h.csv").write_text(written([row for row in hospital_rows() if row[0] in ("elm", "cedar")]))
+    (here / "e.toml").write_text(shown)
+    population = populate(config.read_experiment(here / "e.toml"), 1)
+    assert population.ids == ("cedar", "elm")
+    assert population.dataset.remarks == ()

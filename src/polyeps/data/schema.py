@@ -113,7 +113,7 @@ class Column:
         if isinstance(values, np.ndarray) and values.dtype.kind in "fiub" and self.dates is None:
             return values.astype(np.float64)
         cells = listed(values)
-        if self.dates is None and set(map(type, cells)) == {str} and not any("_" in text for text in cells):
+        if self.dates is None and set(map(type, cells)) == {str} and "_" not in "".join(cells):
             try:  # the usual case, at the speed of numpy; cells such as n/a go the other way
                 return np.array([text or "nan" for text in cells], dtype=np.float64)
             except ValueError:

@@ -20,6 +20,7 @@ from polyeps.errors import DataError
 
 SUFFIXES = (".arrow", ".csv", ".feather", ".npz", ".parquet", ".tsv")
 _DELIMITERS = (",", ";", "\t")
+_BLOCK = 20_000  # rows of a CSV file that are turned into columns at a time
 
 Cells = Sequence[Any] | NDArray[Any]
 
@@ -63,37 +64,52 @@ def check_names(source: str, header: Sequence[str]) -> None:
 
 
 def _read_csv(path: Path) -> RawTable:
-    rows: list[list[str]] = []
+    header: list[str] = []
+    columns: list[list[str]] = []
     lines: list[int] = []
-    line = 0
+    rows: list[list[str]] = []
+
+    def take() -> None:
+        """Move the rows to the columns; many small lists at a time would be slow to clear away."""
+        for line, row in zip(lines[len(lines) - len(rows) :], rows, strict=True):
+            if len(row) != len(header):
+                hint = (
+                    "; write decimals with a point, or separate columns by semicolons" if _decimals(row, header) else ""
+                )
+                raise DataError(
+                    f"{path}, row {line}: {len(row)} cells where the header names {len(header)}: correct it{hint}"
+                )
+        for column, cells in zip(columns, zip(*rows, strict=True), strict=False):
+            column.extend(cells)
+        rows.clear()
+
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             delimiter = _delimiter(stream.readline())
             stream.seek(0)
             reader = csv.reader(stream, strict=True, delimiter=delimiter)
             for row in reader:
-                if row:  # a blank line is no record
-                    rows.append(row)
-                    lines.append(reader.line_num)
+                if not row:  # a blank line is no record
+                    continue
+                if not header:
+                    header = [name.strip() for name in row]
+                    columns = [[] for _ in header]
+                    continue
+                rows.append(row)
+                lines.append(reader.line_num)
+                if len(rows) == _BLOCK:
+                    take()
+            take()
     except UnicodeDecodeError as e:
         raise DataError(f"{path} is not UTF-8 text (byte {e.start}): save it as UTF-8") from e
     except OSError as e:
         raise DataError(f"{path} cannot be read: {e.strerror}; make it readable") from e
     except csv.Error as e:
-        line = lines[-1] if lines else 0
-        raise DataError(f"{path}, after row {line}: {e}: correct its quotes") from e
-    if not rows:
+        raise DataError(f"{path}, after row {lines[-1] if lines else 1}: {e}: correct its quotes") from e
+    if not header:
         raise DataError(f"{path} is empty: its first row must name the columns")
-    header, records = [name.strip() for name in rows[0]], rows[1:]
-    for line, row in zip(lines[1:], records, strict=True):
-        if len(row) != len(header):
-            hint = "; write decimals with a point, or separate columns by semicolons" if _decimals(row, header) else ""
-            raise DataError(
-                f"{path}, row {line}: {len(row)} cells where the header names {len(header)}: correct it{hint}"
-            )
     check_names(str(path), header)
-    cells: list[Any] = list(zip(*records, strict=True)) if records else [()] * len(header)
-    return RawTable(str(path), dict(zip(header, cells, strict=True)), np.array(lines[1:], dtype=np.int64))
+    return RawTable(str(path), dict(zip(header, columns, strict=True)), np.array(lines, dtype=np.int64))
 
 
 def _decimals(row: Sequence[str], header: Sequence[str]) -> bool:
