@@ -108,6 +108,8 @@ def test_dates_and_times_in_any_form_are_the_same(days: list[int], times: bool) 
         (Column("a", range=(0, 1)), ["1", "0,5"], r"row 1: a is '0,5', not a number; write decimals with a point, 0.5"),
         (Column("a", range=(0, 1)), ["1_0"], r"row 0: a is '1_0', not a number"),
         (Column("a", range=(0, 1)), ["1", "inf"], r"row 1: a is inf, no finite number"),
+        (Column("a", range=(0, 1)), ["9" * 500], r"row 0: a is 9{59}…, no finite number"),
+        (Column("a", range=(0, 1)), [[1], [2]], r"row 0: a is \[1\], not a number"),
         (Column("a", range=(0, 1)), np.array([1, -np.inf]), r"row 1: a is -inf, no finite number"),
         (Column("a b", range=(0, 1)), [None], r'declare data.columns."a b".missing = "mean-of-range"'),
         (

@@ -211,3 +211,26 @@ def test_without_pyarrow_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(DataError, match=r"needs pyarrow: run `pip install 'polyeps\[parquet\]'`, or save it as CSV"):
         read(tmp_path / "anna.parquet")
+
+
+@pytest.mark.parametrize("text", ["\n\n" + GOOD.replace(",", ";"), GOOD.replace(",", "\t"), GOOD.replace("\n", "\r\n")])
+def test_delimiters_and_line_ends_are_found(tmp_path: Path, text: str) -> None:
+    table = read(csv_file(tmp_path, text))
+    assert table.columns == ("age", "height")
+    assert table.features.tolist() == [[1, 2.5], [3, -40]]
+
+
+def test_many_rows_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyeps.data.table_readers._BLOCK", 7)
+    path = csv_file(tmp_path, "age,label\n" + "".join(f"{row},{row % 2}\n" for row in range(30)))
+    assert read(path).features.ravel().tolist() == list(range(30))
+    path.write_text(path.read_text().replace("17,1", "17"))
+    with pytest.raises(DataError, match=r"anna.csv, row 19: 1 cells where the header names 2"):
+        read(path)
+
+
+def test_a_decimal_comma_in_a_table_separated_by_commas_is_suspected(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"row 2: 4 cells where the header names 3: correct it; write decimals with a poi"
+    ):
+        read(csv_file(tmp_path, "age,height,label\n1,2,5,0\n"))

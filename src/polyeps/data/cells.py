@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 EPOCH = date(1970, 1, 1).toordinal()
 _EMPTY = frozenset({"", "na", "n/a", "nan", "none", "null", "?"})
+_LONGEST = 60  # characters of a cell in a message
 _ISO = re.compile(r"\d{4}-\d\d-\d\d")
 _ZERO_DECIMALS = re.compile(r"^([+-]?\d+)\.0+$")
 
@@ -22,8 +23,11 @@ def of_each(values: Sequence[Any], kind: type, of: Callable[[Any, int], Any]) ->
     mixed = len(set(map(type, values))) > 1
     keys = [(type(value), value) for value in values] if mixed else values  # for a dict, True and 1 are the same
     first: dict[Any, int] = {}
-    for row, key in enumerate(keys):
-        first.setdefault(key, row)
+    try:
+        for row, key in enumerate(keys):
+            first.setdefault(key, row)
+    except TypeError:  # cells that are lists or tables
+        return np.fromiter((of(value, row) for row, value in enumerate(values)), kind, len(values))
     found = {key: of(values[row], row) for key, row in first.items()}
     return np.fromiter(map(found.__getitem__, keys), kind, len(values))
 
@@ -75,6 +79,12 @@ def as_text(value: Any) -> str:
     if isinstance(value, float | np.floating) and float(value).is_integer():
         value = int(value)
     return _ZERO_DECIMALS.sub(r"\1", str(value).strip())
+
+
+def short_text(value: Any) -> str:
+    """Return a cell as a message shows it: a long one without its end."""
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def as_date(value: Any) -> date:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps.data.cells import as_text, is_empty, is_missing, listed, of_each
+from polyeps.data.cells import as_text, is_empty, is_missing, listed, of_each, short_text
 from polyeps.data.dataset import Dataset, LabelArray
 from polyeps.data.schema import Schema, Where, no_column
 from polyeps.data.schema_files import TableDeclaration, schema_of
@@ -299,14 +299,16 @@ def _plain_numbers(cells: Cells, name: str, where: Where) -> NDArray[np.float32]
         try:
             return float(value)
         except (TypeError, ValueError, OverflowError):
-            raise DataError(f"{where(row)}, column {name!r}: {value!r} is not a number: {drafted}") from None
+            raise DataError(
+                f"{where(row)}, column {name!r}: {short_text(repr(value))} is not a number: {drafted}"
+            ) from None
 
     plain = isinstance(cells, np.ndarray) and cells.dtype.kind in "iub"
     numbers = _as_float32(np.asarray(cells) if plain else of_each(listed(cells), np.float64, number))
     if not np.isfinite(numbers).all():
         row = int((~np.isfinite(numbers)).argmax())
         raise DataError(
-            f"{where(row)}, column {name!r}: {cells[row]} is not a finite number: correct it or remove the row"
+            f"{where(row)}, column {name!r}: {short_text(cells[row])} is not a finite number: correct or remove it"
         )
     return numbers
 

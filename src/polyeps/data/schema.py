@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps.data.cells import EPOCH, as_date, as_text, is_missing, listed, matching, of_each
+from polyeps.data.cells import EPOCH, as_date, as_text, is_missing, listed, matching, of_each, short_text
 from polyeps.errors import DataError, InputError
 
 Missing = Literal["refuse", "mean-of-range"] | float
@@ -99,7 +99,9 @@ class Column:
             )
         if np.isinf(numbers).any():
             row = int(np.isinf(numbers).argmax())
-            raise DataError(f"{where(row)}: {self.name} is {values[row]!s}, no finite number; correct it or empty it")
+            raise DataError(
+                f"{where(row)}: {self.name} is {short_text(values[row])}, no finite number; correct it or empty it"
+            )
         filled = (low + high) / 2 if isinstance(self.missing, str) else self.missing
         scaled = 2 * ((np.clip(np.where(gone, filled, numbers), low, high) - low) / (high - low)) - 1
         columns = [scaled] if self.missing == "refuse" else [scaled, gone]
@@ -135,7 +137,7 @@ class Column:
                 wanted, remedy = "a date like 2024-05-31", "correct it"
             elif isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value.strip()):
                 remedy = f"write decimals with a point, {value.strip().replace(',', '.')}"
-            raise DataError(f"{where(row)}: {self.name} is {value!r}, not {wanted}; {remedy}") from None
+            raise DataError(f"{where(row)}: {self.name} is {short_text(repr(value))}, not {wanted}; {remedy}") from None
 
     def _one_hot(self, values: Sequence[Any] | NDArray[Any], categories: tuple[str, ...]) -> NDArray[np.float32]:
         other, find = len(categories), matching(categories)

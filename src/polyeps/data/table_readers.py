@@ -85,7 +85,7 @@ def _read_csv(path: Path) -> RawTable:
 
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
-            delimiter = _delimiter(stream.readline())
+            delimiter = _delimiter(next((line for line in stream if line.strip()), ""))
             stream.seek(0)
             reader = csv.reader(stream, strict=True, delimiter=delimiter)
             for row in reader:
@@ -174,8 +174,9 @@ def _read_npz(path: Path) -> RawTable:
 
 def array_table(source: str, arrays: Mapping[str, Cells], *, first: int) -> RawTable:
     """Return arrays as a table: `features` of any shape beside other arrays, or one array for each column."""
-    columns = {name: column for name, column in arrays.items() if name != "features"}
-    if "features" in arrays:
+    whole = "features" in arrays and ("labels" in arrays or np.ndim(arrays["features"]) > 1)
+    columns = {name: column for name, column in arrays.items() if not (whole and name == "features")}
+    if whole:
         features = np.asarray(arrays["features"])
         if features.dtype.kind not in "fiub" or features.ndim < 2:
             raise DataError(f"{source}: features must be numbers with one row per record, not {features.dtype}")

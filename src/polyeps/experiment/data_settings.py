@@ -60,7 +60,7 @@ class DataSettings(Section):
     @classmethod
     def _known_columns(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise ValueError("must be a table of columns")
+            raise InputError("data.columns must be a table of columns, like [data.columns] age = { range = [0, 110] }")
         if value:
             schema_of(value)  # which names what is wrong
         return {str(name): dict(settings) for name, settings in value.items()}
