@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from polyeps.data.dataset import Dataset, hold_out, validation
 from polyeps.data.own_files import load_client, load_own
 from polyeps.data.own_tables import from_arrays, from_frame, from_torch
-from polyeps.data.partition import by_owner, divide, set_apart, unit_counts
+from polyeps.data.partition import by_owner, divide, set_apart, unit_sizes
 from polyeps.data.schema_files import read_schema, schema_of
 from polyeps.errors import DataError, InputError
 
@@ -136,7 +136,7 @@ def test_a_folder_of_files_that_differ_in_order_and_further_columns(tmp_path: Pa
     assert found.persons is not None
     assert found.persons.tolist() == [0, 0, 0, 1]
     partition = by_owner(found)
-    assert unit_counts(partition, found).tolist() == [1, 2]
+    assert unit_sizes(found, partition).tolist() == [1, 2]
 
 
 def test_a_client_reads_its_file_as_all_others_do(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_all_records_of_a_person_are_held_out_or_none(rows: list[tuple[int, int]
         named = [found.group_names[group] for group in found.test_groups]
         assert named == [str(client) for client in clients[test]]
         assert found.persons is not None
-        counts = unit_counts(by_owner(found), found)
+        counts = unit_sizes(found, by_owner(found))
         assert counts.tolist() == [
             len(set(persons[training][clients[training] == int(name)].tolist())) for name in found.group_names
         ]
@@ -259,7 +259,7 @@ def test_all_records_of_a_person_are_set_apart_or_none(rows: list[tuple[int, int
     clients, persons = (np.array(part) for part in zip(*rows, strict=True))
     whole = from_arrays(np.zeros((len(rows), 1)), np.arange(len(rows)) % 2, clients, persons)
     partition = by_owner(whole)
-    if min(unit_counts(partition, whole)) < 2:
+    if min(unit_sizes(whole, partition)) < 2:
         with pytest.raises(InputError, match="has 1 persons, which a share of"):
             set_apart(partition, share, np.random.default_rng(seed), whole)
         return
@@ -274,6 +274,6 @@ def test_all_records_of_a_person_are_set_apart_or_none(rows: list[tuple[int, int
 
 def test_persons_are_not_torn_apart_by_a_random_partition() -> None:
     whole = made(COLUMNS)
-    with pytest.raises(InputError, match="iid deals out single records, but all records of a patient must stay"):
+    with pytest.raises(InputError, match="iid would divide the records of a patient among clients: use as-in-file"):
         divide(whole, "iid", clients=2, generator=np.random.default_rng(1))
     assert divide(whole, "as-in-file", clients=None, generator=None).ids == ("elm", "oak")

@@ -387,7 +387,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "budgets file missing": (line(EPSILON, 'file = "b.csv"'), ("b.csv cannot be read",)),
     "persons dealt out": (
         line('unit = "patient"', 'unit = "patient"\npartition = "iid"\nclients = 3'),
-        ("records of a patient must",),
+        ("would divide the records of a patient",),
     ),
     "unit without a table": (
         line('file = "h.csv"', 'name = "digits"'),

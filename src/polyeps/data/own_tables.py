@@ -17,6 +17,8 @@ from polyeps.data.table_labels import number_labels
 from polyeps.data.table_readers import Cells, RawTable, array_table, check_names, role
 from polyeps.errors import DataError, InputError
 
+_LONGEST_WORD = 30  # letters that certificates call a person by
+
 
 def from_frame(
     frame: Any,
@@ -143,13 +145,13 @@ def assemble(
 
 
 def in_words(column: str) -> str:
-    """Return what a column of identifiers names.
+    """Return the word for what a column of identifiers names; "person" where its name is no single word.
 
-    >>> in_words("patient_id"), in_words("customerID"), in_words("paid"), in_words("case_number")
-    ('patient', 'customer', 'paid', 'case number')
+    >>> in_words("patient_id"), in_words("customerID"), in_words("Pupil"), in_words("case_no"), in_words("id")
+    ('patient', 'customer', 'pupil', 'person', 'person')
     """
-    bare = re.sub(r"(?i:[_ .-]id)$|(?<=[a-z])I[Dd]$", "", column.strip()) or column
-    return re.sub(r"[_\s]+", " ", bare).strip()
+    bare = re.sub(r"(?i:[_ .-]id)$|(?<=[a-z])I[Dd]$", "", column.strip()).casefold()
+    return bare if bare.isalpha() and bare != "id" and len(bare) <= _LONGEST_WORD else "person"
 
 
 def _where(table: RawTable, names: Sequence[str], groups: LabelArray | None) -> Where:

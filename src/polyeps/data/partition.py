@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.core import Records
-from polyeps.data.dataset import Dataset, LabelArray, first_of_each
+from polyeps.data.dataset import Dataset, LabelArray
 from polyeps.errors import InputError
 
 Indices = NDArray[np.int64]
@@ -39,6 +39,31 @@ class Partition:
         client = np.repeat(np.arange(clients), self.sizes)
         flat = np.bincount(client * classes + labels[self.rows], minlength=clients * classes)
         return flat.reshape(clients, classes)
+
+
+class Persons(NamedTuple):
+    """The persons of every client: client i has persons offsets[i] to offsets[i + 1], p of them the rows
+    rows[edges[p]:edges[p + 1]], in the order of the data."""
+
+    rows: Indices  # (R,)
+    edges: Indices  # (P + 1,)
+    offsets: Indices  # (n + 1,)
+
+
+def persons_of(dataset: Dataset, partition: Partition) -> Persons:
+    """Return the persons of every client."""
+    assert dataset.persons is not None
+    client, person = np.repeat(np.arange(len(partition.ids)), partition.sizes), dataset.persons[partition.rows]
+    order = np.lexsort((partition.rows, person, client))
+    client, person = client[order], person[order]
+    first = np.flatnonzero(np.append(True, (np.diff(client) != 0) | (np.diff(person) != 0))[: len(order)])
+    counts = np.bincount(client[first], minlength=len(partition.ids))
+    return Persons(partition.rows[order], np.append(first, len(order)), np.append(0, np.cumsum(counts)))
+
+
+def unit_sizes(dataset: Dataset, partition: Partition) -> Indices:
+    """Return the number of each client's persons or, where records are protected one by one, of its records."""
+    return partition.sizes if dataset.persons is None else np.diff(persons_of(dataset, partition).offsets)
 
 
 def to_records(dataset: Dataset, partition: Partition, device: Any = "cpu") -> Records:
@@ -188,36 +213,30 @@ def by_owner(dataset: Dataset) -> Partition:
     return _assembled(pieces, "remove the client or give it records", dataset.group_names)
 
 
-def unit_numbers(partition: Partition, dataset: Dataset) -> Indices | None:
-    """Return the unit of each of the partition's rows, client after client; None where each record is one."""
-    if dataset.persons is None:
-        return None
-    owner = np.repeat(np.arange(len(partition.ids)), partition.sizes)
-    width = int(dataset.persons.max(initial=0)) + 1
-    units: Indices = np.unique(owner * width + dataset.persons[partition.rows], return_inverse=True)[1].ravel()
-    return units
-
-
-def unit_counts(partition: Partition, dataset: Dataset) -> Indices:
-    """Return how many units each client holds: persons where the data name them, else records."""
-    units = unit_numbers(partition, dataset)
-    if units is None:
-        return partition.sizes
-    last = np.maximum.reduceat(units, partition.offsets[:-1])
-    return np.diff(last, prepend=-1)
-
-
 def set_apart(
-    partition: Partition, share: float, generator: np.random.Generator, dataset: Dataset | None = None
+    partition: Partition,
+    share: float,
+    generator: np.random.Generator,
+    dataset: Dataset | None = None,
+    *,
+    unit: str = "record",
 ) -> tuple[Partition, Partition]:
     """Split every client's records in two: those it trains on, and a random share, at least one, set apart.
 
-    Where the data set names persons, all records of a person stay together, and the share is one of persons.
+    Where the data set names persons, all records of a person are on the same side.
     """
-    units = None if dataset is None else unit_numbers(partition, dataset)
-    if dataset is not None and units is not None:
-        return _persons_apart(partition, share, generator, units, unit_counts(partition, dataset), dataset.person)
-    counts = _apart(partition, share, partition.sizes, "record")
+    if dataset is not None and dataset.persons is not None:
+        found = persons_of(dataset, partition)
+        persons = Partition(partition.ids, np.arange(len(found.edges) - 1), found.offsets)
+        kept, apart = set_apart(persons, share, generator, unit=dataset.person or "person")
+        return _rows_of(found, kept), _rows_of(found, apart)
+    counts = np.maximum(1, np.rint(share * partition.sizes)).astype(np.int64)
+    if short := np.flatnonzero(counts >= partition.sizes).tolist():
+        client, size = partition.ids[short[0]], partition.sizes[short[0]]
+        raise InputError(
+            f"client {client!r} has {size} {unit}s, which a share of {share:g} set apart uses up: "
+            "make the share smaller or the clients fewer"
+        )
     owner = np.repeat(np.arange(len(partition.ids)), partition.sizes)
     order = np.lexsort((generator.random(len(owner)), owner))  # each client's records in random order
     first = np.arange(len(owner)) - partition.offsets[owner] < counts[owner]
@@ -229,30 +248,12 @@ def set_apart(
     )
 
 
-def _apart(partition: Partition, share: float, sizes: Indices, unit: str) -> Indices:
-    """Return how many of each client's units are set apart; refuse to set apart all of them."""
-    counts: Indices = np.maximum(1, np.rint(share * sizes)).astype(np.int64)
-    if short := np.flatnonzero(counts >= sizes).tolist():
-        client, size = partition.ids[short[0]], sizes[short[0]]
-        raise InputError(
-            f"client {client!r} has {size} {unit}s, which a share of {share:g} set apart uses up: "
-            "make the share smaller or the clients fewer"
-        )
-    return counts
-
-
-def _persons_apart(
-    partition: Partition, share: float, generator: np.random.Generator, units: Indices, held: Indices, person: str
-) -> tuple[Partition, Partition]:
-    counts = _apart(partition, share, held, person or "person")
-    taken = first_of_each(np.repeat(np.arange(len(held)), held), counts, generator)[units]
-    owner = np.repeat(np.arange(len(partition.ids)), partition.sizes)
-
-    def part(rows: NDArray[np.bool_]) -> Partition:
-        sizes = np.bincount(owner[rows], minlength=len(partition.ids))
-        return Partition(partition.ids, partition.rows[rows], np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
-
-    return part(~taken), part(taken)
+def _rows_of(found: Persons, chosen: Partition) -> Partition:
+    """Return the partition of the records of some persons, which are the rows of `chosen`."""
+    firsts, lengths = found.edges[chosen.rows], np.diff(found.edges)[chosen.rows]
+    ends = np.append(0, np.cumsum(lengths))
+    places = np.arange(ends[-1]) + np.repeat(firsts - ends[:-1], lengths)
+    return Partition(chosen.ids, found.rows[places], ends[chosen.offsets])
 
 
 def divide(
@@ -273,8 +274,8 @@ def divide(
         return by_owner(dataset)
     if dataset.persons is not None:
         raise InputError(
-            f"the partition {kind} deals out single records, but all records of a {dataset.person or 'person'} must "
-            'stay with one client: use "as-in-file", or leave out data.unit'
+            f"the partition {kind} would divide the records of a {dataset.person or 'person'} among clients: use "
+            "as-in-file, or leave out data.unit"
         )
     if clients is None or generator is None:
         raise InputError(f"the partition {kind} is drawn at random: say how many clients, and give a seed")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from polyeps.core import Budget
 from polyeps.data.budgets import draw_budgets, read_budgets
 from polyeps.data.dataset import Dataset
-from polyeps.data.partition import Partition, unit_counts
+from polyeps.data.partition import Partition, unit_sizes
 from polyeps.data.schema import toml_key
 from polyeps.data.schema_files import nearest
 from polyeps.errors import InputError
@@ -54,7 +54,7 @@ def deltas_of(wanted: config.BudgetSettings, partition: Partition, dataset: Data
         return [wanted.delta] * len(partition.ids)
     given = wanted.delta or {}
     _check_known("budgets.delta", given, partition.ids)
-    units = unit_counts(partition, dataset).tolist() if dataset.own else [1] * len(partition.ids)
+    units = unit_sizes(dataset, partition).tolist() if dataset.own else [1] * len(partition.ids)
     return [given.get(client, usual_delta(held)) for client, held in zip(partition.ids, units, strict=True)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyeps.data.partition import unit_counts
+from polyeps.data.partition import unit_sizes
 from polyeps.experiment.job import Job
 
 
@@ -17,7 +17,7 @@ def _loose_deltas(job: Job) -> list[str]:
     if whole:
         held, unit = [len(population.ids)] * len(population.ids), "clients"
     else:
-        held = unit_counts(population.partition, population.dataset).tolist()
+        held = unit_sizes(population.dataset, population.partition).tolist()
         unit = f"{population.dataset.person}s" if population.dataset.persons is not None else "records"
     loose = [
         (terms.budget.delta, units, client)
