@@ -396,7 +396,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "unknown setting": (line('unit = "patient"', 'units = "patient"'), ("'data.units'", "did you mean 'unit'?")),
     "larger batch": (
         line("batch = 16", "batch = 1600"),
-        ("client 'alder' has 48 records, fewer than training.batch = 1600", "make the batch smaller"),
+        ("client 'alder' has ", "fewer than training.batch = 1600", "make the batch smaller"),
     ),
 }
 
