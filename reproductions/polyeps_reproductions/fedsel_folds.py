@@ -68,7 +68,8 @@ class Folds(Transport):
         self.algorithm = built(experiment, size, self.asked, self.batches)
         (self.action,) = self.algorithm.actions.values()
         self.draws = generator(repeat * 1000 + fold, "reports")
-        epsilon = experiment.budgets.epsilon or 0.0
+        epsilon = experiment.budgets.epsilon
+        assert isinstance(epsilon, float)
         self.noise = np.full(self.asked, epochs / epsilon)
         self.reported = np.zeros(clients, dtype=np.int64)  # the last epoch of each
         self.memory = {name: torch.zeros(clients, *shape) for name, shape in self.algorithm.memory.items()}

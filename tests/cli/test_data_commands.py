@@ -124,7 +124,7 @@ def test_show_of_your_own_files(tmp_path: Path) -> None:
 
 def test_your_own_files_are_not_taken_for_a_public_set(tmp_path: Path) -> None:
     (tmp_path / "bank").mkdir()
-    (tmp_path / "bank" / "ann.csv").write_text("x,label\n1,0\n")
+    (tmp_path / "bank" / "ann.csv").write_text("x,label\n1,0\n2,1\n")
     shown = run_json("show", str(tmp_path / "bank"))
     assert shown["name"] == "own:bank"
     assert "licence" not in shown

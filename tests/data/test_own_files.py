@@ -60,12 +60,14 @@ def test_no_record_is_lost_among_many_clients(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, r"holds no .csv, .npz, .parquet file: put one file per client"),
-        ({"a": "x,label\n1,0\n", "b": "x,label\n"}, r"client b has no records, as .*b.csv is empty"),
+        ({}, r"holds no .arrow, .csv, .feather, .npz, .parquet, .tsv file: put one file per client"),
+        ({"a": "x,label\n1,0\n", "b": "x,label\n"}, r"client b has no records, as .*b.csv has no rows"),
         ({"a": "x,label\n1,0\n", "b": "y,label\n1,0\n"}, r"b.csv and .*a.csv differ in columns \(x, y\)"),
-        ({"a": "x,z,label\n1,1,0\n", "b": "z,x,label\n1,1,0\n"}, r"differ in columns \(their order\)"),
-        ({"a": "x,client,label\n1,7,0\n"}, r"a.csv has a column 'client', but the file's name is already the client's"),
-        ({"a": "x,label\n1,0\n2,-1\n"}, r"a.csv, row 3: label -1 is below 0: correct it"),
+        (
+            {"a": "x,client,label\n1,7,0\n"},
+            r"a.csv, row 2: the column 'client' names '7', but the file is that of client 'a'",
+        ),
+        ({"a": "x,label\n1,0\n2,0\n"}, r"a.csv, column 'label' has one label only, '0'; name another column"),
     ],
 )
 def test_a_bad_folder_is_refused(tmp_path: Path, files: dict[str, str], message: str) -> None:
@@ -82,8 +84,9 @@ def test_two_files_of_one_client_are_refused(tmp_path: Path) -> None:
 
 def test_a_wrong_label_names_row_and_client(tmp_path: Path) -> None:
     folder = written(tmp_path, all="a,client,label\n1,oslo,0\n2,bern,-7\n")
-    with pytest.raises(DataError, match=r"all.csv, row 3 \(client bern\): label -7 is below 0"):
-        load_own(folder / "all.csv")
+    with pytest.raises(DataError, match=r"all.csv, row 3 \(client bern\), column 'label': the label '-7' is none of"):
+        load_own(folder / "all.csv", classes=("0", "1"))
+    assert load_own(folder / "all.csv").classes == ("-7", "0")
 
 
 def test_records_of_different_shape_are_refused(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_what_json_holds_is_the_same_experiment(file: Path) -> None:
             {"participation": {"kind": "some"}},
             "participation.kind: input should be 'uniform', 'poisson', 'full' or 'epoch'",
         ),
-        ({"budgets": {"delta": 1}}, "budgets.delta: input should be less than 1, not 1"),
+        ({"budgets": {"delta": 1}}, "budgets.delta is 1; it must be a number at least 0 and below 1"),
         ({"seeds": 0}, "seeds: must be different whole numbers, at least one"),
         ({"seeds": []}, "seeds: must be different whole numbers, at least one"),
         ({"seeds": [1, 1]}, "seeds: must be different"),

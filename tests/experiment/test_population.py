@@ -50,18 +50,20 @@ def test_as_many_clients_as_budgets_when_no_number_is_given(tmp_path: Path) -> N
 
 def test_own_tables_with_named_clients_and_their_own_deltas(tmp_path: Path) -> None:
     file = own_file(tmp_path / "own.csv", {"ward": 80, "lab": 50})
-    (tmp_path / "b.csv").write_text("client,epsilon,delta\nlab,2,1e-4\nward,1,\nelsewhere,9,\n")
-    population = populate(
-        experiment(
-            data={"file": file, "partition": "as-in-file", "clients": None, "size": None, "test_share": 0.25},
-            budgets={"epsilons": None, "file": tmp_path / "b.csv"},
-        ),
-        1,
+    (tmp_path / "b.csv").write_text("client,epsilon,delta\nlab,2,1e-4\nward,1,\n")
+    wanted = experiment(
+        data={"file": file, "clients": None, "size": None, "test_share": 0.25},
+        budgets={"epsilons": None, "file": tmp_path / "b.csv"},
     )
+    population = populate(wanted, 1)
     assert set(population.ids) == {"lab", "ward"}
     held = dict(zip(population.ids, guaranteed(population.budgets), strict=True))
     assert (held["lab"].epsilon, held["lab"].delta, held["ward"].delta) == (2.0, 1e-4, 1e-3)
-    assert population.partition.sizes.sum() == 130 - round(0.25 * 130)
+    sizes = dict(zip(population.ids, population.partition.sizes.tolist(), strict=True))
+    assert sizes == {"lab": 50 - round(0.25 * 50), "ward": 80 - round(0.25 * 80)}
+    (tmp_path / "b.csv").write_text("client,epsilon\nlab,2\nwarf,1\nward,1\n")
+    with pytest.raises(InputError, match=r"b.csv names 'warf', but no client has that name"):
+        populate(wanted, 1)
     assert population.model.size == 2 * 2 + 2
     assert population.dataset.classes == ("no", "yes")
 

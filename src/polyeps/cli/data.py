@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyeps.cli.describe import describe
 from polyeps.cli.output import Json, print_json, print_table, remark
 from polyeps.errors import DataError, InputError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from polyeps.data.public_catalogue import DataFile, PublicDataset
 
 data_app = typer.Typer(help="List, check, download and describe data sets.", no_args_is_help=True)
+data_app.command("describe")(describe)
 
 DataDirOption = Annotated[Path | None, typer.Option("--data-dir", help="Look in this folder first.")]
 
@@ -170,6 +172,7 @@ def show_dataset(
     c2: Annotated[float, typer.Option(help="syn-l, syn-h: FedSel's C2.")] = 0.9,
     label_column: Annotated[str, typer.Option(help="Your own data: the label column.")] = "label",
     client_column: Annotated[str, typer.Option(help="Your own data: the client column.")] = "client",
+    schema: Annotated[Path | None, typer.Option(help="Your own data: a schema file, instead of the columns.")] = None,
     rows: Annotated[int, typer.Option(help="Draw at most this many clients.")] = 40,
     data_dir: DataDirOption = None,
     offline: Annotated[bool, typer.Option("--offline", help="Never download.")] = False,
@@ -183,7 +186,12 @@ def show_dataset(
     if seed is not None and seed < 0:
         raise InputError(f"--seed is {seed}; it must be 0 or more")
     generator = None if seed is None else np.random.default_rng(seed)
-    own = {"label": label_column, "client": client_column}
+    own: dict[str, Any] = {"label": label_column, "client": client_column}
+    if schema is not None:
+        from polyeps.data.schema_files import read_schema
+
+        declared = read_schema(schema)
+        own = {key: getattr(declared, key) for key in ("label", "client", "unit", "schema", "classes")}
     with _stderr().status(f"Reading {name}…"):
         dataset = _dataset(name, data_dir, offline, generator, (c1, c2), own)
     divided = None

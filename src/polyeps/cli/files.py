@@ -75,6 +75,8 @@ def print_jobs(experiment: Path, jobs: Iterable[tuple[Job, list[dict[str, Any]]]
 
 
 def _frame(job: Job, clients: list[dict[str, Any]]) -> dict[str, Any]:
+    from polyeps.experiment.remarks import remarks
+
     own = dict(zip(job.population.ids, job.population.budgets, strict=True))
     return {
         "method": job.method.title,
@@ -89,5 +91,6 @@ def _frame(job: Job, clients: list[dict[str, Any]]) -> dict[str, Any]:
         "trust": job.algorithm.trust,
         "arithmetic": job.algorithm.arithmetic,
         "conditions": job.algorithm.conditions,
+        "remarks": remarks(job),
         "clients": [{**row, "own_epsilon": b.epsilon if (b := own[row["client"]]) else None} for row in clients],
     }

@@ -63,12 +63,15 @@ def plan_command(
 
 def _plan_file(experiment: Path, changes: list[str] | None, seed: int | None, trust_code: bool, as_json: bool) -> None:
     from polyeps.experiment.plan import plan as plan_job
+    from polyeps.experiment.remarks import remarks
 
     with progress("planning") as report:
         methods = [(job, plan_job(job, report)) for job in files.jobs_of(experiment, changes, seed, trust_code, report)]
     if as_json:
         files.print_jobs(experiment, [(job, [asdict(row) for row in rows]) for job, rows in methods])
         return
+    for said in dict.fromkeys(said for job, _ in methods for said in remarks(job)):
+        remark(said)
     for job, rows in methods:
         if rows:
             _draw(rows, job.rounds, f"{files.title(job)}: ")

@@ -63,6 +63,7 @@ def watching() -> Iterator[Watch]:
 
 def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
     """Print what each client spent and then, last, the results."""
+    from polyeps.experiment.journal_entries import said_of
     from polyeps.report.tables import read_methods, summarise
 
     lines = read_methods([journal])
@@ -70,9 +71,8 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
         clients = {job.name: [asdict(row) for row in job.clients] for line in lines for job in line.jobs}
         methods = [asdict(summarise(line)) for line in lines]
         stopped = {job["job"]: job["facts"].get("reason", "") for job in journal.jobs()}
-        print_json(
-            {"folder": str(folder), "methods": methods, "clients": clients, "stopped": stopped, **client_json(lines)}
-        )
+        figures = {"methods": methods, "clients": clients, "stopped": stopped, "remarks": said_of(journal)}
+        print_json({"folder": str(folder), **figures, **client_json(lines)})
         return
     print_clients(journal)
     print_client_figures(lines)
@@ -81,6 +81,8 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
     for job in journal.jobs():
         if job["facts"].get("stopped") == "early":
             print(f"{job['job']} ended early: {job['facts']['reason']}.")
+    for said in said_of(journal):
+        remark(said)
     print(f"Everything is in {folder}; see it with: polyeps report {folder}")
 
 

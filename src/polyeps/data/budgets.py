@@ -119,10 +119,11 @@ class BudgetRow:
     client: str
     budget: Budget
     records: int | None
+    own_delta: bool = True  # whether the line has a delta; the budget has that of all clients otherwise
 
 
 def read_budgets(path: Path, delta: float | None) -> list[BudgetRow]:
-    """Read a CSV file with the columns client, epsilon and, optionally, delta and records."""
+    """Read a CSV file with the columns client, epsilon and, optionally, delta (else `delta`) and records."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -151,6 +152,6 @@ def _row(path: Path, line_number: int, line: dict[str, str], delta: float | None
     records = (line.get("records") or "").strip()
     try:
         budget = Budget(float(line["epsilon"]), float(own_delta) if own_delta else float(delta or 0))
-        return BudgetRow(client, budget, int(records) if records else None)
+        return BudgetRow(client, budget, int(records) if records else None, bool(own_delta))
     except (ValueError, TypeError) as problem:
         raise InputError(f"client {client!r} in {path}: {problem}") from None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,8 @@ class Dataset:
     schema: Schema | None = None  # how the columns of a table became features
     columns: tuple[str, ...] = ()  # names of the features, if they have any
     words: tuple[str, ...] = ()  # of a text: word number imdb.FIRST_WORD + i is words[i]
+    own: bool = False  # whether it is a table of the user's own, and no public data set
+    remarks: tuple[str, ...] = ()  # what a user should know about how it was read
 
     def __post_init__(self) -> None:
         for part, features, labels in (
@@ -47,6 +51,16 @@ class Dataset:
                 raise DataError(f"{self.name} has {len(self.labels)} records but {len(owners)} {what} numbers")
         if self.person:
             check_person(self.person)
+
+    @cached_property
+    def digest(self) -> str:
+        """A checksum of the records, to see whether a run is resumed with the same."""
+        found = hashlib.sha256(
+            repr((self.classes, self.group_names, self.features.shape, self.test_features.shape)).encode()
+        )
+        for part in (self.features, self.labels, self.test_features, self.test_labels, self.groups, self.persons):
+            found.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
+        return found.hexdigest()
 
 
 def _check_records(
@@ -104,15 +118,20 @@ def pooled(dataset: Dataset) -> Dataset:
 
 
 def hold_out(dataset: Dataset, share: float, generator: np.random.Generator) -> Dataset:
-    """Make a random share of the training records the test split of a data set that has none."""
+    """Make a random share of the training records the test split of a data set that has none.
+
+    Of your own tables it is a share of every client's records, at least one where a client has two; all records of a
+    person stay together.
+    """
     if len(dataset.test_labels):
         raise InputError(f"{dataset.name} has a published test split: use it, or pool the records first")
+    # A model tested on persons that it was trained on would look better than it is.
+    if dataset.own or dataset.persons is not None:
+        return _held_out_by_client(dataset, share, generator)
     count = round(share * len(dataset.labels))
     if not 0 < count < len(dataset.labels):
         raise InputError(f"a share of {share} of {len(dataset.labels)} records leaves nothing to test or to train on")
     order = generator.permutation(len(dataset.labels))
-    if dataset.persons is not None:  # a model tested on persons that it was trained on would look better than it is
-        order, count = _by_person(dataset, order, count)
     test = order[:count]
     return replace(
         take(dataset, order[count:]),
@@ -122,17 +141,41 @@ def hold_out(dataset: Dataset, share: float, generator: np.random.Generator) -> 
     )
 
 
-def _by_person(dataset: Dataset, order: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], int]:
-    """Return rows with the records of each person together, persons in the order of their first, and where to cut."""
-    assert dataset.persons is not None
-    groups = np.zeros_like(dataset.persons) if dataset.groups is None else dataset.groups
-    person = np.unique(np.stack([groups, dataset.persons]), axis=1, return_inverse=True)[1].ravel()[order]
-    _, first, sizes = np.unique(person, return_index=True, return_counts=True)
-    ends = np.cumsum(sizes[np.argsort(first)]).tolist()
-    if len(ends) < 2:
-        raise InputError(f"{dataset.name} has one {dataset.person or 'person'}; give test records, or more of them")
-    by_first: NDArray[np.int64] = np.lexsort((order, first[person]))
-    return order[by_first], min(ends[:-1], key=lambda end: abs(end - count))
+def _held_out_by_client(dataset: Dataset, share: float, generator: np.random.Generator) -> Dataset:
+    client, unit = units_of(dataset)
+    held = np.bincount(client)  # units of each client
+    counts = np.minimum(np.maximum(1, np.rint(share * held)), held - 1).astype(np.int64)
+    if not counts.any():
+        whose = f"{dataset.person}s" if dataset.person else "records"
+        raise InputError(f"{dataset.name} has no client with two {whose}, so nothing can be held out; add records")
+    taken = first_of_each(client, counts, generator)[unit]
+    groups = None if dataset.groups is None else dataset.groups[taken]
+    return replace(
+        take(dataset, np.flatnonzero(~taken)),
+        test_features=dataset.features[taken],
+        test_labels=dataset.labels[taken],
+        test_groups=groups,
+    )
+
+
+def units_of(dataset: Dataset) -> tuple[LabelArray, LabelArray]:
+    """Return the client of each unit, (U,), and the unit of each record, (R,): a person of a client, or a record."""
+    client = np.zeros(len(dataset.labels), np.int64) if dataset.groups is None else dataset.groups
+    if dataset.persons is None:
+        return client, np.arange(len(client))
+    width = int(dataset.persons.max(initial=0)) + 1
+    pairs, unit = np.unique(client * width + dataset.persons, return_inverse=True)
+    return pairs // width, unit.ravel()
+
+
+def first_of_each(owner: LabelArray, counts: LabelArray, generator: np.random.Generator) -> NDArray[np.bool_]:
+    """Choose so many of each owner's things, by chance: whether each is chosen."""
+    order = np.lexsort((generator.random(len(owner)), owner))  # each owner's things in random order
+    sizes = np.bincount(owner, minlength=len(counts))
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    chosen = np.zeros(len(owner), bool)
+    chosen[order[place < np.repeat(counts, sizes)]] = True
+    return chosen
 
 
 def validation(dataset: Dataset, share: float, generator: np.random.Generator) -> Dataset:

@@ -1,85 +1,80 @@
-"""Loads your own records: CSV, Parquet or .npz, one file per client or one file with a client column."""
+"""Loads records from files of your own: one file per client, or one file with a client column."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from polyeps.data.dataset import Dataset, LabelArray, without_test
-from polyeps.data.table_readers import SUFFIXES, RecordTable, read_table
+from polyeps.data.cells import as_text, listed, of_each
+from polyeps.data.dataset import Dataset
+from polyeps.data.own_tables import assemble
+from polyeps.data.schema import Schema
+from polyeps.data.schema_files import TableDeclaration, read_schema
+from polyeps.data.table_readers import SUFFIXES, RawTable, read_columns
 from polyeps.errors import DataError
 
 
-def load_own(path: Path, *, label: str = "label", client: str = "client") -> Dataset:
+def load_own(
+    path: Path,
+    *,
+    label: str = "label",
+    client: str = "client",
+    unit: str | None = None,
+    schema: Schema | None = None,
+    classes: tuple[str, ...] | None = None,
+) -> Dataset:
     """Load a folder with one file per client, named after it, or one file with a column `client`.
 
-    Labels are whole numbers from 0, or words.
+    Undeclared columns are left out where a schema is given; without one, all others must be numbers. `unit` is the
+    column that names the person of each record, and `classes` are the labels there may be, in order.
     """
-    if path.is_dir():
-        tables = [read_table(file, label, None) for file in _client_files(path)]
-        for table in tables:
-            if client in table.columns:
-                raise DataError(
-                    f"{table.path} has a column {client!r}, but the file's name is already the client's: "
-                    "remove the column, or give one file instead of a folder"
-                )
-        names = [table.path.stem for table in tables]
-        groups = np.repeat(np.arange(len(tables)), [len(table.labels) for table in tables])
-    else:
-        tables = [read_table(path, label, client)]
-        assert tables[0].clients is not None
-        unique, groups = np.unique(tables[0].clients, return_inverse=True)
-        names = [str(name) for name in unique]
-    _check_alike(tables)
-    classes, labels = _number_labels(tables)
-    return replace(
-        without_test(
-            f"own:{path.name}",  # never taken for a public set of that name
-            np.concatenate([table.features for table in tables]),
-            labels,
-            classes,
-            columns=tables[0].columns,
-        ),
-        groups=groups.astype(np.int64),
-        group_names=tuple(names),
-    )
+    declared = TableDeclaration(label, client, unit, schema, classes)
+    if not path.is_dir():
+        return assemble(path.name, [read_columns(path)], declared)
+    files = _client_files(path)
+    tables = [read_columns(file) for file in files]
+    for table, file in zip(tables, files, strict=True):
+        _check_owner(table, file.stem, client)
+    return assemble(path.name, tables, declared, [file.stem for file in files])
+
+
+def load_client(path: Path, schema: Path | TableDeclaration, name: str | None = None) -> Dataset:
+    """Load one client's own file by the schema that all clients agreed to, as a deployed client does.
+
+    The client is called `name`, or as the file is. The schema must declare the classes: those of one client's file
+    need not be those of another's.
+    """
+    declared = schema if isinstance(schema, TableDeclaration) else read_schema(schema)
+    if declared.classes is None or declared.schema is None:
+        missing = "classes" if declared.classes is None else "columns"
+        raise DataError(f"{path} cannot be encoded as by other clients: the schema declares no {missing}; add them")
+    table = read_columns(path)
+    called = name or path.stem
+    _check_owner(table, called, declared.client)
+    return assemble(path.name, [table], declared, [called])
+
+
+def _check_owner(table: RawTable, name: str, column: str | None) -> None:
+    """Refuse a client's file in which a column names another client."""
+
+    def check(cell: Any, row: int) -> bool:
+        if as_text(cell) != name:
+            raise DataError(
+                f"{table.where(row)}: the column {column!r} names {as_text(cell)!r}, but the file is that of client "
+                f"{name!r}: correct it, remove the column, or give one file instead of a folder"
+            )
+        return True
+
+    if column is not None and table.features is None:
+        of_each(listed(table.columns.get(column, ())), bool, check)
 
 
 def _client_files(folder: Path) -> list[Path]:
-    files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES)
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
     if not files:
         raise DataError(f"{folder} holds no {', '.join(SUFFIXES)} file: put one file per client into it")
     for one, other in itertools.pairwise(files):
         if one.stem == other.stem:
             raise DataError(f"{one} and {other} both name client {one.stem}: rename one of them")
     return files
-
-
-def _check_alike(tables: list[RecordTable]) -> None:
-    first = tables[0]
-    for table in tables[1:]:
-        if table.columns != first.columns:
-            odd = sorted(set(table.columns) ^ set(first.columns)) or ["their order"]
-            raise DataError(f"{table.path} and {first.path} differ in columns ({', '.join(odd)}): make them alike")
-        if table.features.shape[1:] != first.features.shape[1:]:
-            raise DataError(
-                f"{table.path} has records of shape {table.features.shape[1:]} and {first.path} of "
-                f"{first.features.shape[1:]}: make them alike"
-            )
-
-
-def _number_labels(tables: list[RecordTable]) -> tuple[tuple[str, ...], LabelArray]:
-    """Return the classes and the number of every record's class."""
-    if any(table.labels.dtype.kind == "U" for table in tables):
-        texts = np.concatenate([table.labels.astype(np.str_) for table in tables])
-        classes, numbers = np.unique(texts, return_inverse=True)
-        return tuple(str(name) for name in classes), numbers.astype(np.int64)
-    for table in tables:
-        if table.labels.min() < 0:
-            record = int((table.labels < 0).argmax())
-            raise DataError(f"{table.where(record)}: label {table.labels[record]} is below 0: correct it")
-    labels = np.concatenate([table.labels for table in tables])
-    return tuple(str(number) for number in range(1 + int(labels.max()))), labels

@@ -1,9 +1,15 @@
-"""The clients' budgets: as given by name or in order, drawn, or chosen among privacy levels."""
+"""The clients' budgets: as given by name or in order, drawn, or chosen among privacy levels.
+
+A δ that nobody gives is 1e-5, as in the papers, and for a client of one's own table with over 10 000 units (persons, or
+records) the largest power of ten that is at most 1/(10 · units): well below 1/units, as δ must be, and in steps so
+coarse that it tells no more than the order of magnitude of their number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,18 +17,45 @@ from numpy.typing import NDArray
 from polyeps.core import Budget
 from polyeps.data.budgets import draw_budgets, read_budgets
 from polyeps.data.dataset import Dataset
-from polyeps.data.partition import Partition
+from polyeps.data.partition import Partition, unit_sizes
+from polyeps.data.schema import toml_key
+from polyeps.data.schema_files import nearest
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.seeds import generator
 
 _Levels = Sequence[config.LevelSettings]
+_Given = TypeVar("_Given")
+USUAL_DELTA = 1e-5
 
 
 def clients_named(budgets: config.BudgetSettings) -> int | None:
+    """Return the number of clients that budgets are given for, if it is known."""
     if budgets.epsilons is not None:
         return len(budgets.epsilons)
-    return len(read_budgets(budgets.file, budgets.delta)) if budgets.file is not None else None
+    if isinstance(budgets.epsilon, Mapping):
+        return len(budgets.epsilon)
+    return len(read_budgets(budgets.file, USUAL_DELTA)) if budgets.file is not None else None
+
+
+def usual_delta(units: int) -> float:
+    """Return the δ of a client of one's own table, by its number of persons or records.
+
+    >>> usual_delta(70), usual_delta(10_000), usual_delta(10_001), usual_delta(1_000_000)
+    (1e-05, 1e-05, 1e-06, 1e-07)
+    """
+    zeros = len(str(units - 1)) if units > 1 else 0  # 10^zeros is the least power of ten that is no smaller
+    return min(USUAL_DELTA, float(f"1e-{zeros + 1}"))
+
+
+def deltas_of(wanted: config.BudgetSettings, partition: Partition, dataset: Dataset) -> list[float]:
+    """Return every client's δ: as given for it or for all clients, else the usual one."""
+    if isinstance(wanted.delta, float):
+        return [wanted.delta] * len(partition.ids)
+    given = wanted.delta or {}
+    _check_known("budgets.delta", given, partition.ids)
+    units = unit_sizes(dataset, partition).tolist() if dataset.own else [1] * len(partition.ids)
+    return [given.get(client, usual_delta(held)) for client, held in zip(partition.ids, units, strict=True)]
 
 
 def budgets_of(
@@ -32,12 +65,16 @@ def budgets_of(
     kinds = ("distribution", "file", "epsilons", "epsilon", "levels")
     if sum(getattr(wanted, name) is not None for name in kinds) != 1:
         raise InputError("budgets: give exactly one of distribution, file, epsilons, epsilon and levels")
+    deltas = deltas_of(wanted, partition, dataset)
     if wanted.levels is None:
-        return _given_budgets(wanted, partition, seed), None
+        return _given_budgets(wanted, partition, dataset, deltas, seed), None
     held = partition.counts(dataset.labels, len(dataset.classes))
     # The purpose keeps its first name, on which the draw depends.
     chosen = [wanted.levels[place] for place in choose_levels(wanted.levels, held, generator(seed, "menu"))]
-    budgets = [None if level.epsilon is None else Budget(level.epsilon, wanted.delta) for level in chosen]
+    budgets = [
+        None if level.epsilon is None else Budget(level.epsilon, delta)
+        for level, delta in zip(chosen, deltas, strict=True)
+    ]
     return tuple(budgets), tuple(level.name for level in chosen)
 
 
@@ -86,28 +123,56 @@ def strictest_level(levels: _Levels) -> int:
     return default
 
 
-def _given_budgets(wanted: config.BudgetSettings, partition: Partition, seed: int) -> tuple[Budget, ...]:
+def _given_budgets(
+    wanted: config.BudgetSettings, partition: Partition, dataset: Dataset, deltas: Sequence[float], seed: int
+) -> tuple[Budget, ...]:
     clients = partition.ids
     if wanted.file is not None:
-        named = {row.client: row.budget for row in read_budgets(wanted.file, wanted.delta)}
-        if missing := [client for client in clients if client not in named]:
-            raise InputError(f"client {missing[0]!r} has no budget in {wanted.file}; add a line for it")
-        return tuple(named[client] for client in clients)
+        rows = {row.client: row for row in read_budgets(wanted.file, USUAL_DELTA)}
+        found = _by_name(str(wanted.file), rows, clients, "add a line for it")
+        return tuple(
+            row.budget if row.own_delta else Budget(row.budget.epsilon, delta)
+            for row, delta in zip(found, deltas, strict=True)
+        )
     if wanted.distribution is not None:
         drawn = draw_budgets(
             wanted.distribution, len(clients), generator(seed, "budgets"), stratified=wanted.stratified
         ).epsilons.tolist()
+    elif isinstance(wanted.epsilon, Mapping):
+        drawn = _by_name("budgets.epsilon", wanted.epsilon, clients, "add one")
     elif wanted.epsilon is not None:
         drawn = [wanted.epsilon] * len(clients)
     else:
         assert wanted.epsilons is not None
         drawn = list(wanted.epsilons)
+        if dataset.own and set(clients) <= set(dataset.group_names):
+            named = ", ".join(f"{toml_key(client)} = ..." for client in clients[:3])
+            raise InputError(
+                f"budgets.epsilons is a list, which does not say whose each number is, but the clients of "
+                f"{dataset.name} have names; write budgets.epsilon = {{ {named} }}"
+            )
         if len(drawn) != len(clients):
             raise InputError(
                 f"budgets.epsilons names {len(drawn)} budgets for {len(clients)} clients; list one for each"
             )
     try:
-        return tuple(Budget(epsilon, wanted.delta) for epsilon in drawn)
+        return tuple(Budget(epsilon, delta) for epsilon, delta in zip(drawn, deltas, strict=True))
     except InputError as problem:
         client = next(client for client, epsilon in zip(clients, drawn, strict=True) if not 0 < epsilon < inf)
         raise InputError(f"budgets.epsilons, client {client!r}: {problem}") from None
+
+
+def _by_name(place: str, given: Mapping[str, _Given], clients: Sequence[str], remedy: str) -> list[_Given]:
+    """Return what is given for each client; refuse clients without it, and names that no client has."""
+    _check_known(place, given, clients)
+    if missing := [client for client in clients if client not in given]:
+        raise InputError(f"client {missing[0]!r} has no budget in {place}; {remedy}")
+    return [given[client] for client in clients]
+
+
+def _check_known(place: str, given: Iterable[str], clients: Sequence[str]) -> None:
+    known = set(clients)
+    if unknown := [name for name in given if name not in known]:
+        free = [client for client in clients if client not in set(given)]
+        hint = nearest(unknown[0], free or clients[:10])
+        raise InputError(f"{place} names {unknown[0]!r}, but no client has that name; {hint}")

@@ -6,123 +6,22 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from polyeps.errors import InputError
+from polyeps.experiment.data_settings import BudgetSettings as BudgetSettings
+from polyeps.experiment.data_settings import DataSettings as DataSettings
+from polyeps.experiment.data_settings import LevelSettings as LevelSettings
+from polyeps.experiment.sections import Section as Section
+from polyeps.experiment.sections import SettingsTable, Title
 
 Checked = TypeVar("Checked", bound=BaseModel)
-_LONGEST = 100  # bytes of a name: a file system takes 255, and seeds and endings are added to it
 _SEEDS = 2**63  # what a journal's column can hold
 # Keys of earlier versions, and what to write instead.
 _FORMER = {"budgets.scale": "budgets.noise_multiplier", "budgets.menu": "budgets.levels"}
-
-
-def _fit_for_a_file_name(text: str) -> str:
-    fits = text.isprintable() and not set(text) & set('/\\:*?"<>|') and text[:1] not in ("", ".", " ", "-")
-    if not fits or len(text.encode()) > _LONGEST:
-        raise ValueError(
-            f'becomes part of file names: at most {_LONGEST} bytes, no / \\ : * ? " < > |, no control characters, '
-            "and neither dot, dash nor blank at the beginning"
-        )
-    return text
-
-
-# Names of runs and methods, which are also those of folders and files.
-Title = Annotated[str, AfterValidator(_fit_for_a_file_name)]
-
-
-class _Table(BaseModel):
-    """A table of settings; numbers are finite, since a journal's JSON knows no others, and true is no number."""
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _true_is_no_number(cls, value: Any, field: ValidationInfo) -> Any:
-        kinds = _kinds(cls.model_fields[str(field.field_name)].annotation)
-        many = isinstance(value, list | tuple)
-        if (
-            any(isinstance(one, bool) for one in (value if many else [value]))
-            and bool not in kinds
-            and kinds & {int, float}
-        ):
-            raise ValueError("must be numbers" if many else "must be a number")
-        return value
-
-
-def _kinds(annotation: Any) -> set[Any]:
-    """Return the types a setting may have, however they are put together."""
-    return {annotation}.union(*(_kinds(part) for part in get_args(annotation) if get_origin(annotation) is not Literal))
-
-
-class Section(_Table):
-    """A table of the file that refuses unknown keys."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class ColumnSettings(Section):
-    """How one column of a table becomes numbers; `polyeps.data.schema.Column` checks it."""
-
-    range: tuple[float, float] | None = None
-    dates: tuple[date, date] | None = None
-    categories: tuple[str, ...] | None = None
-    missing: Literal["refuse", "mean-of-range"] | float = "refuse"
-
-
-class DataSettings(Section):
-    """The records, and how they are divided among clients."""
-
-    name: str = "digits"
-    file: Path | None = None  # your own table or folder of tables, instead of a data set by name
-    label: str = "label"  # of your own table: the column to predict
-    client: str = "client"  # of your own table: the column that names the client of each record
-    # Of your own table: the column that names the person of each record; all records of a person are then protected
-    # together. Without it, each record is protected by itself.
-    unit: str | None = None
-    classes: tuple[str, ...] | None = None  # of your own table: the labels there are, in order
-    columns: dict[str, ColumnSettings] = Field(default_factory=dict)  # of your own table: how columns become numbers
-    partition: str | None = None  # None: as in the file for your own table, else iid
-    clients: int | None = Field(default=None, ge=1)
-    size: int | None = Field(default=None, ge=1)
-    shards_per_client: int = Field(default=2, ge=1)
-    labels_per_client: int = Field(default=2, ge=1)
-    alpha: float = Field(default=0.5, gt=0)
-    test_share: float = Field(default=0.2, gt=0, lt=1)  # held out where no test split was published
-    encoder: str | None = None  # a fixed, data-independent function of a record, applied before training
-    # Of each client's records, the share that it does not train on: models are tested on it client by client.
-    own_test: float = Field(default=0.0, ge=0, lt=1)
-    # Test on this share of the training records instead of the test split: to choose settings by.
-    validation: float = Field(default=0.0, ge=0, lt=1)
-
-
-class LevelSettings(Section):
-    """One privacy level that clients choose from; a client that chooses none has the strictest."""
-
-    name: Title
-    epsilon: float | None = Field(default=None, gt=0)  # None: no guarantee for clients of this level
-    share: float | None = Field(default=None, ge=0, le=1)  # of clients, drawn by the seed, that choose it
-    labels: tuple[int, ...] | None = None  # they are drawn among clients that hold records of one of these classes
-
-
-class BudgetSettings(Section):
-    """The clients' privacy budgets, and whether they disclose them."""
-
-    distribution: str | None = None
-    file: Path | None = None
-    epsilons: tuple[float, ...] | None = None
-    epsilon: float | None = Field(default=None, gt=0)  # the same for every client
-    levels: tuple[LevelSettings, ...] | None = None  # privacy levels to choose from
-    # As many clients from each part of a mixture as its weight says, instead of by chance.
-    stratified: bool = False
-    delta: float = Field(default=1e-5, ge=0, lt=1)
-    disclosed: bool = True
-    # One for all, so that strict clients leave early; without it every client has its own.
-    noise_multiplier: float | None = Field(default=None, gt=0)
 
 
 class ModelSettings(Section):
@@ -155,7 +54,7 @@ class ParticipationSettings(Section):
     with_public: bool = False  # at least one high-ε client in every round, for every method alike
 
 
-class Method(_Table):
+class Method(SettingsTable):
     """One algorithm of a comparison; keys this table does not know are the algorithm's own options."""
 
     model_config = ConfigDict(extra="allow")
@@ -258,6 +157,9 @@ def read_experiment(path: Path, changes: Iterable[str] = ()) -> Experiment:
     values.setdefault("name", path.stem)
     for change in changes:
         _apply(values, change)
+    data = values.get("data")
+    if isinstance(data, dict) and isinstance(data.get("schema"), str):
+        data["schema"] = path.parent.absolute() / data["schema"]
     found = experiment(values)
     # Paths in a file are relative to the file, wherever the run is resumed from.
     beside = {
@@ -299,6 +201,8 @@ def checked(kind: type[Checked], values: Mapping[str, Any], inside: str = "") ->
 def _sentence(kind: type[BaseModel], problem: ValidationError, inside: str = "") -> str:
     """Return the first thing wrong, by its key."""
     error = problem.errors()[0]
+    if isinstance(cause := error.get("ctx", {}).get("error"), InputError):
+        return str(cause)  # which names its key
     place = ".".join(str(part) for part in ([inside] if inside else []) + list(error["loc"]))
     if error["type"] == "extra_forbidden":
         return unknown_key(place, str(error["loc"][-1]), _known_keys(kind, error["loc"][:-1]))
@@ -325,4 +229,4 @@ def _known_keys(kind: type[BaseModel], place: tuple[Any, ...]) -> list[str]:
         annotation = kind.model_fields[key].annotation if key in kind.model_fields else None
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             kind = annotation
-    return list(kind.model_fields)
+    return [*kind.model_fields, *(["schema"] if kind is DataSettings else [])]

@@ -17,6 +17,7 @@ from polyeps.experiment.effective_budgets import described, whose_budgets
 from polyeps.experiment.job import Job
 from polyeps.experiment.journal import COUNTED, ClientRow, Journal, spent_key
 from polyeps.experiment.registry import checked_options
+from polyeps.experiment.remarks import remarks
 from polyeps.ledger import Ledger
 from polyeps.transport import codec
 
@@ -66,8 +67,14 @@ def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
         "conditions": job.algorithm.conditions,
         "parameters": job.population.model.size,
         "data": job.population.dataset.name,
+        "remarks": remarks(job),
         "scale_strategy": "own" if experiment.budgets.noise_multiplier is None else "common",
     }
+
+
+def said_of(journal: Journal) -> list[str]:
+    """Return the remarks on the jobs of a run, each once."""
+    return list(dict.fromkeys(said for job in journal.jobs() for said in job["facts"].get("remarks", ())))
 
 
 def outcome(job: Job, ledger: Ledger | None, ended: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:

@@ -103,7 +103,7 @@ def _metadata(
     code: Code | None,
 ) -> ModelMetadata:
     population = job.population
-    dataset, model, own = population.dataset, population.model, experiment.data.file is not None
+    dataset, model, own = population.dataset, population.model, population.dataset.own
     known = facts(job, experiment)
     clients = _clients(job, *ended) if experiment.budgets.disclosed and len(population.ids) <= MOST_CLIENTS else None
     modules = {name.partition(":")[0] for name in (experiment.model.name, experiment.data.encoder or "") if ":" in name}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,19 +17,19 @@ from polyeps.core import Budget, Records
 from polyeps.data.dataset import Dataset, hold_out, validation
 from polyeps.data.natural_clients import by_column
 from polyeps.data.own_files import load_own
+from polyeps.data.own_tables import from_frame
 from polyeps.data.partition import Partition, divide, set_apart, to_records, unit_sizes
 from polyeps.data.public_loaders import load_dataset
+from polyeps.data.schema_files import TableDeclaration, schema_of
 from polyeps.data.synthetic import SYNTHETIC, synthetic
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.client_budgets import budgets_of, clients_named
+from polyeps.experiment.encoders import encoded
 from polyeps.experiment.model_choice import model_for
-from polyeps.experiment.registry import BUILT_IN, Encoder, Parts
+from polyeps.experiment.registry import BUILT_IN, Parts
 from polyeps.experiment.seeds import generator, seed_for
 from polyeps.models import Model, of_units
-
-_COMPARED = 16  # records encoded apart from the others, to see that an encoder treats records one by one
-_Levels = Sequence[config.LevelSettings]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,12 +82,12 @@ class Population:
 def populate(experiment: config.Experiment, seed: int, device: str = "cpu", parts: Parts = BUILT_IN) -> Population:
     """Return the clients of a seed, with their records and budgets."""
     wanted = experiment.data
-    dataset = _dataset(wanted, seed)
+    dataset = _dataset(wanted, seed, parts.data)
     if wanted.encoder is not None:
-        dataset = _encoded(dataset, wanted.encoder, parts)
+        dataset = encoded(dataset, wanted.encoder, parts)
     partition = divide(
         dataset,
-        wanted.partition or ("iid" if wanted.file is None else "as-in-file"),
+        partition_kind(wanted, dataset),
         clients=wanted.clients or clients_named(experiment.budgets),
         generator=generator(seed, "partition"),
         size=wanted.size,
@@ -105,16 +104,72 @@ def populate(experiment: config.Experiment, seed: int, device: str = "cpu", part
     return Population(dataset, partition, budgets, model, start, seed, torch.device(device), groups, own_tests)
 
 
+def partition_kind(wanted: config.DataSettings, dataset: Dataset) -> str:
+    """Return how records are divided: as in the file for your own tables that name their clients, else at random."""
+    return wanted.partition or ("as-in-file" if dataset.own and dataset.groups is not None else "iid")
+
+
+def own_dataset(data: Any, wanted: config.DataSettings) -> Dataset | None:
+    """Return a table that is given in Python, if one is, as a data set, read as the settings declare."""
+    if data is None:
+        return None
+    if wanted.file is not None:
+        raise InputError(f"data.file = {wanted.file} and data= are both given; leave out one of them")
+    if isinstance(data, Dataset):
+        return replace(data, own=True)
+    schema = schema_of(wanted.columns) if wanted.columns else None
+    return from_frame(
+        data, label=wanted.label, client=wanted.client, unit=wanted.unit, schema=schema, classes=wanted.classes
+    )
+
+
+def same_dataset(data: Any, wanted: config.DataSettings, digest: str | None) -> Dataset | None:
+    """Return a table for a run that is resumed; refuse another one than it was started with."""
+    found = own_dataset(data, wanted)
+    if found is None and digest is not None:
+        raise InputError("the run was started with data=; resume it with the same")
+    if found is not None and found.digest != digest:
+        begun = "other data; give the same" if digest else "the data that its settings name; leave out data="
+        raise InputError(f"the run was started with {begun}")
+    return found
+
+
 @lru_cache(maxsize=2)
-def _loaded(name: str, file: Path | None, label: str) -> Dataset:
-    return load_dataset(name, download=None) if file is None else load_own(file, label=label)
+def _loaded(name: str) -> Dataset:
+    return load_dataset(name, download=None)
 
 
-def _dataset(wanted: config.DataSettings, seed: int) -> Dataset:
-    if wanted.name in SYNTHETIC and wanted.file is None:
+@lru_cache(maxsize=2)
+def _own_loaded(file: Path, declared: TableDeclaration, _stamp: tuple[Any, ...]) -> Dataset:
+    return load_own(
+        file,
+        label=declared.label,
+        client=declared.client or "",
+        unit=declared.unit,
+        schema=declared.schema,
+        classes=declared.classes,
+    )
+
+
+def _stamp(file: Path) -> tuple[Any, ...]:
+    """Return what tells that a file, or a file of a folder, has changed since it was loaded."""
+    found = sorted(file.iterdir()) if file.is_dir() else [file]
+    return tuple((str(one), one.stat().st_mtime_ns, one.stat().st_size) for one in found if one.exists())
+
+
+def _dataset(wanted: config.DataSettings, seed: int, given: Dataset | None) -> Dataset:
+    if given is not None:
+        dataset = given
+    elif wanted.file is not None:
+        schema = schema_of(wanted.columns) if wanted.columns else None
+        declared = TableDeclaration(wanted.label, wanted.client, wanted.unit, schema, wanted.classes)
+        dataset = _own_loaded(wanted.file, declared, _stamp(wanted.file))
+    elif own := [key for key in ("unit", "classes", "columns") if getattr(wanted, key)]:
+        raise InputError(f"data.{own[0]} is for your own table; name its file as data.file")
+    elif wanted.name in SYNTHETIC:
         dataset = synthetic(wanted.name, generator=generator(seed, "records"))
     else:
-        dataset = _loaded(wanted.name, wanted.file, wanted.label)
+        dataset = _loaded(wanted.name)
     if wanted.partition == "by-column":
         dataset = by_column(dataset, wanted.client)
     if wanted.validation:
@@ -122,36 +177,3 @@ def _dataset(wanted: config.DataSettings, seed: int) -> Dataset:
     if not len(dataset.test_labels):
         return hold_out(dataset, wanted.test_share, generator(seed, "test"))
     return dataset
-
-
-def _encoded(dataset: Dataset, name: str, parts: Parts) -> Dataset:
-    """Return a data set with encoded records.
-
-    Features must be a function of their own record alone: if other records had a part in them, clipping one record
-    would not bound its influence. So some records are encoded again, beside fewer and beside other records.
-    """
-    make = parts.find("data.encoder", name, parts.encoders, "encoders")
-
-    def encode(features: NDArray[Any]) -> NDArray[np.float32]:
-        try:
-            encoder: Encoder = make()
-            with torch.no_grad():
-                found = torch.as_tensor(encoder(torch.from_numpy(features.copy()))).float().cpu().numpy()
-        except Exception as problem:
-            raise InputError(f"data.encoder = {name} failed: {type(problem).__name__}: {problem}") from problem
-        if found.ndim < 2 or len(found) != len(features) or not np.isfinite(found).all():
-            raise InputError(f"data.encoder = {name} must return finite features, one row for each record")
-        return found
-
-    places = np.linspace(0, len(dataset.features) - 1, _COMPARED).astype(int)
-    some, real = dataset.features[places], np.issubdtype(dataset.features.dtype, np.floating)
-    # First, none of the records: an encoder that fits itself to what it sees first would depend on them.
-    encode(np.random.default_rng(0).random(some.shape).astype(some.dtype) if real else np.zeros_like(some))
-    training, others = encode(dataset.features), 2 * some + 1 if real else some[::-1]
-    again = [encode(some), encode(np.concatenate([others, some]))[len(some) :]]
-    if not all(np.allclose(rows, training[places], rtol=1e-3, atol=1e-4) for rows in again):
-        raise InputError(
-            f"data.encoder = {name} encodes a record differently with other records beside it, so one record would "
-            "change the features of others; compute each row from its own record, with fixed or seeded parameters"
-        )
-    return replace(dataset, features=training, test_features=encode(dataset.test_features), columns=(), words=())

@@ -10,24 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps.data import table_readers
-from polyeps.data.schema import Where, as_text, is_missing
+from polyeps.data.cells import as_text, is_missing
+from polyeps.data.table_readers import RawTable, read_columns
 from polyeps.errors import DataError, InputError
 from polyeps.experiment.saved_model import TEXT, SavedModel, probabilities_of
 from polyeps.models import Model
 
 PREDICTION, PROBABILITY = "prediction", "probability"
-
-
-@dataclass(frozen=True, eq=False)
-class UnlabelledTable:
-    """A file's columns, or its array of features; a label column is one among others."""
-
-    path: Path
-    columns: Mapping[str, Sequence[Any]]
-    features: NDArray[Any] | None  # of an .npz file
-    records: int
-    where: Where
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +57,9 @@ def predict_file(
     The label column is the one that the model was trained with, unless `label` names another. A model whose features
     have no names takes all columns in order, but for the label and the columns to `keep`.
     """
-    table = read_unlabelled(file)
+    table = read_columns(file)
+    if not len(table.lines):
+        raise DataError(f"{file} holds no records; add some below its header")
     label = label or model.metadata.label or ("labels" if table.features is not None else "label")
     for name in keep:
         if name not in table.columns:
@@ -89,45 +80,11 @@ def predict_file(
     return Predictions(kept, places, chances, model.classes, scores)
 
 
-def read_unlabelled(path: Path) -> UnlabelledTable:
-    """Read the columns of a file as they stand."""
-    if not path.is_file():
-        raise DataError(f"{path} does not exist; give a {', '.join(table_readers.SUFFIXES)} file")
-    if path.suffix == ".npz":
-        return _read_arrays(path)
-    if path.suffix not in table_readers.SUFFIXES:
-        raise DataError(f"{path} ends in {path.suffix or 'no suffix'}; give a {', '.join(table_readers.SUFFIXES)} file")
-    found = table_readers._read_csv(path) if path.suffix == ".csv" else table_readers._read_parquet(path)
-    for name in found.header:
-        if found.header.count(name) > 1:
-            raise DataError(
-                f"{path} has {found.header.count(name)} columns named {name!r}; rename or remove all but one"
-            )
-    columns: dict[str, Any] = dict(zip(found.header, found.cells, strict=True))
-    if not len(found.lines):
-        raise DataError(f"{path} holds no records; add some below its header")
-    return UnlabelledTable(path, columns, None, len(found.lines), lambda row: f"{path}, row {found.lines[row]}")
-
-
-def _read_arrays(path: Path) -> UnlabelledTable:
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except Exception as problem:  # damaged archives raise errors of many kinds
-        raise DataError(f"{path} is not a readable .npz file of plain arrays ({problem}); write it again") from None
-    features = arrays.pop("features", None)
-    if features is None or features.ndim < 2:
-        raise DataError(f"{path} has no array 'features' with a row for each record; store one")
-    if odd := next((name for name, array in arrays.items() if array.shape != features.shape[:1]), None):
-        raise DataError(f"{path}: {odd} has shape {arrays[odd].shape}, but there are {len(features)} records")
-    return UnlabelledTable(path, arrays, features, len(features), lambda row: f"{path}, record {row}")
-
-
-def _truth(model: SavedModel, table: UnlabelledTable, label: str) -> NDArray[np.int64]:
+def _truth(model: SavedModel, table: RawTable, label: str) -> NDArray[np.int64]:
     """Return the place of every record's true class."""
     if label not in table.columns:
         known = ", ".join(table.columns) or "none"
-        raise InputError(f"--score: {table.path} has no column {label!r} (it has {known}); name it with --label")
+        raise InputError(f"--score: {table.source} has no column {label!r} (it has {known}); name it with --label")
     places = {name: place for place, name in enumerate(model.classes)}
     found = []
     for row, cell in enumerate(table.columns[label]):

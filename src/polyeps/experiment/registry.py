@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from polyeps.algorithms import ALGORITHMS, Entry
 from polyeps.core import Algorithm
+from polyeps.data.dataset import Dataset
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import whose_budgets
@@ -112,6 +113,7 @@ class Parts:
     trackers: Sequence[Tracker] = ()
     code: Code | None = None  # None: "module:name" is refused
     elsewhere: str = ""  # where the code lies that a resumed run names and nobody trusts
+    data: Dataset | None = None  # a table given in Python, instead of the data that the experiment names
 
     def __post_init__(self) -> None:
         taken = {"algorithms": [*ALGORITHMS, *_FORMER], "models": MODELS, "metrics": _MEASURED}

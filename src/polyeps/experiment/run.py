@@ -37,7 +37,7 @@ from polyeps.experiment.job import Job, prepare
 from polyeps.experiment.journal import Checkpoint, Journal
 from polyeps.experiment.journal_entries import changes, client_rows, facts, outcome, remind
 from polyeps.experiment.model_metadata import check_description, model_path, write_model
-from polyeps.experiment.population import Population, populate
+from polyeps.experiment.population import Population, own_dataset, populate, same_dataset
 from polyeps.experiment.registry import Code, Encoder, Metric, ModelFactory, Parts, Tracker, entry_of
 from polyeps.ledger import Ledger
 from polyeps.model_files import read_vector
@@ -129,19 +129,22 @@ def run(
     encoders: Mapping[str, Callable[[], Encoder]] | None = None,
     metrics: Mapping[str, Metric] | None = None,
     trackers: Sequence[Tracker] = (),
+    data: Any = None,
     code_folder: Path | str | None = None,
 ) -> Outcome:
     """Run an experiment into a new folder.
 
     Own algorithms, models and encoders are given by the names that the experiment has for them; all metrics and
-    trackers that are given are used. With a `code_folder` the experiment may name code of that folder, or of installed
+    trackers that are given are used. `data` is a `Dataset`, a frame or a dictionary of columns, which is read as the
+    experiment's [data] declares. With a `code_folder` the experiment may name code of that folder, or of installed
     packages, as "module:name": give it only if you trust that code.
     """
     folder = Path(folder)
     if (folder / "journal.db").exists():
         raise InputError(f"{folder} holds a run already; resume it, or choose another folder")
     code = None if code_folder is None else Code(Path(code_folder).absolute())
-    parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, trackers, code)
+    held = own_dataset(data, experiment.data)
+    parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, trackers, code, data=held)
     work = _Work(experiment, folder, device, watch or Watch(), parts)
     _prepare_all(work)
     try:
@@ -156,6 +159,7 @@ def run(
         "metrics": list(work.metrics),
         "parts": parts.names,
         "terms": work.terms,
+        "data": held and held.digest,
         "code": None if code is None else {"folder": str(code.folder), "digests": code.digests},
     }
     jobs = [
@@ -178,9 +182,10 @@ def resume(
     encoders: Mapping[str, Callable[[], Encoder]] | None = None,
     metrics: Mapping[str, Metric] | None = None,
     trackers: Sequence[Tracker] = (),
+    data: Any = None,
     trust_code: bool = False,
 ) -> Outcome:
-    """Do the jobs of a run that are not done yet, with the own parts that it was started with."""
+    """Do the jobs of a run that are not done yet, with the own parts and the data that it was started with."""
     folder = Path(folder)
     journal = Journal(folder / "journal.db")
     about = journal.about()
@@ -193,12 +198,14 @@ def resume(
         code, known = about.get("code"), about.get("parts") or {}
         trusted = Code(Path(code["folder"]), code["digests"], resumed=True) if trust_code and code else None
         where = code["folder"] if code else ""
-        parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, trackers, trusted, where)
+        experiment = config.experiment(about["experiment"])
+        held = same_dataset(data, experiment.data, about.get("data"))
+        parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, trackers, trusted, where, held)
         for kind, names in known.items():
             if missing := [name for name in names if name not in parts.names.get(kind, ())]:
                 raise InputError(f"the run was started with {kind} = {{{missing[0]!r}: ...}}; resume it with the same")
         begun = about.get("terms") or {}
-        _do_all(_Work(config.experiment(about["experiment"]), folder, device, watch or Watch(), parts, terms=begun))
+        _do_all(_Work(experiment, folder, device, watch or Watch(), parts, terms=begun))
     return read(folder)
 
 
@@ -253,9 +260,9 @@ def read(folder: Path | str) -> Outcome:
         accuracy[key] = [metric["value"] for metric in metrics]
         clients = journal.query("SELECT client, spent FROM clients WHERE job = ? AND spent IS NOT NULL", (job,))
         spent[key] = {client["client"]: client["spent"] for client in clients}
-        if row["status"] == "done":
-            if (path := model_path(folder, job)).exists():  # clients that train alone have no common model
-                models[key] = read_vector(path)
+        # Clients that train alone have no common model.
+        if row["status"] == "done" and (path := model_path(folder, job)).exists():
+            models[key] = read_vector(path)
     journal.close()
     return Outcome(folder, accuracy, spent, models)
 

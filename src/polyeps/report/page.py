@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from polyeps.errors import InputError
 from polyeps.experiment.journal import Journal
+from polyeps.experiment.journal_entries import said_of
 from polyeps.report import formatting, sentences
 from polyeps.report.client_sections import client_tables, joining_sections, matrices, reliability_picture
 from polyeps.report.plots import accuracy_picture, active_picture, bytes_picture, spent_picture
@@ -131,6 +132,7 @@ def _run(journal: Journal, name: str, methods: Sequence[MethodRuns]) -> dict[str
         "name": name,
         "opening": sentences.opening([method for method in methods if method.run == name]),
         "settings": list(flatten(about.get("experiment", {})).items()),
+        "remarks": said_of(journal),
         "command": about.get("command", ""),
         "version": about.get("version", ""),
     }

@@ -1,0 +1,98 @@
+"""Labels of tables: the classes they name, declared or read off the records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from polyeps.data.cells import as_text, is_empty, is_missing, listed, matching, of_each
+from polyeps.data.dataset import LabelArray
+from polyeps.data.schema import Where
+from polyeps.data.schema_files import TableDeclaration
+from polyeps.data.table_readers import Cells, RawTable, role
+from polyeps.errors import DataError
+
+_MOST_CLASSES = 100  # more labels must be declared: they may be a number to predict, not classes
+_WHOLE = re.compile(r"[+-]?\d+")
+
+
+def number_labels(
+    tables: Sequence[RawTable], declared: TableDeclaration, where: Sequence[Where]
+) -> tuple[tuple[str, ...], LabelArray]:
+    """Return the classes and the number of every record's class."""
+    if declared.classes is not None:
+        find = matching(declared.classes)
+        pieces = [
+            of_each(listed(cells), np.int64, _declared_class(find, declared.classes, at, column))
+            for cells, at, column in _label_cells(tables, declared, where)
+        ]
+        return declared.classes, np.concatenate(pieces)
+    spellings: dict[str, int] = {}
+    pieces = []
+    for cells, at, column in _label_cells(tables, declared, where):
+
+        def number(value: Any, row: int, at: Where = at, column: str = column) -> int:
+            if is_missing(value):
+                raise DataError(
+                    f"{at(row)}, column {column!r}: the label is "
+                    + (
+                        "empty: fill it in"
+                        if is_empty(value)
+                        else f"{value!r}: fill it in, or declare it in data.classes"
+                    )
+                )
+            return spellings.setdefault(as_text(value), len(spellings))
+
+        pieces.append(of_each(listed(cells), np.int64, number))
+    source, column = tables[0].source, role(tables[0], declared.label, "labels")
+    classes = _sorted_classes(list(spellings), f"{source}, column {column!r}")
+    find = matching(classes)
+    return classes, np.array([find(text, -1) for text in spellings], dtype=np.int64)[np.concatenate(pieces)]
+
+
+def _label_cells(
+    tables: Sequence[RawTable], declared: TableDeclaration, where: Sequence[Where]
+) -> list[tuple[Cells, Where, str]]:
+    columns = [role(table, declared.label, "labels") for table in tables]
+    return [(table.columns[name], at, name) for table, at, name in zip(tables, where, columns, strict=True)]
+
+
+def _declared_class(
+    find: Callable[[Any, int], int], classes: tuple[str, ...], where: Where, column: str
+) -> Callable[[Any, int], int]:
+    def number(value: Any, row: int) -> int:
+        if (found := find(value, -1)) >= 0:
+            return found
+        if is_missing(value):
+            raise DataError(f"{where(row)}, column {column!r}: the label is empty: fill it in")
+        raise DataError(
+            f"{where(row)}, column {column!r}: the label {as_text(value)!r} is none of data.classes "
+            f"({', '.join(classes)}); correct it or declare it"
+        )
+
+    return number
+
+
+def _sorted_classes(texts: Sequence[str], where: str) -> tuple[str, ...]:
+    """Return the classes that labels name: numbers by size, words in alphabetical order; Yes and yes are one."""
+    if fraction := next((text for text in texts if _is_fraction(text)), None):
+        raise DataError(f"{where}: the label {fraction} is not a whole number; labels are classes, so group the values")
+    if len(texts) > _MOST_CLASSES:
+        raise DataError(f"{where} has {len(texts)} different labels; if they are classes, declare them as data.classes")
+    whole = all(_WHOLE.fullmatch(text) for text in texts)
+    ordered = sorted(texts, key=lambda text: (int(text) if whole else 0, text))
+    first = {text.casefold(): text for text in reversed(ordered)}
+    classes = tuple(text for text in ordered if first[text.casefold()] == text)
+    if len(classes) < 2:
+        raise DataError(f"{where} has one label only, {classes[0]!r}; name another column, or declare data.classes")
+    return classes
+
+
+def _is_fraction(text: str) -> bool:
+    try:
+        return not float(text).is_integer()
+    except (ValueError, OverflowError):
+        return False
