@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from polyeps.core import Budget
     from polyeps.errors import PolyepsError
     from polyeps.experiment.config import Experiment
-    from polyeps.experiment.run import Outcome, read, resume, run
+    from polyeps.experiment.outcome import Outcome, read
+    from polyeps.experiment.run import resume, run
     from polyeps.ledger import Ledger
 
 __version__ = "0.2.0"
@@ -34,10 +35,10 @@ _HOMES = {
     "Certificate": "accounting.certificate",
     "Experiment": "experiment.config",
     "Ledger": "ledger",
-    "Outcome": "experiment.run",
+    "Outcome": "experiment.outcome",
     "PolyepsError": "errors",
     "calibrate": "accounting.calibration",
-    "read": "experiment.run",
+    "read": "experiment.outcome",
     "resume": "experiment.run",
     "run": "experiment.run",
 }

@@ -11,7 +11,7 @@ import typer
 
 from polyeps.cli import files
 from polyeps.cli.output import Json, remark
-from polyeps.cli.run_output import print_outcome, watching
+from polyeps.cli.run_output import print_outcome
 from polyeps.errors import InputError
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def _perform(wanted: Experiment | None, folder: Path, device: str, as_json: bool
     """Run or resume, show progress, print the summary; `own` says which code is trusted."""
     from polyeps.experiment import run as runs
     from polyeps.experiment.journal import Journal
+    from polyeps.experiment.progress import watching
 
     trust = " --trust-code" if own.get("code_folder") or own.get("trust_code") else ""
     stopped = f"stopped; continue with: polyeps run --resume {shlex.quote(str(folder))}{trust}"

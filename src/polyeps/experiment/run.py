@@ -16,15 +16,12 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from polyeps import __version__
-from polyeps.accounting.calibration import ProgressCallback
 from polyeps.algorithms import Entry
 from polyeps.algorithms._personal_models import personal_models
 from polyeps.core import Algorithm, Profile, State
@@ -34,7 +31,9 @@ from polyeps.experiment.evaluation import by_group, measure
 from polyeps.experiment.job import Job, prepare
 from polyeps.experiment.journal import Checkpoint, Journal
 from polyeps.experiment.journal_entries import changes, client_rows, facts, outcome, remind, write_metrics
+from polyeps.experiment.outcome import Outcome, model_path, read
 from polyeps.experiment.population import Population, populate
+from polyeps.experiment.progress import Watch, seen, watching
 from polyeps.experiment.registry import Code, Encoder, Metric, ModelFactory, Parts, Tracker
 from polyeps.ledger import Ledger
 from polyeps.server import ALL_ROUNDS, Round, check_disclosure
@@ -42,25 +41,6 @@ from polyeps.transport import codec
 from polyeps.transport.memory import InMemory
 
 _KEPT = 1 << 31  # bytes of records that prepared jobs may hold together; jobs beyond that are prepared again
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Callbacks that show the progress of a run; an error in one of them stops the run."""
-
-    calibrating: ProgressCallback | None = None
-    round_done: Callable[[str, Round, int, Mapping[str, float]], None] = lambda *_: None
-    job_done: Callable[[str], None] = lambda *_: None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Results of a run, by method and seed."""
-
-    folder: Path
-    accuracy: dict[tuple[str, int], list[float]]
-    spent: dict[tuple[str, int], dict[str, float]]  # of every client that has a guarantee
-    models: dict[tuple[str, int], Tensor]
 
 
 @dataclass
@@ -118,25 +98,37 @@ def run(
     device: str = "cpu",
     command: str = "",
     watch: Watch | None = None,
+    progress: bool | None = None,
     algorithms: Mapping[str, Entry | Callable[..., Algorithm]] | None = None,
     models: Mapping[str, ModelFactory] | None = None,
     encoders: Mapping[str, Callable[[], Encoder]] | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    trackers: Sequence[Tracker] = (),
+    trackers: Sequence[Tracker | str] = (),
     code_folder: Path | str | None = None,
 ) -> Outcome:
     """Run an experiment into a new folder.
 
     Own algorithms, models and encoders are given by the names that the experiment has for them; all metrics and
     trackers that are given are used. With a `code_folder` the experiment may name code of that folder, or of installed
-    packages, as "module:name": give it only if you trust that code.
+    packages, as "module:name": give it only if you trust that code. Trackers are objects, or names of built-in ones:
+    "mlflow", "tensorboard", "wandb". Progress is shown in terminals and notebooks, unless `progress` says otherwise.
     """
     folder = Path(folder)
     if (folder / "journal.db").exists():
         raise InputError(f"{folder} holds a run already; resume it, or choose another folder")
     code = None if code_folder is None else Code(Path(code_folder).absolute())
-    parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, trackers, code)
-    work = _Work(experiment, folder, device, watch or Watch(), parts)
+    named = tuple(tracker for tracker in trackers if isinstance(tracker, str))
+    experiment = experiment.model_copy(update={"trackers": tuple(dict.fromkeys((*experiment.trackers, *named)))})
+    given = [tracker for tracker in trackers if not isinstance(tracker, str)]
+    parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, given, code)
+    with _shown(progress, watch) as shown:
+        _begin(_Work(experiment, folder, device, shown, parts), command)
+    return read(folder)
+
+
+def _begin(work: _Work, command: str) -> None:
+    """Prepare all jobs, make the folder with its journal, and do the jobs."""
+    experiment, folder, code = work.experiment, work.folder, work.parts.code
     _prepare_all(work)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +140,7 @@ def run(
         "version": __version__,
         "command": command,
         "metrics": list(work.metrics),
-        "parts": parts.names,
+        "parts": work.parts.names,
         "terms": work.terms,
         "code": None if code is None else {"folder": str(code.folder), "digests": code.digests},
     }
@@ -159,7 +151,12 @@ def run(
     ]
     Journal.create(folder / "journal.db", about, jobs).close()
     _do_all(work)
-    return read(folder)
+
+
+def _shown(progress: bool | None, watch: Watch | None) -> AbstractContextManager[Watch]:
+    """Return the callbacks that were given, or such that show progress where it is wanted."""
+    wanted = seen() if progress is None else progress
+    return watching() if wanted and watch is None else nullcontext(watch or Watch())
 
 
 def resume(
@@ -167,6 +164,7 @@ def resume(
     *,
     device: str = "cpu",
     watch: Watch | None = None,
+    progress: bool | None = None,
     algorithms: Mapping[str, Entry | Callable[..., Algorithm]] | None = None,
     models: Mapping[str, ModelFactory] | None = None,
     encoders: Mapping[str, Callable[[], Encoder]] | None = None,
@@ -192,7 +190,8 @@ def resume(
             if missing := [name for name in names if name not in parts.names.get(kind, ())]:
                 raise InputError(f"the run was started with {kind} = {{{missing[0]!r}: ...}}; resume it with the same")
         begun = about.get("terms") or {}
-        _do_all(_Work(config.experiment(about["experiment"]), folder, device, watch or Watch(), parts, terms=begun))
+        with _shown(progress, watch) as shown:
+            _do_all(_Work(config.experiment(about["experiment"]), folder, device, shown, parts, terms=begun))
     return read(folder)
 
 
@@ -231,25 +230,6 @@ def _do_all(work: _Work) -> None:
         write_metrics(journal, work.folder / "metrics.csv")
         work.tell("finished", work.folder)
     journal.close()
-
-
-def read(folder: Path | str) -> Outcome:
-    """Return the results of a run so far."""
-    folder = Path(folder)
-    journal = Journal(folder / "journal.db")
-    accuracy: dict[tuple[str, int], list[float]] = {}
-    spent: dict[tuple[str, int], dict[str, float]] = {}
-    models: dict[tuple[str, int], Tensor] = {}
-    for row in journal.jobs():
-        key, job = (row["label"], row["seed"]), row["job"]
-        metrics = journal.query("SELECT value FROM metrics WHERE job = ? AND name = 'accuracy' ORDER BY round", (job,))
-        accuracy[key] = [metric["value"] for metric in metrics]
-        clients = journal.query("SELECT client, spent FROM clients WHERE job = ? AND spent IS NOT NULL", (job,))
-        spent[key] = {client["client"]: client["spent"] for client in clients}
-        if row["status"] == "done":
-            models[key] = codec.decode(_model_path(folder, job).read_bytes())["model"]
-    journal.close()
-    return Outcome(folder, accuracy, spent, models)
 
 
 def _do(job: Job, work: _Work, journal: Journal) -> None:
@@ -303,7 +283,7 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
 
     transport = InMemory(cohort, job.algorithm, job.discloses)
     state = job.serve(transport, experiment.rounds, job.name, state, active=active, observe=observe)
-    path = _model_path(folder, job.name)
+    path = model_path(folder, job.name)
     path.parent.mkdir(exist_ok=True)
     partial = path.with_suffix(".part")
     partial.write_bytes(codec.encode({"model": state.model}))
@@ -329,10 +309,6 @@ def _open_ledger(job: Job, folder: Path, begun: bool) -> Ledger | None:
 
 def _digest(job: Job) -> str:
     return hashlib.sha256(repr(client_rows(job)).encode()).hexdigest()
-
-
-def _model_path(folder: Path, job: str) -> Path:
-    return folder / "models" / f"{job}.safetensors"
 
 
 @contextmanager
