@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from polyeps.errors import InputError
+from polyeps.experiment.changes import parsed, split_change
 
 Checked = TypeVar("Checked", bound=BaseModel)
 _LONGEST = 100  # bytes of a name: a file system takes 255, and seeds and endings are added to it
@@ -187,7 +188,8 @@ class Experiment(Section):
     seeds: tuple[int, ...] = (1,)
     evaluate_every: int = Field(default=1, ge=1)
     metrics: tuple[str, ...] = ()  # beside accuracy and loss: "module:name", or names given to `run`
-    trackers: tuple[str, ...] = ()  # "module:name" of classes or functions that make trackers
+    # mlflow, tensorboard, wandb, or "module:name" of classes or functions that make trackers
+    trackers: tuple[str, ...] = ()
     data: DataSettings = Field(default_factory=DataSettings)
     budgets: BudgetSettings = Field(default_factory=BudgetSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
@@ -269,14 +271,11 @@ def read_experiment(path: Path, changes: Iterable[str] = ()) -> Experiment:
 
 
 def _apply(values: dict[str, Any], change: str) -> None:
-    place, equals, text = change.partition("=")
-    if not equals or not place.strip():
-        raise InputError(f"--set takes KEY=VALUE, such as training.clip=0.5, not {change!r}")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
-    *path, last = place.strip().split(".")
+    place, texts = split_change(change)
+    if len(texts) > 1:
+        raise InputError(f"--set {change}: several values are a sweep, for polyeps run alone; quote a text with commas")
+    value = parsed(texts[0])
+    *path, last = place.split(".")
     tables: list[Any] = [values]
     for depth, key in enumerate(path, start=1):
         # A change to "algorithm" applies to every method of the file.

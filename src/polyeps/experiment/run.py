@@ -59,8 +59,8 @@ class _Work:
     def __post_init__(self) -> None:
         self.metrics = self.parts.measuring(self.experiment)
         self.trackers = list(self.parts.trackers)
-        for make in self.parts.tracking(self.experiment):
-            with _warning(getattr(make, "__name__", "")):
+        for name, make in self.parts.tracking(self.experiment, self.folder).items():
+            with _warning(name.rpartition(":")[2]):
                 self.trackers.append(make())
 
     def job(self, method: config.Method, seed: int) -> Job:
