@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from polyeps import __version__
-from polyeps.cli import audit, certify, data, ledger, plan, report, run
+from polyeps.cli import audit, certify, data, ledger, new, plan, report, run
 from polyeps.cli.output import be_quiet
 from polyeps.errors import LedgerTampered, PolyepsError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(certify.certify_app, name="certify")
 app.add_typer(certify.calibrate_app, name="calibrate")
+app.command("new")(new.new)
 app.command("plan")(plan.plan_command)
 app.command("run")(run.run_command)
 app.command("demo")(run.demo)
