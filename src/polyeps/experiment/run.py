@@ -80,6 +80,16 @@ class _Work:
                 getattr(tracker, event)(*arguments)
                 self.trackers.append(tracker)
 
+    @contextmanager
+    def interruptions(self) -> Iterator[None]:
+        """Tell trackers that have a method `interrupted` when a run stops before its end."""
+        try:
+            yield
+        except BaseException:
+            self.trackers = [tracker for tracker in self.trackers if hasattr(tracker, "interrupted")]
+            self.tell("interrupted")
+            raise
+
 
 @contextmanager
 def _warning(tracker: str) -> Iterator[None]:
@@ -221,7 +231,7 @@ def _do_all(work: _Work) -> None:
     """Do the jobs of a run that are not done yet."""
     journal = Journal(work.folder / "journal.db")
     methods = {method.title: method for method in work.experiment.algorithm}
-    with _alone_in(work.folder):
+    with _alone_in(work.folder), work.interruptions():
         work.tell("started", work.experiment.as_dict())
         for row in journal.jobs():
             if row["status"] != "done":

@@ -19,6 +19,7 @@ algorithm = "weiavg"
 file = "patients.csv"
 client = "hospital"  # the column that names the client of each record
 label = "outcome"    # the column to predict
+classes = ["well", "ill"]
 unit = "patient"     # all records of one patient are protected together
 
 # The schema: how columns become numbers. It is agreed before anybody's records are read, so ranges come from general

@@ -164,6 +164,10 @@ class TensorBoard(_Jobs):
                 lines = ["| client | budget ε | spent ε |", "|---|---|---|"]
                 lines += [f"| {row['client']} | {row['epsilon']} | {row['spent']} |" for row in rows]
                 self._of(job).add_text("clients", "\n".join(lines))
+        self.interrupted()
+
+    def interrupted(self) -> None:
+        """Close the files."""
         for writer in self.writers.values():
             writer.close()
 
@@ -194,6 +198,11 @@ class WeightsAndBiases(_Jobs):
             run = self._run(job)
             if rows := self.clients(job):
                 run.log({"clients": self.wandb.Table(list(rows[0]), [list(row.values()) for row in rows])})
+        self.interrupted()
+
+    def interrupted(self) -> None:
+        """End all runs, so that they can be continued in this process or in another."""
+        for run in self.runs.values():
             run.finish()
 
     def _run(self, job: str) -> Any:
