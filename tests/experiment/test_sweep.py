@@ -12,8 +12,17 @@ from polyeps.experiment import config
 from polyeps.experiment.outcome import read
 from polyeps.experiment.run import run
 from polyeps.experiment.sweep import (
-    SWEEP, Sweep, check_runs, combinations, create_sweep, do_run, plan_sweep, read_sweep, run_folders,
-)  # fmt: skip
+    SWEEP,
+    Sweep,
+    _folders,
+    check_runs,
+    combinations,
+    create_sweep,
+    do_run,
+    plan_sweep,
+    read_sweep,
+    run_folders,
+)
 
 FILE = """
 rounds = 2
@@ -78,8 +87,6 @@ def test_folders_say_what_differs(file: Path) -> None:
     ],
 )
 def test_folders_stay_inside_and_apart(change: str, folders: list[str]) -> None:
-    from polyeps.experiment.sweep import _folders
-
     assert _folders(combinations([change])) == folders
 
 
@@ -116,7 +123,7 @@ def test_runs_of_a_sweep_equal_single_runs_and_resume(file: Path, tmp_path: Path
     folder = tmp_path / "sweep"
     create_sweep(folder, sweep)
     assert read_sweep(folder) == sweep
-    with pytest.raises(InputError, match="no run of the sweep in .* has begun"):
+    with pytest.raises(InputError, match=r"no run of the sweep in .* has begun"):
         run_folders([folder])
     do_run(folder, sweep.runs[1], None)
     assert run_folders([folder, tmp_path]) == [folder / "learning_rate=0.3", tmp_path]

@@ -13,7 +13,7 @@ from polyeps.cli.output import Json, print_json, remark
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or of sweeps.", metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs or of sweeps.", metavar="RUN...")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     as_json: Json = False,
 ) -> None:
