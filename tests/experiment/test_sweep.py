@@ -140,6 +140,9 @@ def test_runs_of_a_sweep_equal_single_runs_and_resume(file: Path, tmp_path: Path
         create_sweep(folder, sweep)
     with pytest.raises(InputError, match="holds a run already"):
         create_sweep(folder / "learning_rate=0.1", sweep)
+    (folder / SWEEP).unlink()
+    with pytest.raises(InputError, match=r"holds a run already \(learning_rate=0.1\)"):
+        create_sweep(folder, sweep)  # whose runs would be continued with other settings
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"runs": []}', '{"name": "x", "code": null, "runs": [{}]}'])

@@ -125,8 +125,9 @@ def check_runs(sweep: Sweep, progress: ProgressCallback | None = None) -> None:
 
 def create_sweep(folder: Path, sweep: Sweep) -> None:
     """Make the folder of a sweep, and write down its runs."""
-    if (folder / SWEEP).exists() or (folder / "journal.db").exists():
-        raise InputError(f"{folder} holds a run already; resume it, or choose another folder")
+    for taken in (folder / SWEEP, folder / "journal.db", *(folder / one.folder for one in sweep.runs)):
+        if taken.exists():
+            raise InputError(f"{folder} holds a run already ({taken.name}); resume it, or choose another folder")
     listed = [
         {"values": dict(one.values), "folder": one.folder, "experiment": one.experiment.as_dict()} for one in sweep.runs
     ]

@@ -209,7 +209,7 @@ class WeightsAndBiases(_Jobs):
         if job not in self.runs:
             name, _ = self.remembered("wandb.json", job, lambda: secrets.token_hex(8))
             self.runs[job] = self.wandb.init(
-                project=os.environ.get("WANDB_PROJECT") or self.name,
+                project=os.environ.get("WANDB_PROJECT") or re.sub(r"[/\\#?%:]", "_", self.name),
                 group=self.name,
                 name=job,
                 id=name,
