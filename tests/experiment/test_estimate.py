@@ -109,13 +109,13 @@ def test_a_stand_in_is_dealt_out_to_the_planned_clients(tmp_path: Path) -> None:
 
 
 def test_a_stand_in_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    narrow, single = tmp_path / "narrow.csv", tmp_path / "single.csv"
+    narrow, more = tmp_path / "narrow.csv", tmp_path / "more.csv"
     narrow.write_text("client,a,label\n" + "x,0.5,1\nx,0.1,0\n" * 20)
     with pytest.raises(InputError, match=r"records of shape \(1,\), but the experiment's have \(2,\)"):
         estimate(planned(own(tmp_path)), stand_in=narrow)
-    single.write_text("client,a,b,label\n" + "x,0.5,0.2,0\n" * 20)
-    with pytest.raises(InputError, match="the stand-in has 1 labels"):
-        estimate(planned(own(tmp_path)), stand_in=single)
+    more.write_text("client,a,b,label\n" + "x,0.5,0.2,0\nx,0.5,0.2,1\nx,0.5,0.2,2\n" * 20)
+    with pytest.raises(InputError, match="the stand-in has 3 labels, but the experiment's records have 2"):
+        estimate(planned(own(tmp_path)), stand_in=more)
     with pytest.raises(InputError, match="there is no such file"):
         estimate(planned(own(tmp_path)), stand_in=tmp_path / "none.csv")
     with pytest.raises(InputError, match="at least 1 seed"):

@@ -164,11 +164,11 @@ def _from_file(experiment: config.Experiment, file: Path, seed: int, parts: Part
     if not file.exists():
         raise InputError(f"--stand-in {file}: there is no such file; name a table with the experiment's columns")
     data = experiment.data.model_copy(
-        update={"file": file.absolute(), "partition": "iid", "clients": 1, "size": None, "unit": None, "own_test": 0.0}
+        update={"file": file.absolute(), "partition": "iid", "clients": 1, "size": None, "own_test": 0.0}
     )
-    return populate(
-        experiment.model_copy(update={"data": data, "budgets": config.BudgetSettings(epsilon=1.0)}), seed, parts=parts
-    ).dataset
+    alone = experiment.model_copy(update={"data": data, "budgets": config.BudgetSettings(epsilon=1.0)})
+    found = populate(alone, seed, parts=parts).dataset
+    return replace(found, groups=None, group_names=(), test_groups=None, persons=None, person="")
 
 
 def _replaced(
