@@ -10,7 +10,7 @@ import torch
 from support.commands import refused, run
 
 from polyeps.experiment.journal import Journal
-from polyeps.experiment.run import read
+from polyeps.experiment.outcome import read
 from polyeps.ledger import Ledger
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from polyeps.core import Budget
     from polyeps.errors import PolyepsError
     from polyeps.experiment.config import Experiment
-    from polyeps.experiment.run import Outcome, read, resume, run
+    from polyeps.experiment.outcome import Outcome, read
+    from polyeps.experiment.run import resume, run
     from polyeps.experiment.saved_model import SavedModel, load_model
     from polyeps.ledger import Ledger
 
@@ -37,12 +38,12 @@ _HOMES = {
     "Certificate": "accounting.certificate",
     "Experiment": "experiment.config",
     "Ledger": "ledger",
-    "Outcome": "experiment.run",
+    "Outcome": "experiment.outcome",
     "PolyepsError": "errors",
     "SavedModel": "experiment.saved_model",
     "calibrate": "accounting.calibration",
     "load_model": "experiment.saved_model",
-    "read": "experiment.run",
+    "read": "experiment.outcome",
     "resume": "experiment.run",
     "run": "experiment.run",
 }

@@ -17,6 +17,7 @@ from polyeps.experiment.evaluation import measure
 from polyeps.experiment.job import Job
 from polyeps.experiment.journal import Journal
 from polyeps.experiment.population import populate
+from polyeps.experiment.progress import Watch
 from polyeps.server import Transport
 from polyeps.transport.flower import OnFlower
 
@@ -60,7 +61,7 @@ def test_a_run_that_was_interrupted_ends_with_the_same_models_of_clients(tmp_pat
     wanted = experiment("alone", data={"own_test": 0.3}, metrics=["auc"])
     runs.run(wanted, tmp_path / "a")
     with pytest.raises(KeyboardInterrupt):
-        runs.run(wanted, tmp_path / "b", watch=runs.Watch(round_done=stop))
+        runs.run(wanted, tmp_path / "b", watch=Watch(round_done=stop))
     runs.resume(tmp_path / "b")
     found = [{job["job"]: job["facts"] for job in Journal(tmp_path / name / "journal.db").jobs()} for name in "ab"]
     assert found[0] == found[1]

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -23,9 +24,9 @@ def test_what_may_be_meant_is_said_once(typed: list[str], meant: str) -> None:
     assert spoken.stderr.startswith(f"polyeps: No such command '{typed[-1]}'.")
 
 
-def test_every_command_has_help_and_json() -> None:
-    group = typer.main.get_command(cli.app)
-    leaves = []
+def commands() -> list[tuple[list[str], object]]:
+    """Every command that does something, with the words that call it."""
+    leaves: list[tuple[list[str], object]] = []
 
     def walk(command: object, path: list[str]) -> None:
         for name, child in getattr(command, "commands", {}).items():
@@ -33,12 +34,55 @@ def test_every_command_has_help_and_json() -> None:
         if not hasattr(command, "commands"):
             leaves.append((path, command))
 
-    walk(group, [])
+    walk(typer.main.get_command(cli.app), [])
     assert len(leaves) >= 18
-    for path, command in leaves:
+    return leaves
+
+
+def test_every_command_has_help_json_and_quiet() -> None:
+    for path, command in commands():
         assert command.help, path  # type: ignore[attr-defined]
         options = {name for parameter in command.params for name in parameter.opts}  # type: ignore[attr-defined]
-        assert "--json" in options, path
+        assert {"--json", "--quiet", "-q"} <= options, path
+
+
+@pytest.mark.parametrize("path", [[], ["ledger"], ["ledger", "show"], ["certify", "dp-sgd"], ["new"]])
+def test_a_short_question_has_the_same_answer(path: list[str]) -> None:
+    assert run(*path, "-h").stdout == run(*path, "--help").stdout
+
+
+def test_quiet_commands_make_no_remarks_but_say_what_is_wrong(tmp_path: Path) -> None:
+    options = ["--distribution", "uniform", "--clients", "2", "--records", "100", "--seed", "1"]
+    plan = ["plan", *options, "--batch", "8", "--local-steps", "1", "--rounds", "2"]
+    assert "budgets drawn from uniform" in run(*plan).stderr
+    quiet = run(*plan, "--quiet")
+    assert quiet.stderr == ""
+    assert quiet.stdout == run(*plan).stdout
+    assert "budgets drawn from uniform" in run(*plan).stderr  # it is not remembered
+    assert "cannot be read" in run("run", str(tmp_path / "none.toml"), "-q", status=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"), [("polyeps re", {"report", "reproduce"}), ("polyeps ledger sh", {"show"})]
+)
+def test_shells_complete_commands(words: str, completed: set[str]) -> None:
+    asked = {"_POLYEPS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    ran = subprocess.run(
+        [sys.executable, "-c", "from polyeps.cli import main; main()"],
+        env={**os.environ, **asked}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert set(ran.stdout.split()) & {"report", "reproduce", "show", "run"} <= completed
+    assert completed & set(ran.stdout.split())
+
+
+def test_the_completion_of_a_shell_can_be_shown() -> None:
+    script = "import sys; sys.argv = ['polyeps', '--show-completion', 'bash']; from polyeps.cli import main; main()"
+    ran = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "_POLYEPS_COMPLETE=complete_bash" in ran.stdout
 
 
 def test_help_comes_at_once_and_without_heavy_imports() -> None:
@@ -54,7 +98,7 @@ def test_help_comes_at_once_and_without_heavy_imports() -> None:
     assert 0 < best < 0.4
 
 
-@pytest.mark.parametrize(("command", "what"), [("run", "A TOML file."), ("report", "Folders of runs.")])
+@pytest.mark.parametrize(("command", "what"), [("run", "A TOML file."), ("report", "Folders of runs or of sweeps.")])
 def test_help_says_what_arguments_are(command: str, what: str) -> None:
     assert what in run(command, "--help").stdout
 

@@ -16,7 +16,7 @@ from support.commands import Spoken, refused, run, run_json
 
 from polyeps.experiment import config
 from polyeps.experiment.journal import Journal
-from polyeps.experiment.run import read
+from polyeps.experiment.outcome import read
 from polyeps.ledger import Ledger
 
 FILE = """

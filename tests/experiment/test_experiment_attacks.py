@@ -24,6 +24,7 @@ from polyeps.experiment import run as runs
 from polyeps.experiment.job import Job, prepare
 from polyeps.experiment.plan import certificates, plan
 from polyeps.experiment.population import populate
+from polyeps.experiment.progress import Watch
 from polyeps.experiment.registry import Parts
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import BudgetTerms
@@ -263,7 +264,7 @@ def test_a_run_is_not_resumed_with_other_budgets(moment: str, file: Path) -> Non
     """Neither the job that was under way nor one that had not begun: the first budgets are what clients agreed to."""
     wanted = config.read_experiment(file, ['algorithm=["fedavg", "weiavg"]'])
     with pytest.raises(StoppedError):
-        runs.run(wanted, file.parent / "run", watch=runs.Watch(**{moment: stop}))
+        runs.run(wanted, file.parent / "run", watch=Watch(**{moment: stop}))
     budgets_file(file.parent, 2.0)
     with pytest.raises(InputError, match=r"(fedavg|weiavg)-1 .*since the run began"):
         runs.resume(file.parent / "run")
@@ -284,7 +285,7 @@ def test_a_ledger_with_other_terms_is_not_charged(tmp_path: Path) -> None:
 def test_a_run_is_not_resumed_without_its_ledger(tmp_path: Path) -> None:
     """A new one would forget what was spent."""
     with pytest.raises(StoppedError):
-        runs.run(experiment(), tmp_path / "run", watch=runs.Watch(round_done=stop))
+        runs.run(experiment(), tmp_path / "run", watch=Watch(round_done=stop))
     for path in (tmp_path / "run" / "ledgers").iterdir():
         path.unlink()
     with pytest.raises(InputError, match=r"fedavg-1.db is missing; put it back"):
@@ -309,7 +310,7 @@ def test_modules_of_the_folder_are_not_imported(file: Path) -> None:
 def test_code_of_a_journal_is_named_with_its_folder(tmp_path: Path) -> None:
     """A journal may come from elsewhere, and its code lie where nobody looks."""
     with pytest.raises(StoppedError):
-        runs.run(experiment(), tmp_path / "run", watch=runs.Watch(round_done=stop))
+        runs.run(experiment(), tmp_path / "run", watch=Watch(round_done=stop))
     journal = sqlite3.connect(tmp_path / "run" / "journal.db")
     (text,) = journal.execute("SELECT value FROM about WHERE key = 'experiment'").fetchone()
     forged = json.dumps({**json.loads(text), "metrics": ["own:metric"]})

@@ -19,6 +19,7 @@ from polyeps.experiment import config
 from polyeps.experiment import run as runs
 from polyeps.experiment.client_budgets import usual_delta
 from polyeps.experiment.population import populate
+from polyeps.experiment.progress import Watch
 from polyeps.experiment.registry import Parts
 from polyeps.ledger import Ledger
 
@@ -238,7 +239,7 @@ def test_a_run_is_resumed_with_the_same_data(here: Path) -> None:
 
     whole = runs.run(without_file(), here / "whole", data=table())
     with pytest.raises(Enough):
-        runs.run(without_file(), here / "out", data=table(), watch=runs.Watch(round_done=stop))
+        runs.run(without_file(), here / "out", data=table(), watch=Watch(round_done=stop))
     with pytest.raises(InputError, match="started with data=; resume it with the same"):
         runs.resume(here / "out")
     other = table()

@@ -19,7 +19,9 @@ from polyeps.core import Algorithm
 from polyeps.errors import InputError
 from polyeps.experiment import run as runs
 from polyeps.experiment.journal import Journal
+from polyeps.experiment.outcome import read
 from polyeps.experiment.population import populate
+from polyeps.experiment.progress import Watch
 from polyeps.experiment.registry import Code, Parts, entry_of
 from polyeps.models import MODELS, Model, mlp
 from polyeps.training import Training
@@ -67,7 +69,7 @@ def stop(*_: Any) -> None:
 
 def interrupted(wanted: Any, folder: Path, **own: Any) -> None:
     with pytest.raises(StoppedError):
-        runs.run(wanted, folder, watch=runs.Watch(round_done=stop), **own)
+        runs.run(wanted, folder, watch=Watch(round_done=stop), **own)
 
 
 @every_key
@@ -94,7 +96,7 @@ def test_a_run_is_resumed_only_with_the_same_trust(key: str, code: Path, tmp_pat
     assert (code / "surprise").exists()
     (code / "surprise").unlink()
     runs.resume(tmp_path / "run")  # of a run that is done: nothing to run
-    runs.read(tmp_path / "run")
+    read(tmp_path / "run")
     assert not (code / "surprise").exists()
 
 
@@ -186,7 +188,7 @@ def test_an_algorithm_is_a_function_or_an_entry() -> None:
         assert entry_of(method, parts).budgets == budgets
     assert entry_of(experiment({"name": "mine"}).algorithm[0], parts).summary == "Mean of all updates"
     with pytest.raises(InputError, match=r"algorithm \(mine\).times: field required"):
-        runs._Work(experiment({"name": "mine"}), Path(), "cpu", runs.Watch(), parts).job(
+        runs._Work(experiment({"name": "mine"}), Path(), "cpu", Watch(), parts).job(
             experiment({"name": "mine"}).algorithm[0], 1
         )
 

@@ -19,6 +19,8 @@ from polyeps.core import Replies, Task
 from polyeps.errors import InputError, JournalError
 from polyeps.experiment import run as runs
 from polyeps.experiment.journal import Journal
+from polyeps.experiment.outcome import read
+from polyeps.experiment.progress import Watch
 from polyeps.ledger import Ledger
 from polyeps.server import Round
 from polyeps.transport.memory import InMemory
@@ -95,7 +97,7 @@ def test_stop_and_resume_is_never_stopped(name: str, after: int, tmp_path: Path)
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        runs.run(settings, tmp_path / "parts", watch=runs.Watch(round_done=stop))
+        runs.run(settings, tmp_path / "parts", watch=Watch(round_done=stop))
     runs.resume(tmp_path / "parts")
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     again = contents(tmp_path / "whole")
@@ -231,11 +233,11 @@ def test_a_folder_is_one_processs_at_a_time(tmp_path: Path) -> None:
         # A lock of `flock` belongs to the opened file: a second opening stands for another process.
         with pytest.raises(InputError, match=f"another process is running {tmp_path / 'run'}; wait for it, or stop it"):
             runs.resume(tmp_path / "run")
-        runs.read(tmp_path / "run")  # looking on is free
+        read(tmp_path / "run")  # looking on is free
         raise StoppedError
 
     with pytest.raises(StoppedError):
-        runs.run(experiment(), tmp_path / "run", watch=runs.Watch(round_done=meanwhile))
+        runs.run(experiment(), tmp_path / "run", watch=Watch(round_done=meanwhile))
     assert len(runs.resume(tmp_path / "run").models) == 1  # the lock went with who held it
 
 

@@ -21,6 +21,7 @@ from polyeps.errors import DataError, InputError
 from polyeps.experiment import run as runs
 from polyeps.experiment.job import prepare
 from polyeps.experiment.model_metadata import SIMULATED, check_description, named_tensors, write_model
+from polyeps.experiment.outcome import read
 from polyeps.experiment.population import populate
 from polyeps.experiment.saved_model import find_model, load_model
 from polyeps.model_files import ModelMetadata, model_bytes, read_model_file
@@ -50,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_predictions_are_those_that_the_run_measured(folder: Path) -> None:
-    outcome = runs.read(folder)
+    outcome = read(folder)
     population = populate(experiment(["fedavg", "fedavg (none)"], model={"name": "mlp", "hidden": [7]}), 4)
     features, labels = population.test
     model = load_model(folder, method="fedavg (none)", seed=4)
@@ -68,7 +69,7 @@ def test_a_run_describes_its_models(folder: Path) -> None:
     assert about.model.arguments == {"features": 64, "hidden": (7,), "classes": 10}
     assert (about.polyeps, about.torch) == (polyeps.__version__, str(torch.__version__))
     assert (about.experiment, about.data, about.method, about.seed, about.rounds) == ("small", "digits", "fedavg", 3, 3)
-    spent = runs.read(folder).spent["fedavg", 3]
+    spent = read(folder).spent["fedavg", 3]
     assert {client: one.certified for client, one in model.certificates.items()} == spent
     assert about.clients
     assert [one.epsilon for one in about.clients.values()] == list(EPSILONS)

@@ -2,23 +2,27 @@
 
 import sys
 from importlib.metadata import entry_points
+from typing import Any
 
 import click
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from polyeps import __version__
-from polyeps.cli import audit, certify, data, export, ledger, plan, predict, report, run
+from polyeps.cli import audit, certify, data, export, ledger, new, plan, predict, report, run
+from polyeps.cli.output import be_quiet
 from polyeps.errors import LedgerTampered, PolyepsError
 
 app = typer.Typer(
     name="polyeps",
     help="Federated learning in which every client sets its own privacy budget.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 app.add_typer(certify.certify_app, name="certify")
 app.add_typer(certify.calibrate_app, name="calibrate")
+app.command("new")(new.new)
 app.command("plan")(plan.plan_command)
 app.command("run")(run.run_command)
 app.command("demo")(run.demo)
@@ -35,6 +39,33 @@ for found in _OTHERS.values():  # of packages that build on this one, such as re
         app.command(found.name)(found.load())
     except Exception as problem:  # of another package: the other commands work without it
         print(f"polyeps: the command {found.name!r} of {found.value} cannot be loaded: {problem}", file=sys.stderr)
+
+
+class QuietCommand(TyperCommand):
+    """A command that takes --quiet, beside its own options."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params.append(
+            TyperOption(
+                param_decls=["--quiet", "-q"],
+                is_flag=True,
+                expose_value=False,
+                callback=be_quiet,
+                help="No progress and no remarks; figures and errors stay.",
+            )
+        )
+
+
+def _all_quiet(some: typer.Typer) -> None:
+    for command in some.registered_commands:
+        command.cls = QuietCommand
+    for group in some.registered_groups:
+        if group.typer_instance is not None:
+            _all_quiet(group.typer_instance)
+
+
+_all_quiet(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyeps.cli.describe import describe
-from polyeps.cli.output import Json, print_json, print_table, remark
+from polyeps.cli.output import Json, print_json, print_table, quiet, remark
 from polyeps.errors import DataError, InputError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ DataDirOption = Annotated[Path | None, typer.Option("--data-dir", help="Look in 
 def _stderr() -> Console:
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(stderr=True, quiet=quiet())
 
 
 def _published(name: str) -> PublicDataset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,9 +69,12 @@ def protected(job: Job) -> str:
     return f"Budgets protect all records of any one {person} together; sizes and batches count {person}s."
 
 
-def print_jobs(experiment: Path, jobs: Iterable[tuple[Job, list[dict[str, Any]]]]) -> None:
-    """Print jobs and their clients as JSON, with the budgets that clients set."""
-    print_json({"experiment": str(experiment), "methods": [_frame(job, clients) for job, clients in jobs]})
+def print_jobs(
+    experiment: Path, jobs: Iterable[tuple[Job, list[dict[str, Any]]]], more: Mapping[str, Any] | None = None
+) -> None:
+    """Print jobs and their clients as JSON, with the budgets that clients set, and more figures."""
+    methods = [_frame(job, clients) for job, clients in jobs]
+    print_json({"experiment": str(experiment), "methods": methods, **(more or {})})
 
 
 def _frame(job: Job, clients: list[dict[str, Any]]) -> dict[str, Any]:

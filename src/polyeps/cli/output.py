@@ -6,18 +6,21 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import click
 import typer
 
 from polyeps.errors import InputError
 
 if TYPE_CHECKING:  # commands import heavy modules only when they run, so that --help is quick
     from polyeps.accounting.calibration import ProgressCallback
+    from polyeps.experiment.progress import Watch
 
 Row = TypeVar("Row")
+_QUIET = "polyeps.quiet"
 _WIDEST = 2000  # columns of a table
 Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 Delta = Annotated[float, typer.Option(help="The probability with which the guarantee may fail.")]
@@ -28,8 +31,22 @@ def print_json(content: Any) -> None:
     print(json.dumps(content, indent=2, ensure_ascii=False))
 
 
+def quiet() -> bool:
+    """Whether the command runs with --quiet: no progress and no remarks."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_QUIET))
+
+
+def be_quiet(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Remember --quiet for the command that runs."""
+    if wanted:
+        context.meta[_QUIET] = True
+
+
 def remark(text: str) -> None:
-    """Print a remark on stderr, apart from the figures."""
+    """Print a remark on stderr, apart from the figures; none with --quiet."""
+    if quiet():
+        return
     print(f"polyeps: {text}", file=sys.stderr)
 
 
@@ -96,9 +113,16 @@ def progress(task: str) -> Iterator[ProgressCallback]:
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Bar(console=console, transient=True, disable=quiet() or not console.is_terminal) as bar:
         row = bar.add_task(task, total=None)
         yield lambda done, total: bar.update(row, completed=done, total=total)
+
+
+def showing(jobs: int = 1) -> AbstractContextManager[Watch]:
+    """Show the progress of a run's jobs; none with --quiet."""
+    from polyeps.experiment.progress import Watch, watching
+
+    return nullcontext(Watch()) if quiet() else watching(jobs)
 
 
 def parse_epsilons(text: str) -> list[float]:

@@ -16,6 +16,7 @@ from polyeps.errors import InputError
 
 if TYPE_CHECKING:
     from polyeps.core import Budget
+    from polyeps.experiment.estimate import Estimates
     from polyeps.experiment.job import Rounds
     from polyeps.experiment.plan import ClientPlan
 
@@ -35,6 +36,10 @@ def plan_command(
     delta: Annotated[float, typer.Option(help="δ, unless the file has it.")] = 1e-5,
     sigma: Annotated[float | None, typer.Option(help="One noise multiplier for all clients.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed for drawing budgets; chosen and printed if omitted.")] = None,
+    accuracy: Annotated[bool, typer.Option("--accuracy", help="Estimate the accuracy on stand-in records.")] = False,
+    stand_in: Annotated[
+        Path | None, typer.Option(help="Estimate on this table: your own records, or public ones like them.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Plan an experiment, or DP-SGD by options: every client's noise, affordable rounds and final ε."""
@@ -43,8 +48,10 @@ def plan_command(
     if experiment is not None:
         if any(value is not None for value in (*described.values(), *others)):
             raise InputError("the file describes the whole experiment; leave out the flags, or change it with --set")
-        _plan_file(experiment, changes, seed, trust_code, as_json)
+        _plan_file(experiment, changes, seed, trust_code, accuracy or stand_in is not None, stand_in, as_json)
         return
+    if accuracy or stand_in is not None:
+        raise InputError("--accuracy is for the file of an experiment, which says what is trained; name the file")
     if changes:
         raise InputError("--set changes a setting of an experiment's file; name the file")
     if missing := [name.replace("_", "-") for name, value in described.items() if value is None]:
@@ -61,14 +68,24 @@ def plan_command(
         _draw(plans, found, f"{local_steps} local steps a round: ")
 
 
-def _plan_file(experiment: Path, changes: list[str] | None, seed: int | None, trust_code: bool, as_json: bool) -> None:
+def _plan_file(
+    experiment: Path,
+    changes: list[str] | None,
+    seed: int | None,
+    trust_code: bool,
+    accuracy: bool,
+    stand_in: Path | None,
+    as_json: bool,
+) -> None:
     from polyeps.experiment.plan import plan as plan_job
     from polyeps.experiment.remarks import remarks
 
     with progress("planning") as report:
         methods = [(job, plan_job(job, report)) for job in files.jobs_of(experiment, changes, seed, trust_code, report)]
+    found = _estimated(experiment, changes, trust_code, stand_in) if accuracy else None
     if as_json:
-        files.print_jobs(experiment, [(job, [asdict(row) for row in rows]) for job, rows in methods])
+        more = {} if found is None else {"accuracy": {**asdict(found), "worth": found.worth}}
+        files.print_jobs(experiment, [(job, [asdict(row) for row in rows]) for job, rows in methods], more)
         return
     for said in dict.fromkeys(said for job, _ in methods for said in remarks(job)):
         remark(said)
@@ -79,6 +96,40 @@ def _plan_file(experiment: Path, changes: list[str] | None, seed: int | None, tr
                 print(said)
         else:
             print(f"{job.method.title}: no client has a guarantee, so no budget is spent.")
+    if found is not None:
+        _draw_estimates(found)
+
+
+def _estimated(experiment: Path, changes: list[str] | None, trust_code: bool, stand_in: Path | None) -> Estimates:
+    from polyeps.experiment import config
+    from polyeps.experiment.estimate import estimate
+    from polyeps.experiment.registry import Code, Parts
+
+    parts = Parts(code=Code(experiment.parent.absolute()) if trust_code else None)
+    with progress("estimating accuracy") as report:
+        return estimate(
+            config.read_experiment(experiment, changes or []), stand_in=stand_in, progress=report, parts=parts
+        )
+
+
+def _draw_estimates(found: Estimates) -> None:
+    from polyeps.report.formatting import percent
+
+    print_table(
+        ["method", "accuracy", "without privacy", "majority class", "privacy costs"],
+        [
+            [
+                row.method,
+                percent(row.accuracy, row.deviation),
+                percent(row.without_privacy),
+                percent(row.majority),
+                f"{100 * row.cost:.1f} points",
+            ]
+            for row in found.methods
+        ],
+        title=f"Estimated test accuracy after the last round, {len(found.seeds)} seeds",
+    )
+    print(found.worth)
 
 
 def _clients(

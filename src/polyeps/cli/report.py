@@ -14,14 +14,16 @@ from polyeps.cli.output import Json, print_json, remark
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs or of sweeps.", metavar="RUN...")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     as_json: Json = False,
 ) -> None:
     """Write a page with the tables, pictures and guarantees of one or more runs; with --json, print the figures too."""
+    from polyeps.experiment.sweep import run_folders
     from polyeps.report.page import open_journals, write_page
     from polyeps.report.tables import read_methods, summarise
 
+    runs = run_folders(runs)
     write_page(runs, output)
     remark(f"wrote {output}")
     if as_json:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polyeps.cli import files
-from polyeps.cli.output import Json, remark
-from polyeps.cli.run_output import print_outcome, watching
+from polyeps.cli.output import Json, remark, showing
+from polyeps.cli.run_output import print_outcome
+from polyeps.cli.sweep import begin_sweep, continue_sweep
 from polyeps.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,29 +33,46 @@ def run_command(
         bool, typer.Option("--alone", help="Also train every client by itself, to see whether joining is worth it.")
     ] = False,
     resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this folder.")] = None,
+    track: Annotated[list[str] | None, typer.Option(help="Log to mlflow, tensorboard or wandb as well.")] = None,
     trust_code: files.TrustCode = False,
     as_json: Json = False,
 ) -> None:
     """Train every method of an experiment with every seed, each client within its own budget."""
-    from polyeps.experiment import config
-
     check_device(device)
     if (experiment is None) == (resume is None):
         raise InputError("give either an experiment to run, or --resume with the folder of an interrupted one")
     if experiment is None:
-        if changes or seeds is not None or output or alone:
-            raise InputError(
-                "a run is resumed with the settings it began with; leave out --set, --seeds, --output and --alone"
-            )
+        if changes or seeds is not None or output or alone or track:
+            named = "--set, --seeds, --output, --alone and --track"
+            raise InputError(f"a run is resumed with the settings it began with; leave out {named}")
         assert resume is not None
-        _perform(None, resume, device, as_json, {"trust_code": trust_code})
+        _resume(resume, device, as_json, trust_code)
         return
+    from polyeps.experiment.sweep import plan_sweep
+
     every = [*(changes or []), *([] if seeds is None else [f"seeds={seeds}"])]
-    wanted = config.read_experiment(experiment, every)
-    if alone:
-        wanted = _with_alone(wanted)
     own = {"code_folder": experiment.parent} if trust_code else {}
-    _perform(wanted, output or _free_folder(Path("runs") / wanted.name), device, as_json, own)
+    sweep = plan_sweep(experiment, every, track or (), own.get("code_folder"))
+    if alone:
+        runs = tuple(replace(one, experiment=_with_alone(one.experiment)) for one in sweep.runs)
+        sweep = replace(sweep, runs=runs)
+    folder = output or _free_folder(Path("runs") / sweep.name)
+    if len(sweep.runs) == 1:
+        _perform(sweep.runs[0].experiment, folder, device, as_json, own)
+    else:
+        begin_sweep(sweep, folder, device, as_json)
+
+
+def _resume(folder: Path, device: str, as_json: bool, trust_code: bool) -> None:
+    """Continue a run or a sweep."""
+    from polyeps.experiment.sweep import read_sweep
+
+    sweep = read_sweep(folder)
+    if sweep is None:
+        _perform(None, folder, device, as_json, {"trust_code": trust_code})
+    else:
+        trusted = sweep if trust_code else replace(sweep, code_folder=None)
+        continue_sweep(trusted, folder, device, as_json)
 
 
 def demo(
@@ -88,7 +107,7 @@ def _perform(wanted: Experiment | None, folder: Path, device: str, as_json: bool
     trust = " --trust-code" if own.get("code_folder") or own.get("trust_code") else ""
     stopped = f"stopped; continue with: polyeps run --resume {shlex.quote(str(folder))}{trust}"
     try:
-        with watching() as watch:
+        with showing() as watch:
             if wanted is None:
                 runs.resume(folder, device=device, watch=watch, **own)
             else:

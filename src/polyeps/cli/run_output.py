@@ -1,11 +1,10 @@
-"""Progress bars of a run, and the tables it ends with."""
+"""The tables a run ends with."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,50 +14,10 @@ from polyeps.cli.output import print_json, print_table, remark
 
 if TYPE_CHECKING:
     from polyeps.experiment.journal import Journal
-    from polyeps.experiment.run import Watch
     from polyeps.report.tables import MethodRuns
-    from polyeps.server import Round
 
 _MOST_CLIENTS = 60  # lines of the printed table; the page and --json have them all
 _FEW_ALIKE = 3  # clients whose lines are printed although they are the same
-
-
-@contextmanager
-def watching() -> Iterator[Watch]:
-    """Show live bars on stderr for calibration and rounds; without a terminal, one line for every job done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from polyeps.experiment.run import Watch
-
-    console = Console(stderr=True)
-    job, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
-    columns = (job, BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn())
-    latest: dict[str, str] = {}
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        rows: dict[str, Any] = {}
-
-        def calibrating(done: int, total: int) -> None:
-            if "calibration" not in rows:
-                rows["calibration"] = bars.add_task("calibrating", total=total, note="")
-            bars.update(rows["calibration"], completed=done, total=total, visible=done < total)
-
-        def round_done(job: str, round: Round, rounds: int, metrics: Mapping[str, float]) -> None:
-            if job not in rows:
-                rows[job] = bars.add_task(job, total=rounds, note="")
-            if "accuracy" in metrics:
-                latest[job] = f"accuracy {metrics['accuracy']:.1%}"
-            note = f"{latest.get(job, '')}, {len(round.active)} active, {len(round.declined)} declined"
-            note += f", {len(round.discarded)} discarded" if round.discarded else ""
-            bars.update(rows[job], completed=round.number + 1, note=note)
-
-        def job_done(job: str) -> None:
-            if job in rows:
-                bars.remove_task(rows.pop(job))
-            if not console.is_terminal:
-                remark(f"{job} is done, {'last ' + latest[job] if job in latest else 'not evaluated'}")
-
-        yield Watch(calibrating, round_done, job_done)
 
 
 def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:

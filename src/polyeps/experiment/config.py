@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from polyeps.errors import InputError
+from polyeps.experiment.changes import parsed, split_change
 from polyeps.experiment.data_settings import BudgetSettings as BudgetSettings
 from polyeps.experiment.data_settings import DataSettings as DataSettings
 from polyeps.experiment.data_settings import LevelSettings as LevelSettings
@@ -86,7 +87,8 @@ class Experiment(Section):
     seeds: tuple[int, ...] = (1,)
     evaluate_every: int = Field(default=1, ge=1)
     metrics: tuple[str, ...] = ()  # beside accuracy and loss: "module:name", or names given to `run`
-    trackers: tuple[str, ...] = ()  # "module:name" of classes or functions that make trackers
+    # mlflow, tensorboard, wandb, or "module:name" of classes or functions that make trackers
+    trackers: tuple[str, ...] = ()
     data: DataSettings = Field(default_factory=DataSettings)
     budgets: BudgetSettings = Field(default_factory=BudgetSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
@@ -171,14 +173,11 @@ def read_experiment(path: Path, changes: Iterable[str] = ()) -> Experiment:
 
 
 def _apply(values: dict[str, Any], change: str) -> None:
-    place, equals, text = change.partition("=")
-    if not equals or not place.strip():
-        raise InputError(f"--set takes KEY=VALUE, such as training.clip=0.5, not {change!r}")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
-    *path, last = place.strip().split(".")
+    place, texts = split_change(change)
+    if len(texts) > 1:
+        raise InputError(f"--set {change}: several values are a sweep, for polyeps run alone; quote a text with commas")
+    value = parsed(texts[0])
+    *path, last = place.split(".")
     tables: list[Any] = [values]
     for depth, key in enumerate(path, start=1):
         # A change to "algorithm" applies to every method of the file.

@@ -42,11 +42,6 @@ _HIDDEN = "clients do not disclose their budgets (budgets.disclosed = false); a 
 _MANY = f"there are more than {MOST_CLIENTS} clients; their certificates are in the run's ledgers"
 
 
-def model_path(folder: Path, job: str) -> Path:
-    """Return where a run's folder keeps the model of a job."""
-    return folder / "models" / f"{job}.safetensors"
-
-
 def check_description(job: Job, experiment: config.Experiment, code: Code | None) -> None:
     """Refuse a model that could not be written when its training is over."""
     try:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.data.cells import as_text, is_missing
-from polyeps.data.table_readers import RawTable, read_columns
+from polyeps.data.table_readers import Cells, RawTable, read_columns
 from polyeps.errors import DataError, InputError
 from polyeps.experiment.saved_model import TEXT, SavedModel, probabilities_of
 from polyeps.models import Model
@@ -23,7 +23,7 @@ PREDICTION, PROBABILITY = "prediction", "probability"
 class Predictions:
     """The class and the probabilities of every record, in the order of the file."""
 
-    kept: Mapping[str, Sequence[Any]]  # columns passed through
+    kept: Mapping[str, Cells]  # columns passed through
     places: NDArray[np.int64]  # (n,) of the predicted class
     probabilities: NDArray[np.float64]  # (n, classes)
     classes: tuple[str, ...]

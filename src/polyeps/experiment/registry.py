@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, get_type_hints
@@ -30,6 +31,7 @@ from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import whose_budgets
 from polyeps.experiment.journal import COUNTED
 from polyeps.experiment.metrics import CONFUSION, NAMED_METRICS
+from polyeps.experiment.trackers import TRACKERS, check_installed
 from polyeps.models import MODELS, Model
 
 ModelFactory = Callable[[tuple[int, ...], int], Model | nn.Module]  # (shape of a record, classes) -> a model
@@ -167,9 +169,16 @@ class Parts:
                 raise InputError(config.unknown_key(reference, reference, known, "metric"))
         return found
 
-    def tracking(self, experiment: config.Experiment) -> list[Callable[[], Tracker]]:
-        """Return the functions that make the trackers which an experiment names."""
-        return [self.find("trackers", name, {}, "trackers") for name in experiment.trackers]
+    def tracking(self, experiment: config.Experiment, folder: Path) -> dict[str, Callable[[], Tracker]]:
+        """Return the functions that make the trackers which an experiment names; built-in ones write to the folder."""
+        found: dict[str, Callable[[], Tracker]] = {}
+        for name in experiment.trackers:
+            make = self.find("trackers", name, TRACKERS, "trackers")
+            if name in TRACKERS:
+                check_installed(name)
+                make = partial(make, folder)
+            found[name] = make
+        return found
 
 
 BUILT_IN = Parts()

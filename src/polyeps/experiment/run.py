@@ -17,15 +17,12 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from polyeps import __version__
-from polyeps.accounting.calibration import ProgressCallback
 from polyeps.algorithms import Entry
 from polyeps.algorithms._personal_models import personal_models
 from polyeps.core import Algorithm, Profile, State
@@ -36,35 +33,17 @@ from polyeps.experiment.evaluation import by_group, measure, measure_models
 from polyeps.experiment.job import Job, prepare
 from polyeps.experiment.journal import Checkpoint, Journal
 from polyeps.experiment.journal_entries import changes, client_rows, facts, outcome, remind
-from polyeps.experiment.model_metadata import check_description, model_path, write_model
+from polyeps.experiment.model_metadata import check_description, write_model
+from polyeps.experiment.outcome import Outcome, model_path, read
 from polyeps.experiment.population import Population, own_dataset, populate, same_dataset
+from polyeps.experiment.progress import Watch, seen, watching
 from polyeps.experiment.registry import Code, Encoder, Metric, ModelFactory, Parts, Tracker, entry_of
 from polyeps.ledger import Ledger
-from polyeps.model_files import read_vector
 from polyeps.server import ALL_ROUNDS, Round, check_disclosure
 from polyeps.transport import codec
 from polyeps.transport.memory import InMemory
 
 _KEPT = 1 << 31  # bytes of records that prepared jobs may hold together; jobs beyond that are prepared again
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Callbacks that show the progress of a run; an error in one of them stops the run."""
-
-    calibrating: ProgressCallback | None = None
-    round_done: Callable[[str, Round, int, Mapping[str, float]], None] = lambda *_: None
-    job_done: Callable[[str], None] = lambda *_: None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Results of a run, by method and seed."""
-
-    folder: Path
-    accuracy: dict[tuple[str, int], list[float]]
-    spent: dict[tuple[str, int], dict[str, float]]  # of every client that has a guarantee
-    models: dict[tuple[str, int], Tensor]
 
 
 @dataclass
@@ -85,8 +64,8 @@ class _Work:
         alone = any(not entry_of(method, self.parts).common for method in self.experiment.algorithm)
         self.wanted = Wanted(self.metrics, self.experiment.metrics, compared=alone)
         self.trackers = list(self.parts.trackers)
-        for make in self.parts.tracking(self.experiment):
-            with _warning(getattr(make, "__name__", "")):
+        for name, make in self.parts.tracking(self.experiment, self.folder).items():
+            with _warning(name.rpartition(":")[2]):
                 self.trackers.append(make())
 
     def job(self, method: config.Method, seed: int) -> Job:
@@ -106,6 +85,16 @@ class _Work:
                 getattr(tracker, event)(*arguments)
                 self.trackers.append(tracker)
 
+    @contextmanager
+    def interruptions(self) -> Iterator[None]:
+        """Tell trackers that have a method `interrupted` when a run stops before its end."""
+        try:
+            yield
+        except BaseException:
+            self.trackers = [tracker for tracker in self.trackers if hasattr(tracker, "interrupted")]
+            self.tell("interrupted")
+            raise
+
 
 @contextmanager
 def _warning(tracker: str) -> Iterator[None]:
@@ -124,11 +113,12 @@ def run(
     device: str = "cpu",
     command: str = "",
     watch: Watch | None = None,
+    progress: bool | None = None,
     algorithms: Mapping[str, Entry | Callable[..., Algorithm]] | None = None,
     models: Mapping[str, ModelFactory] | None = None,
     encoders: Mapping[str, Callable[[], Encoder]] | None = None,
     metrics: Mapping[str, Metric] | None = None,
-    trackers: Sequence[Tracker] = (),
+    trackers: Sequence[Tracker | str] = (),
     data: Any = None,
     code_folder: Path | str | None = None,
 ) -> Outcome:
@@ -137,15 +127,26 @@ def run(
     Own algorithms, models and encoders are given by the names that the experiment has for them; all metrics and
     trackers that are given are used. `data` is a `Dataset`, a frame or a dictionary of columns, which is read as the
     experiment's [data] declares. With a `code_folder` the experiment may name code of that folder, or of installed
-    packages, as "module:name": give it only if you trust that code.
+    packages, as "module:name": give it only if you trust that code. Trackers are objects, or names of built-in ones:
+    "mlflow", "tensorboard", "wandb". Progress is shown in terminals and notebooks, unless `progress` says otherwise.
     """
     folder = Path(folder)
     if (folder / "journal.db").exists():
         raise InputError(f"{folder} holds a run already; resume it, or choose another folder")
     code = None if code_folder is None else Code(Path(code_folder).absolute())
+    named = tuple(tracker for tracker in trackers if isinstance(tracker, str))
+    experiment = experiment.model_copy(update={"trackers": tuple(dict.fromkeys((*experiment.trackers, *named)))})
+    given = [tracker for tracker in trackers if not isinstance(tracker, str)]
     held = own_dataset(data, experiment.data)
-    parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, trackers, code, data=held)
-    work = _Work(experiment, folder, device, watch or Watch(), parts)
+    parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, given, code, data=held)
+    with _shown(progress, watch) as shown:
+        _begin(_Work(experiment, folder, device, shown, parts), command)
+    return read(folder)
+
+
+def _begin(work: _Work, command: str) -> None:
+    """Prepare all jobs, make the folder with its journal, and do the jobs."""
+    experiment, folder, code, held = work.experiment, work.folder, work.parts.code, work.parts.data
     _prepare_all(work)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,7 +158,7 @@ def run(
         "version": __version__,
         "command": command,
         "metrics": list(work.metrics),
-        "parts": parts.names,
+        "parts": work.parts.names,
         "terms": work.terms,
         "data": held and held.digest,
         "code": None if code is None else {"folder": str(code.folder), "digests": code.digests},
@@ -169,7 +170,12 @@ def run(
     ]
     Journal.create(folder / "journal.db", about, jobs).close()
     _do_all(work)
-    return read(folder)
+
+
+def _shown(progress: bool | None, watch: Watch | None) -> AbstractContextManager[Watch]:
+    """Return the callbacks that were given, or such that show progress where it is wanted."""
+    wanted = seen() if progress is None else progress
+    return watching() if wanted and watch is None else nullcontext(watch or Watch())
 
 
 def resume(
@@ -177,6 +183,7 @@ def resume(
     *,
     device: str = "cpu",
     watch: Watch | None = None,
+    progress: bool | None = None,
     algorithms: Mapping[str, Entry | Callable[..., Algorithm]] | None = None,
     models: Mapping[str, ModelFactory] | None = None,
     encoders: Mapping[str, Callable[[], Encoder]] | None = None,
@@ -205,7 +212,8 @@ def resume(
             if missing := [name for name in names if name not in parts.names.get(kind, ())]:
                 raise InputError(f"the run was started with {kind} = {{{missing[0]!r}: ...}}; resume it with the same")
         begun = about.get("terms") or {}
-        _do_all(_Work(experiment, folder, device, watch or Watch(), parts, terms=begun))
+        with _shown(progress, watch) as shown:
+            _do_all(_Work(experiment, folder, device, shown, parts, terms=begun))
     return read(folder)
 
 
@@ -236,7 +244,7 @@ def _do_all(work: _Work) -> None:
     """Do the jobs of a run that are not done yet."""
     journal = Journal(work.folder / "journal.db")
     methods = {method.title: method for method in work.experiment.algorithm}
-    with _alone_in(work.folder):
+    with _alone_in(work.folder), work.interruptions():
         work.tell("started", work.experiment.as_dict())
         for row in journal.jobs():
             if row["status"] != "done":
@@ -245,26 +253,6 @@ def _do_all(work: _Work) -> None:
         write_tables(journal, work.folder)
         work.tell("finished", work.folder)
     journal.close()
-
-
-def read(folder: Path | str) -> Outcome:
-    """Return the results of a run so far."""
-    folder = Path(folder)
-    journal = Journal(folder / "journal.db")
-    accuracy: dict[tuple[str, int], list[float]] = {}
-    spent: dict[tuple[str, int], dict[str, float]] = {}
-    models: dict[tuple[str, int], Tensor] = {}
-    for row in journal.jobs():
-        key, job = (row["label"], row["seed"]), row["job"]
-        metrics = journal.query("SELECT value FROM metrics WHERE job = ? AND name = 'accuracy' ORDER BY round", (job,))
-        accuracy[key] = [metric["value"] for metric in metrics]
-        clients = journal.query("SELECT client, spent FROM clients WHERE job = ? AND spent IS NOT NULL", (job,))
-        spent[key] = {client["client"]: client["spent"] for client in clients}
-        # Clients that train alone have no common model.
-        if row["status"] == "done" and (path := model_path(folder, job)).exists():
-            models[key] = read_vector(path)
-    journal.close()
-    return Outcome(folder, accuracy, spent, models)
 
 
 def _do(job: Job, work: _Work, journal: Journal) -> None:

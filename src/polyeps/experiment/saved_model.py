@@ -20,7 +20,7 @@ from polyeps.data.schema import Schema, Where
 from polyeps.errors import DataError, InputError
 from polyeps.experiment.journal import Journal
 from polyeps.experiment.model_choice import own_model
-from polyeps.experiment.model_metadata import model_path
+from polyeps.experiment.outcome import model_path
 from polyeps.experiment.registry import Code, Encoder, ModelFactory, Parts
 from polyeps.model_files import ModelMetadata, read_model_file
 from polyeps.models import MODELS, Model
