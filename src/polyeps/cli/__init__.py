@@ -7,7 +7,7 @@ import click
 import typer
 
 from polyeps import __version__
-from polyeps.cli import audit, certify, data, ledger, plan, report, run
+from polyeps.cli import audit, certificate, certify, data, ledger, plan, report, run
 from polyeps.errors import LedgerTampered, PolyepsError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("run")(run.run_command)
 app.command("demo")(run.demo)
 app.command("audit")(audit.audit)
 app.command("report")(report.report)
+app.command("certificate")(certificate.certificate)
 app.add_typer(ledger.ledger_app, name="ledger")
 app.add_typer(data.data_app, name="data")
 _OWN = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
