@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from polyeps import __version__
-from polyeps.cli import audit, certify, data, export, ledger, new, plan, predict, report, run
+from polyeps.cli import audit, certificate, certify, data, export, ledger, new, plan, predict, report, run
 from polyeps.cli.output import be_quiet
 from polyeps.errors import LedgerTampered, PolyepsError
 
@@ -28,6 +28,7 @@ app.command("run")(run.run_command)
 app.command("demo")(run.demo)
 app.command("audit")(audit.audit)
 app.command("report")(report.report)
+app.command("certificate")(certificate.certificate)
 app.command("export")(export.export)
 app.command("predict")(predict.predict)
 app.add_typer(ledger.ledger_app, name="ledger")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from polyeps.errors import InputError
@@ -37,6 +37,11 @@ def write_page(folders: Sequence[Path], output: Path) -> None:
     """Write the page about run folders atomically."""
     with ExitStack() as stack:
         text = make_page(open_journals(folders, stack))
+    write_whole(text, output)
+
+
+def write_whole(text: str, output: Path) -> None:
+    """Write a page as a whole or not at all."""
     if output.is_dir() or not output.parent.is_dir():
         problem = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
         raise InputError(f"the page cannot be written: {output} {problem}; give the name of a file (report.html)")
@@ -50,18 +55,23 @@ def write_page(folders: Sequence[Path], output: Path) -> None:
         raise InputError(f"{output} cannot be written ({problem}); choose another place") from problem
 
 
-def make_page(journals: Sequence[Journal]) -> str:
-    """Return the page as HTML."""
-    methods = read_methods(journals)
-    runs = run_names(journals)
+def template(name: str) -> Template:
+    """Return a template of this folder; everything put into it is escaped."""
     environment = Environment(
         loader=PackageLoader("polyeps.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
     environment.globals |= {"formatting": formatting}
+    return environment.get_template(name)
+
+
+def make_page(journals: Sequence[Journal]) -> str:
+    """Return the page as HTML."""
+    methods = read_methods(journals)
+    runs = run_names(journals)
     shown = [_method(method, colour) for method, colour in coloured(methods)]
     departed = any(left_early(job) for method in methods for job in method.counted)
-    return environment.get_template("page.html.j2").render(
+    return template("page.html.j2").render(
         title=" and ".join(runs),
         runs=[_run(journal, name, methods) for journal, name in zip(journals, runs, strict=True)],
         alarms=_alarms(methods),

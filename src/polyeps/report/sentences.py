@@ -170,7 +170,7 @@ def guarantees(method: MethodRuns) -> list[tuple[str, str]]:
         titles = {f"A typical client, {typical.client}": typical}
     else:
         titles = {f"The client, {rows[0].client}" if len(rows) == 1 else f"Each of {len(rows)} clients": rows[0]}
-    return [(f"{title}, {_chosen(row)}", _guarantee(method, job, row)) for title, row in titles.items()]
+    return [(f"{title}, {_chosen(row)}", guarantee(method, job, row)) for title, row in titles.items()]
 
 
 def _chosen(row: ClientSummary) -> str:
@@ -179,7 +179,8 @@ def _chosen(row: ClientSummary) -> str:
     return f"own budget ε\u00a0{short(row.own_epsilon)}"
 
 
-def _guarantee(method: MethodRuns, job: JobSummary, row: ClientSummary) -> str:
+def guarantee(method: MethodRuns, job: JobSummary, row: ClientSummary) -> str:
+    """Return what a client is guaranteed, in words."""
     if row.epsilon is None:
         return NO_GUARANTEE
     if row.spent is None:

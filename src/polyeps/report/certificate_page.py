@@ -1,0 +1,171 @@
+"""One client's certificate after a run, on a page for a data-protection officer: the guarantee, and what backs it.
+
+The figures are those of the ledger, which is verified and accounted again; a journal that says otherwise is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from polyeps.accounting.certificate import one_in, rounded_up
+from polyeps.errors import InputError, LedgerTampered
+from polyeps.experiment.journal import Journal
+from polyeps.ledger import Ledger
+from polyeps.report.formatting import plural
+from polyeps.report.page import template, write_whole
+from polyeps.report.sentences import guarantee
+from polyeps.report.tables import ClientSummary, JobSummary, MethodRuns, read_methods
+
+# Up to which ε a guarantee is called strong or moderate. What a guess of 50 % can at most become: 73 % and 99.3 %.
+_STRONG, _MODERATE = 1.0, 5.0
+
+
+@dataclass(frozen=True)
+class ClientPage:
+    """What a certificate says, ready for a page or JSON."""
+
+    client: str
+    run: str
+    method: str
+    sentence: str
+    strength: str
+    guess: str
+    facts: dict[str, str]
+    ledger: dict[str, str]
+    limits: tuple[str, ...]
+    checks: tuple[str, ...]  # commands
+    epsilon: float
+    delta: float
+    spent: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def certificate_of(folder: Path, client: str, method: str | None = None, seed: int | None = None) -> ClientPage:
+    """Return the certificate of one client of a finished job."""
+    with closing(Journal(folder / "journal.db")) as journal:
+        about = journal.about()
+        found, job = _job(read_methods([journal]), method, seed)
+    row = next((row for row in job.clients if row.client == client), None)
+    if row is None:
+        known = ", ".join(row.client for row in job.clients[:8])
+        raise InputError(f"{folder} has no client {client!r}; it has {known}{', …' if len(job.clients) > 8 else ''}")
+    if row.epsilon is None or row.spent is None:
+        raise InputError(f"client {client!r} has no guarantee under {found.label}, so there is nothing to certify")
+    path = folder / "ledgers" / f"{job.name}.db"
+    facts, settings = job.facts, about.get("experiment", {})
+    person = str(facts.get("person") or "")
+    unit = f"all records of one {person}" if facts["unit"] == "person" else f"one {facts['unit']}"
+    held = plural(row.records, person or "record")
+    data = settings.get("data", {})
+    size = f"{facts.get('parameters', 0):,} parameters".replace(",", " ")
+    return ClientPage(
+        client=client,
+        run=str(about.get("name", folder.name)),
+        method=found.label,
+        sentence=guarantee(found, job, row),
+        strength=_strength(row.spent),
+        guess=_guess(row, person, str(facts["unit"])),
+        facts={
+            "Client": client,
+            "What is protected": unit,
+            "What the client trained on": held,
+            "Data": Path(data["file"]).name if data.get("file") else str(facts.get("data", "")),
+            "What the model predicts": str(data.get("label", "label")) if data.get("file") else "",
+            "Model": f"{settings.get('model', {}).get('name', 'own')}, {size}",
+            "Method": f"{found.label}: {facts.get('summary', '')}",
+            "Rounds answered": f"{row.joined} of {job.planned}",
+            "Budget": f"ε = {row.own_epsilon:g}, δ = {row.delta:g}",
+            "Spent": f"ε = {rounded_up(row.spent)}",
+        },
+        ledger=_checked(path, row),
+        limits=_limits(person, facts),
+        checks=(f"polyeps ledger verify --file {path}", f"polyeps ledger show --file {path} --client {client}"),
+        epsilon=row.own_epsilon,
+        delta=row.delta or 0.0,
+        spent=row.spent,
+    )
+
+
+def write_certificate(page: ClientPage, output: Path) -> None:
+    """Write a certificate as one HTML file."""
+    write_whole(template("certificate.html.j2").render(page=page), output)
+
+
+def _job(methods: tuple[MethodRuns, ...], label: str | None, seed: int | None) -> tuple[MethodRuns, JobSummary]:
+    """Return the job that is asked for; with one method or one seed, it need not be named."""
+    private = [method for method in methods if method.budgets in ("own", "minimum")]  # others exceed clients' budgets
+    named = [method for method in private if label in (None, method.label)]
+    if len(named) != 1:
+        known = ", ".join(method.label for method in private) or "there is none"
+        raise InputError(f"name one method that keeps to the clients' budgets with --method: {known}")
+    jobs = [job for job in named[0].jobs if seed in (None, job.seed) and job.status == "done"]
+    if len(jobs) != 1:
+        known = ", ".join(str(job.seed) for job in named[0].jobs if job.status == "done") or "none yet"
+        raise InputError(f"name one finished seed of {named[0].label} with --seed: {known}")
+    return named[0], jobs[0]
+
+
+def _checked(path: Path, row: ClientSummary) -> dict[str, str]:
+    """Verify the ledger and account for the client again; return what identifies what was checked."""
+    if not path.exists():
+        raise InputError(f"{path} is missing, and without the ledger nothing backs a certificate; put it back")
+    with closing(Ledger(path)) as ledger:
+        head = ledger.verify()
+        account = ledger.account(row.client)
+        spent = account.spent()
+        if row.spent is None or not math.isclose(spent, row.spent, rel_tol=1e-9, abs_tol=1e-12):
+            raise LedgerTampered(
+                f"the ledger says that {row.client} spent ε = {spent:g}, and the journal says {row.spent}; "
+                "one of them was changed"
+            )
+        budget = account.terms.budget
+        times = [entry.time for entry in ledger.rows()]
+        return {
+            "Ledger": ledger.id,
+            "Its rows, all verified": str(head.seq),
+            "Charges to this client": str(account.charges),
+            "First and last row": f"{times[0]} and {times[-1]}",
+            "Limit that it enforces": f"ε = {budget.epsilon:g}, δ = {budget.delta:g}",
+            "Hash of the last row": head.hash,
+        }
+
+
+def _strength(spent: float) -> str:
+    if spent <= _STRONG:
+        return "A strong guarantee."
+    return "A moderate guarantee." if spent <= _MODERATE else "A weak guarantee."
+
+
+def _guess(row: ClientSummary, person: str, unit: str) -> str:
+    """Say what an even guess can become."""
+    assert row.spent is not None
+    most = 100 / (1 + math.exp(-row.spent))
+    sure = f"{math.ceil(most * 10) / 10:g}\u00a0%" if most < 99.9 else "more than 99.9\u00a0%"
+    whose = {"person": f"the records of a certain {person} were", "client": "this client's data were"}
+    exception = f", except with probability {one_in(row.delta)}" if row.delta else ""
+    return (
+        f"Somebody who thinks it as likely as not that {whose.get(unit, 'a certain record was')} used, and who knows "
+        f"everything else, can become at most {sure} sure of it by all that this client sent{exception}."
+    )
+
+
+def _limits(person: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
+    public = f"How many {person or 'record'}s the client has is public, and not protected. "
+    one = "client" if facts["unit"] == "client" else person or "record"
+    return (
+        "The run was a simulation: all records were on one machine. A deployed client with the same settings would be "
+        "guaranteed this.",
+        ("" if facts["adjacency"] == "add-remove" or facts["unit"] == "client" else public)
+        + "It covers this run alone. Other runs on the same records spend more; a client that keeps one ledger for all "
+        "of them sees the sum.",
+        f"It limits what anyone learns about any one {one}. It does not keep secret what is true of many, such as that "
+        "smokers fall ill more often.",
+    )

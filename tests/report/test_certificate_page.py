@@ -1,0 +1,94 @@
+"""A client's certificate after a run: figures of the ledger, in words, on a page; refused where they disagree."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sqlite3
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from polyeps import cli
+from polyeps.errors import InputError, LedgerTampered
+from polyeps.experiment import config
+from polyeps.experiment.run import run
+from polyeps.ledger import Ledger
+from polyeps.report.certificate_page import certificate_of, write_certificate
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates") / "run"
+    settings = {
+        "rounds": 2,
+        "budgets": {"epsilons": [0.5, 3.0, 9.0], "delta": 1e-4},
+        "training": {"local_steps": 2},
+        "algorithm": [{"name": "weiavg"}, {"name": "fedavg", "budgets": "none"}],
+    }
+    run(config.experiment(settings), folder)
+    return folder
+
+
+def test_its_figures_are_those_of_the_ledger(folder: Path) -> None:
+    page = certificate_of(folder, "1")
+    ledger = Ledger(folder / "ledgers" / "weiavg-1.db")
+    assert page.spent == pytest.approx(ledger.spent("1"), rel=1e-12)
+    assert page.spent <= page.epsilon == 3.0
+    assert page.ledger["Hash of the last row"] == ledger.head.hash
+    assert page.ledger["Charges to this client"] == "2"
+    assert "replacing any one record" in page.sentence
+
+
+@pytest.mark.parametrize(("client", "word"), [("0", "strong"), ("1", "moderate"), ("2", "weak")])
+def test_it_says_how_strong_the_guarantee_is(folder: Path, client: str, word: str) -> None:
+    page = certificate_of(folder, client)
+    assert page.strength == f"A {word} guarantee."
+    said = re.search(r"at most (more than )?([0-9.]+)\u00a0%", page.guess)
+    assert said is not None
+    odds = 100 / (1 + math.exp(-page.spent))
+    assert float(said[2]) >= odds or said[1]  # never less than what the ledger allows
+    assert float(said[2]) <= odds + 0.1
+
+
+def test_the_page_shows_it_and_escapes_names(folder: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    page = replace(certificate_of(folder, "0"), client="<script>alert(1)</script>")
+    write_certificate(page, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<script>" not in text
+    assert page.sentence in unescape(text)
+    assert "http" not in text  # nothing is fetched
+
+
+def test_a_changed_journal_or_ledger_is_noticed(folder: Path, tmp_path: Path) -> None:
+    forged = tmp_path / "forged"
+    shutil.copytree(folder, forged)
+    with sqlite3.connect(forged / "journal.db") as journal:
+        journal.execute("UPDATE clients SET spent = spent / 2 WHERE client = '1'")
+    with pytest.raises(LedgerTampered, match="the ledger says that 1 spent"):
+        certificate_of(forged, "1")
+    (forged / "ledgers" / "weiavg-1.db").unlink()
+    with pytest.raises(InputError, match="nothing backs a certificate"):
+        certificate_of(forged, "1")
+
+
+def test_what_is_not_there_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="no client 'elm'; it has 0, 1, 2"):
+        certificate_of(folder, "elm")
+    with pytest.raises(InputError, match="--method: weiavg"):
+        certificate_of(folder, "0", method="fedavg (none)")
+    with pytest.raises(InputError, match="--seed: 1"):
+        certificate_of(folder, "0", seed=7)
+
+
+def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute(["certificate", str(folder), "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["epsilon"] == 0.5
+    assert cli.execute(["certificate", str(folder), "0", "-o", str(tmp_path / "0.html")]) == 0
+    assert (tmp_path / "0.html").exists()
+    assert cli.execute(["certificate", str(folder), "9"]) == 2
