@@ -121,14 +121,6 @@ def test_clients_beyond_the_cap_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
     assert None not in found["values"]["accuracy"]
 
 
-def test_persons_are_counted_where_they_are_the_unit() -> None:
-    population = hospitals()
-    persons = np.arange(120) // 2  # two records each
-    dataset = replace(population.dataset, persons=persons, person="patient")
-    found = final_facts(job(replace(population, dataset=dataset)), torch.ones(4), None, wanted())["clients"]
-    assert found["persons"] == [15, 25, 20]
-
-
 def test_a_run_keeps_figures_of_clients_in_its_journal_and_as_csv(tmp_path: Path) -> None:
     values: dict[str, Any] = {"data": {"own_test": 0.25}, "metrics": ["f1_macro", "confusion"], "seeds": [1, 2]}
     runs.run(experiment(["fedavg", "alone"], **values), tmp_path / "run")

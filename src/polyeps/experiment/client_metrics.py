@@ -102,8 +102,6 @@ def final_facts(job: Job, model: Tensor, personal: Tensor | None, wanted: Wanted
         reasons = {name: measured(name, one, everywhere, labels)[1] for name, one in wanted.metrics.items()}
         found["undefined"] = {name: why.sentence(classes) for name, why in reasons.items() if why is not None}
     clients: dict[str, Any] = {"ids": list(population.ids), "personal": personal is not None}
-    if population.dataset.persons is not None:
-        clients["persons"] = _persons(population)
     if test is not None and own is not None and own_majority is not None:
         clients |= {"test_records": test.counts.tolist(), "majority": _plain(own_majority)}
         clients["rarest"] = _rarest(test, len(classes))
@@ -187,14 +185,6 @@ def _contributions(outputs: Tensor, labels: Tensor, parts: list[slice], by: Comp
         elif len(np.unique(scores.labels)) == scores.classes:
             found[rows] = auc_contributions(scores)
     return found
-
-
-def _persons(population: Population) -> list[int]:
-    """Return how many persons' records each client trains on."""
-    persons, partition = population.dataset.persons, population.partition
-    assert persons is not None
-    parts = np.split(persons[partition.rows], partition.offsets[1:-1])
-    return [len(np.unique(part)) for part in parts]
 
 
 def _rarest(test: OwnTest, classes: int) -> list[int]:

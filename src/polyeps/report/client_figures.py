@@ -34,8 +34,7 @@ class ClientFigures:
     """One client under one method, over seeds."""
 
     client: str
-    records: int
-    persons: int | None  # whose records it trains on, where persons are protected
+    records: int  # or persons, where these are the unit
     own_epsilon: float
     spent: float | None  # the most under any seed
     test_records: float | None  # its own; None: it has none
@@ -76,7 +75,6 @@ def client_figures(method: MethodRuns) -> list[ClientFigures]:
         ClientFigures(
             client=row.client,
             records=row.records,
-            persons=next(iter(of(row.client, lambda one, at: one["persons"][at] if "persons" in one else None)), None),
             own_epsilon=row.own_epsilon,
             spent=max(spent[row.client]) if row.client in spent else None,
             test_records=mean_of(of(row.client, lambda one, at: one["test_records"][at])),

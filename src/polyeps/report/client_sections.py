@@ -38,7 +38,7 @@ def client_tables(methods: Sequence[MethodRuns], shown: Sequence[Mapping[str, An
                 "rows": rows[:MOST_SHOWN],
                 "all": len(rows),
                 "names": list(rows[0].metrics),
-                "persons": any(row.persons is not None for row in rows),
+                "units": f"{method.facts.get('person') or 'record'}s",
                 "personal": any(job["personal"] for job in jobs),
                 "verdicts": {row.client: row.against_home.text for row in joined if row.against_home},
                 "undefined": "; ".join(
