@@ -86,8 +86,8 @@ def reproduce(
     summaries = []
     for part in parts:
         command = f"polyeps reproduce {study} --{part.kind} {part.number}{options}"
-        there = presenting.path_of(folder, study, part.name, quick).exists()
-        earlier = presenting.read(folder, study, part.name, quick) if there and part.partial else None
+        done_before = part.partial and presenting.path_of(folder, study, part.name, quick).exists()
+        earlier = presenting.read(folder, study, part.name, quick) if done_before else None
         summaries.append(chosen.summary(part, store, repeats, quick, command, earlier))
     _present(summaries, folder, quick, as_json)
 

@@ -101,11 +101,14 @@ class Study:
     ) -> Summary:
         """Return a part as plain values, from its finished trials.
 
-        A cell without any keeps its record of an earlier summary, whose trials may be gone, unless another learning rate
-        has been chosen since.
+        A cell without any keeps its record of an earlier summary, whose trials may be gone, unless its learning rate
+        has changed since.
         """
-        cells, records, missing, kept = available(part.cells(quick))[0], [], 0, []
-        before = {_place(one): {"version": earlier["version"], **one} for one in (earlier or {}).get("records") or ()}
+        cells, missing = available(part.cells(quick))[0], 0
+        records: list[Record] = []
+        kept: list[Record] = []
+        known = earlier or {"records": None}
+        before = {_place(one): {"version": known["version"], **one} for one in known["records"] or ()}
         for cell in cells:
             trials = self.trials(part, cell, seeds, quick)
             results = [found for one in settle(trials, store) if (found := store.read(one)) is not None]
