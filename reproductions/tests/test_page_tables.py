@@ -172,11 +172,11 @@ def test_non_iid(page: str) -> None:
 
     assert "are ahead of PFA in every cell of the sound form" in page
     for name in ("weiavg", "fedavg"):
-        assert ahead("12", "sound", name) == dict.fromkeys(CLIENTS, {True})
+        assert ahead("12", "sound", name) == {count: {True} for count in CLIENTS}
         assert ahead("12", "sound", name, "cnn")[30] == {True}
     assert ahead("12", "published", "weiavg") == {20: {True}, 30: {True}, 40: {False}, 50: {False}}
     assert ahead("11", "sound", "fedavg") == {20: {True}, 30: {False}, 40: {False}, 50: {False}}
-    assert ahead("11", "published", "fedavg") == dict.fromkeys(CLIENTS, {False})
+    assert ahead("11", "published", "fedavg") == {count: {False} for count in CLIENTS}
     assert ahead("11", "sound", "fedavg", "cnn")[30] == ahead("11", "published", "fedavg", "cnn")[30] == {False}
 
 
