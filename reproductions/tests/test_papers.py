@@ -75,8 +75,8 @@ def test_the_quick_set_is_small() -> None:
 
 
 def test_a_figure_of_no_such_number_is_refused() -> None:
-    with pytest.raises(InputError, match="pfa has no figure 9 here; choose one of 3, 4"):
-        pfa.STUDY.choose(figures=["9"])
+    with pytest.raises(InputError, match="pfa has no figure 14 here; choose one of 3, 4"):
+        pfa.STUDY.choose(figures=["14"])
     with pytest.raises(InputError, match="no table 2"):
         pfa.STUDY.choose(tables=["2"])
 
@@ -99,6 +99,18 @@ def test_table_1_shows_budgets_as_printed_and_as_drawn() -> None:
     assert [row[0] for row in content.rows] == list(pfa_tables.BUDGETS)
     assert "N(10, 0.1)" in content.rows[5][1]
     assert "N(10, 1)" in content.rows[5][2]
+
+
+def test_figure_9_shows_every_client_of_the_draws_that_are_used() -> None:
+    content = pfa_tables.drawn([], False)
+    assert [row[:2] for row in content.rows[::7]] == [
+        [20, "uniform"],
+        [30, "uniform"],
+        [40, "uniform"],
+        [50, "uniform"],
+    ]
+    assert [row[-1] for row in content.rows if row[1] == "mixgauss1"] == [2, 4, 4, 5]  # as in the paper's draw
+    assert [len(one["series"][0]["x"]) for one in content.panels] == [20, 30, 40, 50]
 
 
 def test_table_5_takes_milliseconds() -> None:
