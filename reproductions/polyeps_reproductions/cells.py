@@ -8,8 +8,8 @@ alone.
 Learning rates: one grid for all methods, compared on a sixth of the training records, never on test data. One rate
 serves all numbers of clients of a row (data, model, partition, budgets), as chosen with 30 of them, separately for
 every method and form, with one seed. Networks are expensive to train, so they share choices: rates are chosen on MNIST,
-PFA's serve PFA+, and those of methods that small budgets do not bind are chosen under MixGauss1 where the large ε are
-the same, about 10; elsewhere public-only takes PFA's. Non-private networks are trained under MixGauss1 only.
+PFA's serve PFA+ and public-only, and those of methods that small budgets do not bind are chosen under MixGauss1 where
+the large ε are the same, about 10. Non-private networks are trained under MixGauss1 only.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NETWORK_DATA = ("mnist", "fashion-mnist")  # whose networks share the rates chos
 RATE_OF = {
     "pfa-plus": "pfa",
     "public-only": "pfa",
-}  # networks: methods that train at another's rate, unless CHOSEN_ONCE
+}  # networks: methods that train at another's rate
 _MIXTURES = ("mixgauss1", "mixgauss2", "mixgauss3", "mixgauss4")
 # Networks: the budgets under which a method's rate is that of MixGauss1.
 CHOSEN_ONCE = {
@@ -139,7 +139,7 @@ class Setting:
             chosen_for = method
             if shares:
                 tuned = replace(one_for_all, clients=self.choice_clients, data=NETWORK_DATA[0])
-                chosen_for = method if once else RATE_OF.get(method, method)
+                chosen_for = RATE_OF.get(method, method)
             grid = QUICK_GRID if self.choice_rounds else GRID if self.model in LINEAR else NETWORK_GRID
             rates = [{"training.learning_rate": rate} for rate in grid if self.model in LINEAR or rate in NETWORK_GRID]
             chosen = choice(rates, tuned.experiment(chosen_for, form), rounds=self.choice_rounds)
