@@ -1,6 +1,7 @@
 # Every command sets itself up.
 #   make test    everything: format, lint, types, tests and doctests
 #   make check   the same for what changed since main, within a minute (BASE=... compares with another commit)
+#   make figures draw the papers' figures and tables again from their results
 #   make demo    a first federation and its report; installs no development tools
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # Keep compiled tests between runs, so that pytest and the processes that tests start begin sooner.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: test check demo lint format benchmark clean
+.PHONY: test check figures demo lint format benchmark clean
 
 test: lint
 	$(BIN)/python -m pytest
@@ -20,6 +21,10 @@ test: lint
 
 check: $(INSTALLED)
 	$(BIN)/python tools/check.py $(BASE)
+
+figures: $(INSTALLED)
+	for study in pfa fedsel pdp-fl fedhdp cmp-fed; do $(BIN)/polyeps reproduce $$study --show || exit 1; done
+	$(BIN)/python -m polyeps_reproductions.page_tables
 
 demo: $(RUNTIME)
 	$(BIN)/polyeps demo

@@ -7,7 +7,9 @@ alone.
 
 Learning rates: one grid for all methods, compared on a sixth of the training records, never on test data. One rate
 serves all numbers of clients of a row (data, model, partition, budgets), as chosen with 30 of them, separately for
-every method and form, with one seed.
+every method and form, with one seed. Networks are expensive to train, so they share choices: rates are chosen on MNIST,
+PFA's serve PFA+ and public-only, and those of methods that small budgets do not bind are chosen under MixGauss1 where
+the large ε are the same, about 10. Non-private networks are trained under MixGauss1 only.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from polyeps.errors import InputError
 from polyeps.experiment.seeds import generator
 from polyeps_reproductions.algorithms import algorithm
 from polyeps_reproductions.comparison import FORMS
+from polyeps_reproductions.reference_models import SOFTMAX_TWICE
 from polyeps_reproductions.studies import Cell
 from polyeps_reproductions.trials import choice, trial
 
@@ -33,10 +36,22 @@ from polyeps_reproductions.trials import choice, trial
 DRAWN_FROM = {"mixgauss1": "pfa-code-mixgauss3", "mixgauss2": "pfa-code-mixgauss1", "mixgauss3": "pfa-code-mixgauss2"}
 HIGH_EPSILON = {20: 2, 30: 4, 40: 4, 50: 5}  # clients with ε ≈ 10 in the paper's one draw, by the number of clients
 HIGH_ABOVE = 5.0  # no part of a mixture reaches from one side of it to the other
-LINEAR = ("logistic", "linear_svm")
+LINEAR = ("logistic", "linear_svm", SOFTMAX_TWICE)
 GRID = (0.1, 0.05, 0.025, 0.01, 0.005, 0.001)
 QUICK_GRID = (0.05, 0.01)
-NETWORK_GRID = (0.05, 0.025, 0.01, 0.005)  # networks are expensive to train: all of the grid but its ends
+NETWORK_GRID = (0.05, 0.025, 0.01, 0.005)  # all of the grid but its ends
+NETWORK_DATA = ("mnist", "fashion-mnist")  # whose networks share the rates chosen on the first
+RATE_OF = {
+    "pfa-plus": "pfa",
+    "public-only": "pfa",
+}  # networks: methods that train at another's rate
+_MIXTURES = ("mixgauss1", "mixgauss2", "mixgauss3", "mixgauss4")
+# Networks: the budgets under which a method's rate is that of MixGauss1.
+CHOSEN_ONCE = {
+    "public-only": _MIXTURES,
+    "maximum": (*_MIXTURES, "uniform", "pareto"),
+    "non-private": (*_MIXTURES, "uniform", "pareto", "gauss"),
+}
 QUICK_WITHOUT = ("gauss", "pareto", "uniform", "mixgauss2")  # budgets much like others that stay
 LAST = 10  # rounds whose mean accuracy is the final one, as in the paper; a third of a short trial's
 SPARSELY = 10  # networks are evaluated every tenth round until near the end
@@ -55,6 +70,7 @@ class Setting:
     choice_clients: int = 30  # of the setting in which the learning rates of its row are chosen
     choice_rounds: int | None = None
     epsilons: tuple[float, ...] | None = None  # instead of a draw
+    redrawn: bool = False  # budgets are drawn anew for every seed, and the number of high-ε clients with them
     size: int | None = 1200  # records a client; with shards all records are dealt out
     shards_per_client: int = 10
     rounds: int = 100
@@ -67,7 +83,7 @@ class Setting:
     @property
     def title(self) -> str:
         budgets = self.budgets if self.epsilons is None else f"ε={self.epsilons[0]:g}"
-        return f"{self.data} {self.model} {self.partition} {budgets} M={self.clients}"
+        return f"{self.data} {self.model} {self.partition} {budgets}{' redrawn' * self.redrawn} M={self.clients}"
 
     def experiment(self, method: str, form: Form, learning_rate: float = 0.1) -> dict[str, Any]:
         """Return the experiment; a method may have options, as in "pfa-plus rank=5"."""
@@ -86,7 +102,11 @@ class Setting:
                 **({"size": self.size} if self.partition == "iid" else {}),
             },
             "budgets": {
-                "epsilons": self.epsilons or drawn_epsilons(self.budgets, self.clients),
+                **(
+                    {"distribution": DRAWN_FROM.get(self.budgets, self.budgets)}
+                    if self.redrawn
+                    else {"epsilons": self.epsilons or drawn_epsilons(self.budgets, self.clients)}
+                ),
                 "delta": self.delta,
                 "disclosed": not name.startswith("pdp-fl"),
             },
@@ -106,15 +126,23 @@ class Setting:
 
     def cell(self, method: str, form: Form, learning_rate: float | None = None, **others: Any) -> Cell:
         """Return the cell of a method; without a learning rate, it is chosen."""
-        values = self.experiment(method, form, learning_rate or 0.1)
+        shares = self.model not in LINEAR and self.data in NETWORK_DATA and self.epsilons is None and not self.redrawn
+        once = shares and self.budgets in CHOSEN_ONCE.get(method, ())
+        one_for_all = replace(self, budgets="mixgauss1") if once else self
+        trained = one_for_all if method == "non-private" else self
+        values = trained.experiment(method, form, learning_rate or 0.1)
         names = ("data", "model", "partition", "budgets", "clients")
         labels = {"cell": self.title, **{name: getattr(self, name) for name in names}, "method": method, "form": form}
         chosen = None
         if learning_rate is None:
-            tuned = self if self.epsilons is not None else replace(self, clients=self.choice_clients)
+            tuned = self if self.epsilons is not None else replace(self, clients=self.choice_clients, redrawn=False)
+            chosen_for = method
+            if shares:
+                tuned = replace(one_for_all, clients=self.choice_clients, data=NETWORK_DATA[0])
+                chosen_for = RATE_OF.get(method, method)
             grid = QUICK_GRID if self.choice_rounds else GRID if self.model in LINEAR else NETWORK_GRID
             rates = [{"training.learning_rate": rate} for rate in grid if self.model in LINEAR or rate in NETWORK_GRID]
-            chosen = choice(rates, tuned.experiment(method, form), rounds=self.choice_rounds)
+            chosen = choice(rates, tuned.experiment(chosen_for, form), rounds=self.choice_rounds)
         last = max(1, min(LAST, self.rounds // 3))
         special = {name: others.pop(name) for name in ("paper", "value") if name in others}
         return Cell(labels, trial(values, choice=chosen, last=last, **others), **special)
@@ -133,13 +161,17 @@ class Setting:
 
 
 def compared(
-    settings: Sequence[Setting], methods: Iterable[str], paper: Numbers | None = None, value: str = "final"
+    settings: Sequence[Setting],
+    methods: Iterable[str],
+    paper: Numbers | None = None,
+    value: str = "final",
+    forms: Sequence[Form] = FORMS,
 ) -> list[Cell]:
-    """Return all settings with all methods in both forms."""
+    """Return all settings with all methods, in both forms unless some are named."""
     numbers = paper or {}
     return [
         setting.cell(method, form, paper=numbers.get((setting, method)), value=value)
-        for setting, form, method in product(settings, FORMS, list(methods))
+        for setting, form, method in product(settings, forms, list(methods))
     ]
 
 

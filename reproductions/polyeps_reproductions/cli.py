@@ -83,10 +83,12 @@ def reproduce(
             remark(f"stopped; the same command continues with the trials in {store.folder}")
             raise typer.Exit(130) from None
     options = f"{' --quick' if quick else ''}{_options(seeds, device, processes, work)}"
-    summaries = [
-        chosen.summary(part, store, repeats, quick, f"polyeps reproduce {study} --{part.kind} {part.number}{options}")
-        for part in parts
-    ]
+    summaries = []
+    for part in parts:
+        command = f"polyeps reproduce {study} --{part.kind} {part.number}{options}"
+        done_before = part.partial and presenting.path_of(folder, study, part.name, quick).exists()
+        earlier = presenting.read(folder, study, part.name, quick) if done_before else None
+        summaries.append(chosen.summary(part, store, repeats, quick, command, earlier))
     _present(summaries, folder, quick, as_json)
 
 

@@ -17,9 +17,11 @@ from polyeps.experiment import config
 from polyeps.experiment.evaluation import by_group, measure
 from polyeps.experiment.job import prepare
 from polyeps.experiment.population import Population, populate
+from polyeps.experiment.registry import Parts
 from polyeps.ledger import Ledger
 from polyeps.server import Round
 from polyeps.transport.memory import InMemory
+from polyeps_reproductions.reference_models import MODELS_OF_CODE
 
 Observe = Callable[[Round, State], None]
 MEBIBYTE = 2**20
@@ -131,4 +133,4 @@ def population(experiment: config.Experiment, seed: int, device: str = "cpu") ->
 
 @lru_cache(maxsize=1)
 def _population(settings: str, seed: int, device: str) -> Population:
-    return populate(config.experiment(json.loads(settings)), seed, device)
+    return populate(config.experiment(json.loads(settings)), seed, device, Parts(models=MODELS_OF_CODE))

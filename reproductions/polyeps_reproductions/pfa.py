@@ -21,9 +21,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
+from polyeps.accounting.certificate import Form
 from polyeps_reproductions.cells import Numbers, Setting, compared, quick
-from polyeps_reproductions.comparison import Axis, comparison
+from polyeps_reproductions.comparison import FORMS, Axis, comparison
 from polyeps_reproductions.pfa_tables import TABLES
+from polyeps_reproductions.reference_models import SOFTMAX_TWICE
 from polyeps_reproductions.studies import Part, Study
 
 METHODS = ("pfa", "pfa-plus", "weiavg", "fedavg", "minimum", "maximum", "non-private", "public-only")
@@ -82,6 +84,7 @@ def figure(
     paper: Numbers = READ,
     axis: Axis = "clients",
     uplink: bool = False,
+    forms: Sequence[Form] = FORMS,
     note: str = "",
 ) -> Part:
     """Return a figure that compares methods, in full or quick."""
@@ -89,7 +92,7 @@ def figure(
         settings, paper = quick(settings, paper)
         methods = [name for name in methods if int(name.partition("rank=")[2] or 1) <= QUICK_RANK]
         title = f"{title}; quick, 20 clients at most"
-    cells = compared(settings, methods, paper, "uplink" if uplink else "final")
+    cells = compared(settings, methods, paper, "uplink" if uplink else "final", forms)
     return Part("figure", number, title, comparison(cells, axis, uplink), lambda _: cells, note, partial=True)
 
 
@@ -141,7 +144,35 @@ def figures(in_quick: bool) -> list[Part]:
         return [*found, figure("3-cnn", "IID, MixGauss1, a small training of a network", (network,), methods=few)]
     assumed = Setting("cifar10", "cifar_cnn", "iid", "mixgauss1", 50, size=1000)
     note = "IMDb is left out: its budgets are not stated"
-    return [*found[:2], figure("5", "CIFAR10, 50 clients, MixGauss1 (assumed)", (assumed,), note=note), *found[2:]]
+    five = figure("5", "CIFAR10, 50 clients, MixGauss1 (assumed)", (assumed,), note=note)
+    return [*found[:2], five, *found[2:], *variants()]
+
+
+def variants() -> list[Part]:
+    """Return what the paper has no figure for: its code's loss, and budgets drawn anew for every seed."""
+    twice = {
+        one: replace(one, model=SOFTMAX_TWICE)
+        for name in ("mixgauss1", "mixgauss3")
+        for one in row("mnist", "logistic", "iid", name)
+    }
+    redrawn = {one: replace(one, redrawn=True) for one in row("mnist", "logistic", "iid", "mixgauss1")}
+    changed = [*twice.items(), *redrawn.items()]
+    same = {(new, method): READ[old, method] for old, new in changed for method in METHODS[:-1]}
+    return [
+        figure(
+            "3-softmax",
+            "Softmax applied twice, as in the paper's code (MNIST, logistic regression, IID)",
+            tuple(twice.values()),
+            paper=same,
+            forms=("published",),
+        ),
+        figure(
+            "3-redrawn",
+            "Budgets drawn anew for every seed (MNIST, logistic regression, IID, MixGauss1)",
+            tuple(redrawn.values()),
+            paper=same,
+        ),
+    ]
 
 
 STUDY = Study("pfa", lambda in_quick: (*figures(in_quick), *TABLES))

@@ -1,4 +1,4 @@
-"""The tables of PFA's paper: 1 (budgets) and, of its full version, 3 and 4 (partitions), 5 (time), 6 (data, models)."""
+"""Parts of PFA's paper without training: table 1 (budgets) and, of its full version, figure 9, tables 3 to 6."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polyeps.models import MODELS
 from polyeps_reproductions.cells import DRAWN_FROM, HIGH_ABOVE, Setting, drawn_epsilons
 from polyeps_reproductions.federations import population
 from polyeps_reproductions.fedsel_cost import least
-from polyeps_reproductions.studies import Content, Part, Record
+from polyeps_reproductions.studies import Content, Part, Record, line, panel
 
 BUDGETS = ("uniform", "gauss", "pareto", "mixgauss1", "mixgauss2", "mixgauss3", "mixgauss4")
 # Table 5: seconds of the server and of a client for subspace and projection, Lanczos with 256 steps, 5 of 50 public.
@@ -38,6 +38,20 @@ def budgets(_: Sequence[Record], __: bool) -> Content:
         used = DISTRIBUTIONS[DRAWN_FROM.get(name, name)].summary
         rows.append([name, DISTRIBUTIONS[name].summary, used, *spread, high])
     return Content(["budgets", "as printed", "as drawn", "least", "median", "most", f"above {HIGH_ABOVE:g}"], rows)
+
+
+def drawn(_: Sequence[Record], __: bool) -> Content:
+    """Return figure 9: every client's ε in the one draw that our cells use, for 20, 30, 40 and 50 clients."""
+    rows, panels = [], []
+    for clients in (20, 30, 40, 50):
+        series = []
+        for name in BUDGETS:
+            epsilons = np.sort(drawn_epsilons(name, clients))
+            spread = (f"{value:.3g}" for value in (epsilons[0], np.median(epsilons), epsilons[-1]))
+            rows.append([clients, name, *spread, int(np.sum(epsilons > HIGH_ABOVE))])
+            series.append(line(name, list(enumerate(epsilons.tolist(), start=1))))
+        panels.append(panel(f"{clients} clients", "client, by ε", "ε", series, log="y"))
+    return Content(["clients", "budgets", "least", "median", "most", f"above {HIGH_ABOVE:g}"], rows, panels=panels)
 
 
 def held(partition: str) -> Callable[[Sequence[Record], bool], Content]:
@@ -86,6 +100,7 @@ def used(_: Sequence[Record], __: bool) -> Content:
 
 
 TABLES = (
+    Part("figure", "9", "Privacy budgets of 20 to 50 clients", drawn, note="the paper shows one draw, as we do"),
     Part("table", "1", "Distributions of privacy budgets, and 30 clients drawn", budgets),
     Part("table", "3", "Records by label, IID MNIST, 20 clients", held("iid")),
     Part("table", "4", "Records by label, non-IID MNIST, 20 clients", held("shards")),

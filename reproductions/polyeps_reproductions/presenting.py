@@ -87,7 +87,7 @@ def markdown(summary: Summary) -> str:
     """Return the table with its findings, and the command that made it."""
     lines = [f"# {heading(summary)}", ""]
     lines += [f"Made by `{summary['command']}` with polyeps {summary['version']}.", ""] if summary["command"] else []
-    lines += _table(summary["columns"], summary["table"])
+    lines += markdown_table(summary["columns"], summary["table"])
     lines += ["", *sentences(summary)]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -103,7 +103,8 @@ def heading(summary: Summary) -> str:
     return f"{summary['study']}, {summary['kind']} {summary['number']}: {summary['title']}"
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
     shown = [[str(value).replace("|", "\\|") for value in row] for row in [columns, *rows]]
     lines = [f"| {' | '.join(row)} |" for row in shown]
     return [lines[0], "|" + "---|" * len(columns), *lines[1:]]

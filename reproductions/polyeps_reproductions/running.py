@@ -33,7 +33,7 @@ def run_all(trials: Iterable[Trial], store: Store, machines: Machines, progress:
     """Choose settings where they are open, and run all that is missing."""
     mine = of_shard(trials, machines.shard)
     cells = dict.fromkeys(replace(one, seed=0) for one in mine)
-    choices = list(dict.fromkeys(choice for one in cells for choice in one.choices()))
+    choices = list(dict.fromkeys(choice for one in cells if not one.recorded for choice in one.choices()))
     with processes(machines) as pool:
         _run_missing(choices, store, machines, pool, lambda *count: progress("choosing settings", *count))
         _run_missing(settle(mine, store), store, machines, pool, lambda *count: progress("running", *count))

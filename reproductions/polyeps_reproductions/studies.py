@@ -96,16 +96,32 @@ class Study:
         """Return a cell's trials, one for each seed."""
         return [replace(cell.trial, seed=seed) for seed in self.trial_seeds(1 if part.once else seeds, quick)]
 
-    def summary(self, part: Part, store: Store, seeds: int, quick: bool, command: str = "") -> Summary:
-        """Return a part as plain values, from its finished trials."""
-        cells, records, missing = available(part.cells(quick))[0], [], 0
+    def summary(
+        self, part: Part, store: Store, seeds: int, quick: bool, command: str = "", earlier: Summary | None = None
+    ) -> Summary:
+        """Return a part as plain values, from its finished trials.
+
+        A cell without any keeps its record of an earlier summary, whose trials may be gone, unless its learning rate
+        has changed since.
+        """
+        cells, missing = available(part.cells(quick))[0], 0
+        records: list[Record] = []
+        kept: list[Record] = []
+        known = earlier or {"records": None}
+        before = {_place(one): {"version": known["version"], **one} for one in known["records"] or ()}
         for cell in cells:
             trials = self.trials(part, cell, seeds, quick)
             results = [found for one in settle(trials, store) if (found := store.read(one)) is not None]
             missing += len(trials) - len(results)
-            records += [record(cell, results)] if results else []
+            old = before.get(_place(cell.labels))
+            old = None if old and not _same_rate(old, cell.trial.settled(store)) else old
+            kept += [{**old, "paper": cell.paper}] if old and not results else []
+            records += [record(cell, results)] if results else kept[-1:] if old else []
         ready = (records or not cells) and (part.partial or not missing)
         content = part.show(records, quick) if ready else Content([], [])
+        if kept and ready:
+            versions = ", ".join(sorted({one["version"] for one in kept}))
+            content.findings.append(f"{len(kept)} of {len(records)} records are kept from version {versions}")
         return {
             "study": self.name,
             "kind": part.kind,
@@ -154,6 +170,14 @@ def _problem(data: str, load: Callable[..., Any]) -> str:
     return ""
 
 
+def _place(labels: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(labels.get(name) for name in ("cell", "method", "form"))
+
+
+def _same_rate(old: Record, settled: Trial | None) -> bool:
+    return settled is None or old["learning_rate"] == settled.experiment().training.learning_rate
+
+
 def record(cell: Cell, results: Sequence[Result]) -> Record:
     """Return a cell's record: its labels, the paper's number, and the results of its seeds."""
     first = results[0]
@@ -167,6 +191,7 @@ def record(cell: Cell, results: Sequence[Result]) -> Record:
         **{name: first[name] for name in _FIRST if name in first},
         "finals": values,
         "curves": {str(result["seed"]): _curve(result["accuracy"], cell.trial.folds) for result in results},
+        "version": ", ".join(sorted({result["version"] for result in results})),
         **({"own": {str(result["seed"]): result["own"] for result in results}} if first.get("own") else {}),
     }
 

@@ -11,6 +11,8 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -96,14 +98,41 @@ class Trial:
         """The trial with the best of its candidates, ties to the first; None while some are not tried."""
         if self.choice is None:
             return self
+        best = self.recorded or self.best(store)
+        return None if best is None else replace(self, settings=_changed(self.settings, best), choice=None)
+
+    def best(self, store: Store) -> str | None:
+        """The best of its candidates by the trials in the store; None while some are not tried."""
+        if self.choice is None:
+            return None
         results = [store.read(one) for one in self.choices()]
         finals = [result["final"] for result in results if result is not None]
         if len(finals) < len(results):
             return None
         count = len(self.choice.seeds)
         means = [fmean(finals[first : first + count]) for first in range(0, len(finals), count)]
-        best = self.choice.candidates[means.index(max(means))]
-        return replace(self, settings=_changed(self.settings, best), choice=None)
+        return self.choice.candidates[means.index(max(means))]
+
+    @property
+    def recorded(self) -> str | None:
+        """The candidate that an earlier run chose, as kept in `chosen.json`; it is not chosen again."""
+        return None if self.choice is None else chosen_earlier().get(self.choice_name)
+
+    @property
+    def choice_name(self) -> str:
+        """The name of its choice in `chosen.json`: readable, and different for all that differs."""
+        assert self.choice is not None
+        values = json.loads(self.choice.settings or self.settings)
+        names = [values["name"], values["algorithm"]["name"], values["algorithm"].get("form", "sound")]
+        digest = hashlib.sha256("".join(one.key for one in self.choices()).encode()).hexdigest()[:16]
+        return ", ".join([*names, digest])
+
+
+@lru_cache(maxsize=1)
+def chosen_earlier() -> dict[str, str]:
+    """Return the candidates that earlier runs chose, by the name of the choice."""
+    path = files("polyeps_reproductions") / "chosen.json"
+    return {name: _text(changes) for name, changes in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
 def trial(settings: Settings, **others: Any) -> Trial:

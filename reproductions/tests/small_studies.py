@@ -46,4 +46,4 @@ def result(of: Trial, final: float) -> dict[str, Any]:
     """What a trial might have left, without training."""
     bytes_of = dict.fromkeys(("up", "down", "up_private", "down_private", "uplink"), 2**20)
     values = {"seed": of.seed, "final": final, "accuracy": {"1": final}, "rounds": 1, "spent_share": 0.9, "spent": 0.5}
-    return {**values, **bytes_of, "seconds": 0.1, "settings": {"training": {"learning_rate": 0.05}}}
+    return {**values, **bytes_of, "seconds": 0.1, "version": "0", "settings": {"training": {"learning_rate": 0.05}}}

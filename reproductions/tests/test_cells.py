@@ -1,15 +1,20 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from polyeps_reproductions.algorithms import fedsel
 from polyeps_reproductions.cells import GRID, Setting, drawn_epsilons
+from polyeps_reproductions.federations import population
+from polyeps_reproductions.reference_models import SoftmaxTwice, softmax_twice
 from polyeps_reproductions.trials import VALIDATION
 from small_studies import SETTING, cell
 
 from polyeps.accounting.certificate import Form
 from polyeps.errors import InputError
 from polyeps.experiment.config import Experiment, experiment
+from polyeps.models import cross_entropy
 
 
 def made(method: str, form: Form, setting: Setting | None = None) -> Experiment:
@@ -77,6 +82,46 @@ def test_a_row_of_numbers_of_clients_shares_its_choice() -> None:
     assert row[0].choices()[0].experiment().data.clients == 30
     assert Setting(budgets="mixgauss3").cell("pfa", "sound").trial.choices() != row[0].choices()
     assert cell(learning_rate=None).trial.choices()[0].experiment().data.clients == 6  # whose ε are listed
+
+
+def test_networks_share_choices() -> None:
+    def choices(method: str, budgets: str = "mixgauss3", data: str = "mnist") -> object:
+        return Setting(data, "cnn", "iid", budgets).cell(method, "sound").trial.choices()
+
+    assert choices("pfa") == choices("pfa-plus") == choices("pfa", data="fashion-mnist") != choices("weiavg")
+    assert choices("maximum") == choices("maximum", "mixgauss1") != choices("maximum", "gauss")  # its largest ε is 5
+    assert choices("public-only") == choices("pfa", "mixgauss1") != choices("pfa")
+    assert choices("public-only", "gauss") == choices("pfa", "gauss")
+    free = [Setting("mnist", "cnn", "iid", budgets).cell("non-private", "sound") for budgets in ("gauss", "mixgauss1")]
+    assert free[0].trial == free[1].trial
+    assert free[0].labels["budgets"] == "gauss"
+
+
+def test_budgets_can_be_drawn_anew_for_every_seed() -> None:
+    setting = Setting(data="digits", size=20, redrawn=True)
+    first, second = (population(made("pfa", "sound", setting), seed).budgets for seed in (1, 2))
+    assert [one.epsilon for one in first if one] != [one.epsilon for one in second if one]
+    once = replace(setting, redrawn=False)
+    assert setting.title != once.title
+    assert setting.cell("pfa", "sound").trial.choices() == once.cell("pfa", "sound").trial.choices()
+
+
+def test_softmax_twice_is_what_autograd_finds() -> None:
+    outputs = torch.randn(7, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
+    labels = torch.arange(7)
+    loss = SoftmaxTwice()
+    chances = torch.softmax(torch.softmax(outputs, 1), 1)
+    torch.testing.assert_close(loss(outputs, labels), -chances.log()[labels, labels])
+    (expected,) = torch.autograd.grad(-chances.log()[labels, labels].sum(), outputs)
+    torch.testing.assert_close(loss.gradients(outputs.detach(), labels), expected)
+
+
+def test_softmax_twice_starts_at_zero_with_gradients_ten_times_smaller() -> None:
+    model = softmax_twice((8, 8), 10)
+    outputs, labels = torch.zeros(1, 10), torch.tensor([3])
+    assert model.start_at_zero
+    small, plain = model.loss.gradients(outputs, labels), cross_entropy.gradients(outputs, labels)  # type: ignore[attr-defined]
+    torch.testing.assert_close(10 * small, plain)
 
 
 def test_an_unknown_method_of_fedsel_is_refused() -> None:

@@ -128,6 +128,24 @@ def test_cells_without_a_finished_trial_are_left_out(store: Store) -> None:
     assert "1 of 2 cells have no finished trial and are left out" in found["findings"]
 
 
+def test_a_cell_whose_trials_are_gone_keeps_its_earlier_record(store: Store) -> None:
+    earlier = {**summary(store), "version": "0.1"}
+    for one in earlier["records"]:
+        del one["version"]  # as in files of version 0.1
+        one |= {"finals": None, "curves": None}
+    for seed in (1, 2):
+        store.path(settled(store, "pfa", "published", seed)).unlink()
+    found = STUDY.summary(figure(paper=0.4), store, 2, False, earlier=earlier)
+    kept = {(one["method"], one["form"]): one for one in found["records"]}["pfa", "published"]
+    assert (kept["mean"], kept["version"], kept["finals"], kept["paper"]) == (0.54, "0.1", None, 0.4)
+    assert [one["version"] for one in found["records"]].count("0.1") == 1
+    assert f"1 of {len(found['records'])} records are kept from version 0.1" in found["findings"]
+    assert found["missing"] == 2
+    for one in earlier["records"]:
+        one["learning_rate"] = 0.01  # another choice than today's
+    assert len(STUDY.summary(figure(), store, 2, False, earlier=earlier)["records"]) == len(found["records"]) - 1
+
+
 def test_missing_trials_are_counted(store: Store) -> None:
     found = summary(store, seeds=3)
     assert found["missing"] == 6

@@ -28,7 +28,7 @@ def records(part: str, quick: bool = False, seeds: int = 1) -> list[dict[str, An
             }
             settings = {"training": {"learning_rate": 0.5, "local_steps": 1}}
             measured = {"spent": 3.589, "accuracy": {}, "clients": 2000}
-            results.append({"seed": seed, "settings": settings, "final": final, "own": own, **measured})
+            results.append({"seed": seed, "settings": settings, "version": "0", "final": final, "own": own, **measured})
         found.append(record(cell, results))
     return found
 

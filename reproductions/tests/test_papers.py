@@ -1,5 +1,6 @@
 """The figures and tables of PFA and PDP-FL as we have them."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from polyeps_reproductions import pdp_fl, pdp_fl_tables, pfa, pfa_tables
+from polyeps_reproductions import pdp_fl, pdp_fl_tables, pfa, pfa_tables, trials
 from polyeps_reproductions.studies import STUDIES, Part, find
 from polyeps_reproductions.trials import Store
 
@@ -28,7 +29,8 @@ def printed(number: str) -> dict[tuple[str, str, int, str], float]:
 
 
 def test_the_papers_numbers_are_where_they_belong() -> None:
-    assert [one.number for one in pfa.figures(False)] == ["3", "4", "5", "6", "7", "8", "10", "11", "12"]
+    variants = ["3-softmax", "3-redrawn"]
+    assert [one.number for one in pfa.figures(False)] == ["3", "4", "5", "6", "7", "8", "10", "11", "12", *variants]
     three = printed("3")
     assert len(three) == 4 * 4 * 7
     assert three["fashion-mnist", "logistic", 20, "pfa-plus"] == 0.70
@@ -44,6 +46,27 @@ def test_the_papers_numbers_are_where_they_belong() -> None:
     }
 
 
+def test_variants_stand_beside_the_numbers_of_the_cells_they_vary() -> None:
+    softmax, redrawn = (pfa.STUDY.choose([name])[0].cells(False) for name in ("3-softmax", "3-redrawn"))
+    assert {one.labels["form"] for one in softmax} == {"published"}
+    assert {one.labels["form"] for one in redrawn} == {"published", "sound"}
+    fedavg = [one.paper for one in softmax if one.labels["method"] == "fedavg"]
+    assert fedavg == [0.17, 0.16, 0.17, 0.15, 0.56, 0.64, 0.68, 0.69]
+    assert all(one.paper is not None for one in (*softmax, *redrawn) if one.labels["method"] != "public-only")
+    assert all("epsilons" not in json.loads(one.trial.settings)["budgets"] for one in redrawn)
+
+
+def test_recorded_choices_are_candidates_of_cells() -> None:
+    """A name that no cell has any more would be dead weight; another rate than the grid's would be a slip."""
+    recorded = set(trials.chosen_earlier())
+    for name in STUDIES:
+        for wanted in {cell.trial for part in find(name).parts(False) for cell in part.cells(False)}:
+            if wanted.choice and wanted.recorded is not None:
+                assert wanted.recorded in wanted.choice.candidates
+                recorded.discard(wanted.choice_name)
+    assert not recorded
+
+
 def test_the_quick_set_is_small() -> None:
     cells = [cell for part in pfa.figures(True) for cell in part.cells(True)]
     assert max(cell.labels["clients"] for cell in cells) == 20
@@ -52,8 +75,8 @@ def test_the_quick_set_is_small() -> None:
 
 
 def test_a_figure_of_no_such_number_is_refused() -> None:
-    with pytest.raises(InputError, match="pfa has no figure 9 here; choose one of 3, 4"):
-        pfa.STUDY.choose(figures=["9"])
+    with pytest.raises(InputError, match="pfa has no figure 14 here; choose one of 3, 4"):
+        pfa.STUDY.choose(figures=["14"])
     with pytest.raises(InputError, match="no table 2"):
         pfa.STUDY.choose(tables=["2"])
 
@@ -76,6 +99,18 @@ def test_table_1_shows_budgets_as_printed_and_as_drawn() -> None:
     assert [row[0] for row in content.rows] == list(pfa_tables.BUDGETS)
     assert "N(10, 0.1)" in content.rows[5][1]
     assert "N(10, 1)" in content.rows[5][2]
+
+
+def test_figure_9_shows_every_client_of_the_draws_that_are_used() -> None:
+    content = pfa_tables.drawn([], False)
+    assert [row[:2] for row in content.rows[::7]] == [
+        [20, "uniform"],
+        [30, "uniform"],
+        [40, "uniform"],
+        [50, "uniform"],
+    ]
+    assert [row[-1] for row in content.rows if row[1] == "mixgauss1"] == [2, 4, 4, 5]  # as in the paper's draw
+    assert [len(one["series"][0]["x"]) for one in content.panels] == [20, 30, 40, 50]
 
 
 def test_table_5_takes_milliseconds() -> None:

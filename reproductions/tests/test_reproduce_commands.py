@@ -126,7 +126,7 @@ def test_every_study_is_listed() -> None:
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     work = ("--work", str(tmp_path))
     refused("reproduce", "nothing", *work, naming=("'nothing'", "pfa, fedsel, pdp-fl, fedhdp, cmp-fed"))
-    refused("reproduce", "pfa", "--figure", "9", *work, naming=("no figure 9",))
+    refused("reproduce", "pfa", "--figure", "14", *work, naming=("no figure 14",))
     refused("reproduce", "pfa", "--shard", "third", *work, naming=("--shard", "3/8", "'third'"))
     for study in ("pfa", "cmp-fed"):
         refused("reproduce", study, "--shard", "9/8", "--table", "1", *work, naming=("3/8", "9/8"))

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from polyeps_reproductions import pfa, running
+from polyeps_reproductions import pfa, running, trials
 from polyeps_reproductions.comparison import FORMS
 from polyeps_reproductions.running import Machines, bundle, of_shard, run_all, settle
 from polyeps_reproductions.trials import Result, Store, Trial
@@ -58,6 +58,20 @@ def test_the_best_candidate_is_chosen_once_all_are_tried_and_ties_go_to_the_firs
     settled = wanted.settled(store)
     assert settled is not None
     assert json.loads(settled.settings)["training"]["learning_rate"] == 0.01
+
+
+def test_a_recorded_choice_is_not_made_again(
+    tmp_path: Path, performed: list[Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, wanted = Store(tmp_path), trial(learning_rate=None)
+    assert wanted.choice is not None
+    recorded = {wanted.choice_name: wanted.choice.candidates[0]}
+    monkeypatch.setattr(trials, "chosen_earlier", lambda: recorded)
+    run_all([wanted], store, Machines())
+    assert [json.loads(one.settings)["training"]["learning_rate"] for one in performed] == [0.05]  # not 0.01, the best
+    other = replace(wanted, choice=replace(wanted.choice, seeds=(1, 2)))
+    assert other.recorded is None  # another choice has another name
+    assert other.settled(store) is None
 
 
 def test_several_seeds_choose_by_their_mean(tmp_path: Path) -> None:

@@ -131,7 +131,6 @@ def test_laws_are_laws_and_ratios_are_what_is_charged(data: st.DataObject, dimen
     keep = selection.sound_keep(dimension, top, epsilon)
     for law in (
         selection.perturbed_sampling(dimension, top, epsilon),
-        selection.perturbed_sampling_as_printed(dimension, top, min(epsilon, 3.0)),
         selection.perturbed_encoding(dimension, top, keep),
         selection.uniform(dimension),
     ):
@@ -141,8 +140,15 @@ def test_laws_are_laws_and_ratios_are_what_is_charged(data: st.DataObject, dimen
     assert selection.perturbed_encoding(dimension, top, keep).epsilon <= epsilon + 1e-12
 
 
-def test_sampling_as_printed_is_far_from_its_claim() -> None:
-    assert selection.perturbed_sampling_as_printed(100, 10, 1.0).epsilon == pytest.approx(7.697, abs=1e-3)
+@pytest.mark.parametrize(("dimension", "top", "epsilon"), [(100, 10, 1.0), (123, 12, 0.2), (7, 3, 4.0), (5, 5, 1.0)])
+def test_published_sampling_is_algorithm_4(dimension: int, top: int, epsilon: float) -> None:
+    """Its line 4: x < e^ε·k / (d − k + e^ε·k), then a uniform index of the top k, else of the others."""
+    hit = math.exp(epsilon) * top / (dimension - top + math.exp(epsilon) * top)
+    law = selection.selection_law("ps", dimension, top, epsilon, "published")
+    assert top * law.top == pytest.approx(hit)
+    assert (dimension - top) * law.rest == pytest.approx(1 - hit)
+    assert law.epsilon == pytest.approx(epsilon if top < dimension else 0)
+    assert law == selection.selection_law("ps", dimension, top, epsilon, "sound")
 
 
 def test_calibrated_encoding_is_sampling_that_sometimes_abstains() -> None:

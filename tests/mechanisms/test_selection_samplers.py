@@ -114,7 +114,6 @@ def test_whole_numbers_keep_the_certified_ratio(
 def test_rounding_hardly_changes_the_law(
     select: SelectName, form: SelectionForm, dimension: int, top: int, epsilon: float
 ) -> None:
-    epsilon = min(epsilon, 0.1) if form == "published" else epsilon  # the misprint takes e^(ε·k)
     exact = selection.selection_law(select, dimension, top, epsilon, form)
     if select == "exp":
         by_rank = selection.rank_counts(dimension, epsilon)

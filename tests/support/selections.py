@@ -31,8 +31,7 @@ def laws(select: SelectName, dimension: int, top: int, epsilon: float, form: Sel
         return np.append(weight / weight.sum(1, keepdims=True), np.zeros((dimension, 1)), axis=1)
     marked = statuses(dimension, top)
     if select == "ps":
-        odds = math.exp(epsilon * top) / top if form == "published" else math.exp(epsilon)
-        weight = np.where(marked, odds, 1.0)
+        weight = np.where(marked, math.exp(epsilon), 1.0)
         return np.append(weight / weight.sum(1, keepdims=True), np.zeros((len(marked), 1)), axis=1)
     keep = selection.published_keep(epsilon) if form == "published" else selection.sound_keep(dimension, top, epsilon)
     return encoding_laws(marked, keep)

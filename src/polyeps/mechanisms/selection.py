@@ -85,19 +85,14 @@ def exponential(dimension: int, epsilon: float) -> Selection:
 
 
 def perturbed_sampling(dimension: int, top: int, epsilon: float) -> Selection:
-    """Return the law of PS: one of the top k with probability k·e^ε/(d−k+k·e^ε), else one of the others."""
+    """Return the law of PS: one of the top k with probability k·e^ε/(d−k+k·e^ε), else one of the others.
+
+    As in the paper's algorithm 4 and lemma 3. A sentence before the lemma has e^(ε·k) for k·e^ε, which is a slip.
+    """
     if top == dimension:
         return uniform(dimension)
     log_normaliser = np.logaddexp(math.log(dimension - top), math.log(top) + epsilon)
     return Selection(math.exp(epsilon - log_normaliser), math.exp(-log_normaliser), 0.0, epsilon)
-
-
-def perturbed_sampling_as_printed(dimension: int, top: int, epsilon: float) -> Selection:
-    """Return the law of PS by the formula in the paper's text, p = e^(ε·k)/(d−k+e^(ε·k)): true ε = |ε·k − ln k|."""
-    if top == dimension:
-        return uniform(dimension)
-    hit = 1 / (1 + (dimension - top) * math.exp(-epsilon * top))
-    return Selection(hit / top, hit * math.exp(-epsilon * top), 0.0, abs(epsilon * top - math.log(top)))
 
 
 def perturbed_encoding(dimension: int, top: int, keep: float) -> Selection:
@@ -145,15 +140,13 @@ def sound_keep(dimension: int, top: int, epsilon: float) -> float:
 def selection_law(
     select: SelectName, dimension: int, top: int, epsilon: float, form: SelectionForm = "sound"
 ) -> Selection:
-    """Return the law of a selection by name; the form "published" takes the probabilities printed in the paper."""
+    """Return the law of a selection by name; of the paper's probabilities ("published"), only PE's cost more than ε."""
     check_selection(dimension, top, epsilon)
     match select:
         case "uniform":
             return uniform(dimension)
         case "exp":
             return exponential(dimension, epsilon)
-        case "ps" if form == "published":
-            return perturbed_sampling_as_printed(dimension, top, epsilon)
         case "ps":
             return perturbed_sampling(dimension, top, epsilon)
         case "pe":
