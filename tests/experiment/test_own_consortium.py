@@ -251,6 +251,25 @@ def test_a_run_is_resumed_with_the_same_data(here: Path) -> None:
     assert resumed.models[key].equal(whole.models[key])
 
 
+def test_a_file_that_changed_is_noticed_when_a_run_is_resumed(here: Path) -> None:
+    class Enough(Exception):  # noqa: N818
+        pass
+
+    def stop(*_: Any) -> None:
+        raise Enough
+
+    wanted = config.read_experiment(here / "e.toml")
+    with pytest.raises(Enough):
+        runs.run(wanted, here / "out", watch=Watch(round_done=stop))
+    first = (here / "h.csv").read_text()
+    cell(5, "bp", "131.5")(here)  # as many records and persons, and the same price
+    assert len((here / "h.csv").read_text().splitlines()) == len(first.splitlines())
+    with pytest.raises(InputError, match="has other budgets, records or noise since the run began; restore its files"):
+        runs.resume(here / "out")
+    (here / "h.csv").write_text(first)
+    assert runs.resume(here / "out").spent
+
+
 def test_scikit_learn_transformers_that_learn_nothing_or_from_public_data() -> None:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import FunctionTransformer, PolynomialFeatures, StandardScaler
