@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps.data.cells import as_text, is_empty, is_missing, listed, of_each, short_text
+from polyeps.data.cells import as_text, is_empty, is_missing, listed, of_each, person_key, short_text
 from polyeps.data.dataset import Dataset, LabelArray
 from polyeps.data.schema import Schema, Where, no_column
 from polyeps.data.schema_files import TableDeclaration, schema_of
@@ -126,6 +126,7 @@ def assemble(
         remarks.append(
             f"clients {twin!r} and {folded[twin.casefold()]!r} are two clients, which differ in capitals only"
         )
+    persons = _persons(tables, declared, groups, where, remarks)
     return Dataset(
         f"own:{name}",  # never taken for a public set of that name
         features,
@@ -135,7 +136,7 @@ def assemble(
         classes,
         groups=groups,
         group_names=tuple(names),
-        persons=_persons(tables, declared, groups, where),
+        persons=persons,
         person="" if declared.unit is None else in_words(declared.unit),
         schema=declared.schema,
         columns=columns,
@@ -206,7 +207,11 @@ def _numbered(cells: Cells, where: Where, column: str) -> tuple[list[str], Label
 
 
 def _persons(
-    tables: Sequence[RawTable], declared: TableDeclaration, groups: LabelArray | None, where: Sequence[Where]
+    tables: Sequence[RawTable],
+    declared: TableDeclaration,
+    groups: LabelArray | None,
+    where: Sequence[Where],
+    remarks: list[str],
 ) -> LabelArray | None:
     """Return the number of each record's person among those of its client."""
     if declared.unit is None:
@@ -214,8 +219,19 @@ def _persons(
     pieces, before = [], 0
     for table, at in zip(tables, where, strict=True):
         names, numbers = _numbered(table.columns[declared.unit], at, declared.unit)
-        pieces.append(numbers + before)
-        before += len(names)
+        if (nobody := next((place for place, name in enumerate(names) if is_missing(name)), None)) is not None:
+            row = int(np.flatnonzero(numbers == nobody)[0])
+            raise DataError(f"{at(row)}, column {declared.unit!r}: {names[nobody]!r} names nobody: fill it in")
+        keys: dict[str, int] = {}
+        person = np.array([keys.setdefault(person_key(name), len(keys)) for name in names], dtype=np.int64)
+        if len(keys) < len(names):
+            remarks.append(
+                f"{table.source}, column {declared.unit!r}: identifiers that differ in capitals, blanks or zeros only "
+                f"count as the same {in_words(declared.unit)} ({len(names) - len(keys)} of {len(names)}); if they are "
+                "not, make them differ in more"
+            )
+        pieces.append(person[numbers] + before)
+        before += len(keys)
     everybody = np.concatenate(pieces)
     client = np.zeros_like(everybody) if groups is None else groups
     pairs, numbers = np.unique(client * before + everybody, return_inverse=True)
