@@ -307,3 +307,11 @@ def test_a_word_for_nothing_names_no_person(cell: str) -> None:
 def test_a_file_is_named_after_its_client_however_its_letters_are_stored(tmp_path: Path) -> None:
     (tmp_path / "Rene\u0301.csv").write_text("client,x,label\nRené,1,0\nRene\u0301,2,1\n", encoding="utf-8")
     assert load_own(tmp_path).group_names == ("René",)
+
+
+def test_labels_and_columns_that_a_screen_cannot_show_are_refused() -> None:
+    table = {"client": ["elm"] * 4, "x": [0.5] * 4, "label": ["a", "\x1b[31mb"] * 2}
+    with pytest.raises(DataError, match=r"the label '\\x1b\[31mb' holds letters that cannot be shown"):
+        from_frame(table)
+    with pytest.raises(DataError, match=r"column 2 is named '\\x1b\[31mx', which cannot be shown"):
+        from_frame({"client": table["client"], "\x1b[31mx": table["x"], "label": [0, 1, 0, 1]})

@@ -59,6 +59,8 @@ def check_names(source: str, header: Sequence[str]) -> None:
     for position, name in enumerate(header, 1):
         if not name:  # as pandas writes its index
             raise DataError(f"{source}, column {position} has no name: name it, or remove it if it counts the rows")
+        if not name.isprintable():
+            raise DataError(f"{source}, column {position} is named {name!a}, which cannot be shown; rename it")
         if header.count(name) > 1:
             raise DataError(f"{source} has {header.count(name)} columns named {name!r}: rename or remove all but one")
 
