@@ -365,6 +365,11 @@ WRONG: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "no label": (cell(9, "outcome", ""), ("h.csv, row 9", "column 'outcome'", "the label is empty", "fill it in")),
     "NaN label": (cell(9, "outcome", "NaN"), ("h.csv, row 9", "column 'outcome'", "fill it in")),
     "no client": (cell(9, "hospital", ""), ("h.csv, row 9", "column 'hospital'", "the cell is empty")),
+    "client that cannot be shown": (
+        cell(9, "hospital", "elm\x1b[2J"),
+        ("h.csv: the name of a client must be printable text", "choose another name"),
+    ),
+    "client with a long name": (cell(9, "hospital", "elm" * 100), ("at most 255 are allowed", "shorten it")),
     "no person": (cell(9, "patient", ""), ("h.csv, row 9", "column 'patient'", "the cell is empty")),
     "one label": (text(lambda now: now.replace("ill", "well")), ("one label only, 'well'", "name another column")),
     "label not declared": (

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyeps.core import check_name
 from polyeps.data.cells import as_text, is_empty, is_missing, listed, of_each, person_key, short_text
 from polyeps.data.dataset import Dataset, LabelArray
 from polyeps.data.schema import Schema, Where, no_column
@@ -114,6 +115,8 @@ def assemble(
             whose = f"client {clients[place]} has no records, as " if clients else ""
             raise DataError(f"{whose}{table.source} has no rows: remove it or add records")
     names, groups = _clients(tables, declared, clients)
+    for client in names:
+        check_name(f"{name}: the name of a client", client)
     owners = None if clients is not None else groups
     where = [_where(table, names, owners) for table in tables]
     columns, features, remarks = _features(tables, declared, where)
