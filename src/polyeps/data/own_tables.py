@@ -119,7 +119,7 @@ def assemble(
         check_name(f"{name}: the name of a client", client)
     owners = None if clients is not None else groups
     where = [_where(table, names, owners) for table in tables]
-    columns, features, remarks = _features(tables, declared, where)
+    columns, features, remarks = _features(tables, declared, where, names, groups)
     classes, labels = number_labels(tables, declared, where)
     if declared.classes is None:
         shown = ", ".join(classes[:5]) + (", …" if len(classes) > 5 else "")
@@ -244,14 +244,19 @@ def _persons(
 
 
 def _features(
-    tables: Sequence[RawTable], declared: TableDeclaration, where: Sequence[Where]
+    tables: Sequence[RawTable],
+    declared: TableDeclaration,
+    where: Sequence[Where],
+    clients: Sequence[str],
+    groups: LabelArray | None,
 ) -> tuple[tuple[str, ...], NDArray[np.float32], list[str]]:
     """Return the names of the features, the features, and what is to be said about them."""
     if declared.schema is not None:
         encoded = [
             declared.schema.encode(table.columns, at, table.source) for table, at in zip(tables, where, strict=True)
         ]
-        return declared.schema.outputs, np.concatenate(encoded), _unmatched(declared.schema, encoded)
+        features = np.concatenate(encoded)
+        return declared.schema.outputs, features, _unmatched(declared.schema, features, clients, groups)
     if any(table.features is not None for table in tables):
         return (), np.concatenate(_arrays(tables, where)), []
     roles = {declared.label, declared.client, declared.unit}
@@ -275,16 +280,26 @@ def _features(
     return tuple(names), np.concatenate(blocks), [remark]
 
 
-def _unmatched(schema: Schema, encoded: Sequence[NDArray[np.float32]]) -> list[str]:
-    """Return a remark for each column of which no cell has a declared category."""
+def _unmatched(
+    schema: Schema, encoded: NDArray[np.float32], names: Sequence[str], groups: LabelArray | None
+) -> list[str]:
+    """Return a remark for each column of which no cell, of all clients or of one, has a declared category."""
     remarks, at = [], 0
+    owner = np.zeros(len(encoded), np.int64) if groups is None else groups
     for column in schema.columns:
         at += len(column.outputs)
-        if column.categories is not None and all(block[:, at - 1].all() for block in encoded):
-            remarks.append(
-                f"no cell of {column.name} is one of {', '.join(column.categories)}; compare {column.place}.categories "
-                "with the table"
-            )
+        if column.categories is None:
+            continue
+        without = np.flatnonzero(np.bincount(owner, 1 - encoded[:, at - 1], minlength=len(names)) == 0).tolist()
+        if not without:
+            continue
+        some = len(without) < len(names)
+        whose = f" of client {names[without[0]]!r}" if some else ""
+        more = f" (and so for {len(without) - 1} more)" if some and len(without) > 1 else ""
+        remarks.append(
+            f"no cell of {column.name}{whose} is one of {', '.join(column.categories)}{more}; compare "
+            f"{column.place}.categories with the table"
+        )
     return remarks
 
 
