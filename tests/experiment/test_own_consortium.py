@@ -189,6 +189,10 @@ def test_deltas_count_persons_where_persons_are_protected() -> None:
         budget.delta
         for budget in guaranteed(populate(config.experiment({**settings, "data": {"clients": 3}}), 1).budgets)
     } == {1e-5}
+    # With a rate the number of records is hidden: no δ may tell 10 001 from 10 000.
+    hiding = config.experiment({**settings, "training": {"rate": 0.01}})
+    found = populate(hiding, 1, parts=Parts(data=from_arrays(features, labels, clients)))
+    assert [budget.delta for budget in guaranteed(found.budgets)] == [1e-5, 1e-5]
 
 
 def test_a_delta_that_is_too_large_is_warned_of_in_plan_run_and_report(here: Path) -> None:

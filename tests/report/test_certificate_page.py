@@ -124,6 +124,21 @@ def test_a_unit_other_than_the_ledgers_is_noticed(folder: Path, tmp_path: Path) 
         certificate_of(tmp_path / "forged", "1")
 
 
+def test_a_number_of_records_that_is_hidden_is_not_shown(folder: Path, tmp_path: Path) -> None:
+    assert certificate_of(folder, "0").facts["What the client trained on"].endswith("records")
+    settings = {
+        "rounds": 1,
+        "algorithm": "fedavg",
+        "budgets": {"epsilons": [3.0]},
+        "training": {"local_steps": 1, "rate": 0.1, "batch": 8},
+    }
+    run(config.experiment(settings), tmp_path / "run")
+    page = certificate_of(tmp_path / "run", "0")
+    assert "adding or removing any one record" in page.sentence
+    assert page.facts["What the client trained on"] == ""
+    assert not any("is public" in said for said in page.limits)
+
+
 def test_who_must_be_trusted_is_said(tmp_path: Path) -> None:
     settings = {
         "rounds": 1,

@@ -97,7 +97,8 @@ def populate(experiment: config.Experiment, seed: int, device: str = "cpu", part
     own_tests = None
     if wanted.own_test:
         partition, own_tests = set_apart(partition, wanted.own_test, generator(seed, "own tests"), dataset)
-    budgets, groups = budgets_of(experiment.budgets, partition, dataset, seed)
+    hidden = any(experiment.training_of(method).rate is not None for method in experiment.algorithm)
+    budgets, groups = budgets_of(experiment.budgets, partition, dataset, seed, hidden=hidden)
     model = model_for(experiment.model, dataset, seed_for(seed, "model"), parts)
     start = model.start(torch.Generator().manual_seed(seed_for(seed, "model")))
     return Population(dataset, partition, budgets, model, start, seed, torch.device(device), groups, own_tests)

@@ -335,7 +335,7 @@ def _open_ledger(job: Job, folder: Path, begun: bool) -> Ledger | None:
 def _digest(job: Job) -> str:
     """Return a checksum of a job's clients and of the records, if they are the user's own: files may change."""
     dataset = job.population.dataset
-    return hashlib.sha256(repr((client_rows(job), dataset.digest if dataset.own else "")).encode()).hexdigest()
+    return hashlib.sha256(f"{client_rows(job)!r}{dataset.digest if dataset.own else ''}".encode()).hexdigest()
 
 
 @contextmanager

@@ -70,7 +70,8 @@ def certificate_of(folder: Path, client: str, method: str | None = None, seed: i
     facts, settings = job.facts, about.get("experiment", {})
     person = str(facts.get("person") or "")
     unit = f"all records of one {person}" if facts["unit"] == "person" else f"one {facts['unit']}"
-    held = plural(row.records, person or "record")
+    hidden = facts["adjacency"] == "add-remove"  # the number is then no less protected than the records
+    held = "" if hidden else plural(row.records, person or "record")
     data = settings.get("data", {})
     size = f"{facts.get('parameters', 0):,} parameters".replace(",", " ")
     return ClientPage(
