@@ -94,9 +94,11 @@ def person_key(value: Any) -> str:
     (True, '7', '100000')
     """
     folded = unicodedata.normalize("NFKC", as_text(value)).casefold()
-    text = "".join(letter for letter in folded if not (letter.isspace() or unicodedata.category(letter) == "Cf"))
+    text = "".join(folded.split())
+    if not text.isascii():
+        text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf") or text
     if not _NUMBER.fullmatch(text):
-        return text or folded
+        return text
     number = Decimal(text)
     return str(int(number)) if number == number.to_integral_value() else f"{number.normalize():f}"
 
