@@ -421,6 +421,11 @@ WRONG: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         line('unit = "patient"', 'unit = "patient"\npartition = "iid"\nclients = 3'),
         ("would divide the records of a patient",),
     ),
+    "another number of clients": (
+        line('unit = "patient"', 'unit = "patient"\nclients = 3'),
+        ("data.clients = 3 has no effect", "names its 6 clients", "leave it out"),
+    ),
+    "a size of clients": (line('unit = "patient"', 'unit = "patient"\nsize = 9'), ("data.size = 9 has no effect",)),
     "unit without a table": (
         line('file = "h.csv"', 'name = "digits"'),
         ("data.unit is for your own table", "data.file"),

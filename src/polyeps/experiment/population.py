@@ -84,9 +84,12 @@ def populate(experiment: config.Experiment, seed: int, device: str = "cpu", part
     """Return the clients of a seed, with their records and budgets."""
     wanted = experiment.data
     dataset = dataset_of(wanted, seed, parts)
+    kind = partition_kind(wanted, dataset)
+    if dataset.own and kind == "as-in-file":
+        _check_as_named(wanted, dataset)
     partition = divide(
         dataset,
-        partition_kind(wanted, dataset),
+        kind,
         clients=wanted.clients or clients_named(experiment.budgets),
         generator=generator(seed, "partition"),
         size=wanted.size,
@@ -113,6 +116,16 @@ def dataset_of(wanted: config.DataSettings, seed: int, parts: Parts = BUILT_IN) 
 def partition_kind(wanted: config.DataSettings, dataset: Dataset) -> str:
     """Return how records are divided: as in the file for your own tables that name their clients, else at random."""
     return wanted.partition or ("as-in-file" if dataset.own and dataset.groups is not None else "iid")
+
+
+def _check_as_named(wanted: config.DataSettings, dataset: Dataset) -> None:
+    """Refuse settings of drawn partitions where the table names the clients."""
+    if wanted.size is not None or wanted.clients not in (None, len(dataset.group_names)):
+        key, value = ("size", wanted.size) if wanted.size is not None else ("clients", wanted.clients)
+        raise InputError(
+            f"data.{key} = {value} has no effect, since {dataset.name} names its {len(dataset.group_names)} clients; "
+            "leave it out"
+        )
 
 
 def own_dataset(data: Any, wanted: config.DataSettings) -> Dataset | None:
