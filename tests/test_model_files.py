@@ -124,6 +124,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "no type": (lambda a: a.update(input_type="float16"), "input_type"),
     "more classes": (lambda a: a.update(classes=["a", "b", "c"]), "names 3 classes for 2"),
     "classes twice": (lambda a: a.update(classes=["a", "a"]), "the same name"),
+    "an escape in a class": (lambda a: a.update(classes=["a", "\x1b[31mb"]), "cannot be shown"),
     "fewer parameters": (lambda a: a.update(parameters=["0.weight"]), "another model"),
     "other parameters": (lambda a: a.update(parameters=["0.weight", "9.bias"]), "holds no tensor '9.bias'"),
     "no certificate": (lambda a: a["guarantee"].update(unit="galaxy"), "unit"),

@@ -89,6 +89,8 @@ class ModelMetadata(_Part):
             raise ValueError(f"a record of shape {self.input_shape} is too large")
         if len(set(self.classes)) < len(self.classes) or len(set(self.parameters)) < len(self.parameters):
             raise ValueError("two classes or two parameters have the same name")
+        if not all(name.isprintable() for name in (*self.classes, *self.features, *(self.clients or ()))):
+            raise ValueError("a class, feature or client has a name that cannot be shown")
         self.certificate(ClientGuarantee())
         return self
 

@@ -54,6 +54,10 @@ def test_scores_and_json(here: Path) -> None:
     (here / "new.csv").write_text(text)
     found = run_json("predict", "m.safetensors", "new.csv", "--score")
     assert found["scores"]["accuracy"] == 1
+    loud = [labels[0], *(label.upper() for label in labels[1:])]  # as labels are read for training
+    shouted = "".join(f"{line},{label}\n" for line, label in zip(TABLE.splitlines(), loud, strict=True))
+    (here / "loud.csv").write_text(shouted)
+    assert run_json("predict", "m.safetensors", "loud.csv", "--score")["scores"] == found["scores"]
     assert found["records"] == 2
     assert "accuracy 1.0000" in run("predict", "m.safetensors", "new.csv", "--score").stderr
     assert "accuracy" in run("predict", "m.safetensors", "new.csv", "--score", "-o", "out.csv").stdout

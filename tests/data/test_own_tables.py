@@ -277,3 +277,54 @@ def test_persons_are_not_torn_apart_by_a_random_partition() -> None:
     with pytest.raises(InputError, match="iid would divide the records of a patient among clients: use as-in-file"):
         divide(whole, "iid", clients=2, generator=np.random.default_rng(1))
     assert divide(whole, "as-in-file", clients=None, generator=None).ids == ("elm", "oak")
+
+
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ["17", "17.0", " 17", "017", "17.", "+17", "1.7e1", "１７"],
+        ["P 17", "p17", "P17 ", "p\u200b17", "p\u00a017"],
+        ["René", "Rene\u0301", "RENÉ"],
+        ["100000", "1e+05", "1e5"],
+    ],
+)
+def test_no_spelling_splits_a_person(spellings: list[str]) -> None:
+    table = {"client": ["elm"] * 9, "x": [0.5] * 9, "label": [0, 1, 1] * 3, "patient": (spellings * 9)[:8] + ["other"]}
+    found = from_frame(table, unit="patient")
+    assert found.persons is not None
+    assert len(set(found.persons[:8].tolist())) == 1
+    assert found.persons[8] != found.persons[0]
+    assert any("count as the same patient" in said for said in found.remarks)
+
+
+@pytest.mark.parametrize("cell", ["NA", "nan", "None", "null", "?"])
+def test_a_word_for_nothing_names_no_person(cell: str) -> None:
+    table = {"client": ["elm"] * 4, "x": [0.5] * 4, "label": [0, 1] * 2, "patient": ["a", "b", cell, cell]}
+    with pytest.raises(DataError, match=r"row 2 \(client elm\), column 'patient': '.*' names nobody: fill it in"):
+        from_frame(table, unit="patient")
+
+
+def test_a_file_is_named_after_its_client_however_its_letters_are_stored(tmp_path: Path) -> None:
+    (tmp_path / "Rene\u0301.csv").write_text("client,x,label\nRené,1,0\nRene\u0301,2,1\n", encoding="utf-8")
+    assert load_own(tmp_path).group_names == ("René",)
+
+
+def test_labels_and_columns_that_a_screen_cannot_show_are_refused() -> None:
+    table = {"client": ["elm"] * 4, "x": [0.5] * 4, "label": ["a", "\x1b[31mb"] * 2}
+    with pytest.raises(DataError, match=r"the label '\\x1b\[31mb' holds letters that cannot be shown"):
+        from_frame(table)
+    with pytest.raises(DataError, match=r"column 2 is named '\\x1b\[31mx', which cannot be shown"):
+        from_frame({"client": table["client"], "\x1b[31mx": table["x"], "label": [0, 1, 0, 1]})
+
+
+def test_a_client_with_other_words_for_categories_is_pointed_out() -> None:
+    schema = {"sex": {"categories": ["m", "f"]}}
+
+    def said(sexes: list[str]) -> str:
+        table = {"client": ["elm"] * 4 + ["oak"] * 4, "sex": sexes, "label": [0, 1] * 4}
+        (remark,) = from_frame(table, schema=schema, classes=["0", "1"]).remarks
+        return remark
+
+    end = "is one of m, f; compare data.columns.sex.categories with the table"
+    assert said(["m", "f"] * 2 + ["male", "female"] * 2) == f"no cell of sex of client 'oak' {end}"
+    assert said(["male", "female"] * 4) == f"no cell of sex {end}"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from polyeps.data.dataset import Dataset
 from polyeps.data.own_tables import assemble
+from polyeps.data.schema import Column
 from polyeps.data.schema_files import TableDeclaration
 from polyeps.data.table_readers import read_columns
 from polyeps.errors import DataError
@@ -234,3 +236,14 @@ def test_a_decimal_comma_in_a_table_separated_by_commas_is_suspected(tmp_path: P
         DataError, match=r"row 2: 4 cells where the header names 3: correct it; write decimals with a poi"
     ):
         read(csv_file(tmp_path, "age,height,label\n1,2,5,0\n"))
+
+
+def test_a_time_with_a_zone_is_of_the_day_there(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    night = datetime(2024, 5, 31, 0, 30, tzinfo=timezone(timedelta(hours=2)))
+    times = pyarrow.array([night, None], pyarrow.timestamp("us", tz="Europe/Berlin"))
+    parquet.write_table(pyarrow.table({"seen": times}), tmp_path / "t.parquet")
+    seen = Column("seen", dates=(date(2024, 5, 30), date(2024, 6, 1)), missing="mean-of-range")
+    expected = seen.encode([night.isoformat(), ""], str)  # as a CSV file has it
+    assert expected.tolist() == [[0.0, 0.0], [0.0, 1.0]]
+    assert seen.encode(read_columns(tmp_path / "t.parquet").columns["seen"], str).tolist() == expected.tolist()

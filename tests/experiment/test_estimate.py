@@ -170,3 +170,17 @@ def test_the_command_prints_the_estimate_and_what_it_is_worth(tmp_path: Path, mo
     assert "accuracy" not in run_json("plan", str(file))
     options = ["--batch", "8", "--local-steps", "1", "--rounds", "1", "--budgets", "b.csv"]
     refused("plan", *options, "--accuracy", naming=("name the file",))
+
+
+def test_a_stand_in_may_hold_persons_and_need_not_name_clients(tmp_path: Path) -> None:
+    rows = [line.split(",") for line in own(tmp_path).read_text().splitlines()]
+    for name, columns in {"all.csv": range(len(rows[0])), "mine.csv": range(1, len(rows[0]))}.items():
+        lines = [[*(row[place] for place in columns), f"p{number // 2}"] for number, row in enumerate(rows)]
+        lines[0][-1] = "patient"
+        (tmp_path / name).write_text("\n".join(",".join(line) for line in lines) + "\n")
+    assert rows[0][0] == "client"
+    wanted = planned(tmp_path / "all.csv")
+    wanted = wanted.model_copy(update={"data": wanted.data.model_copy(update={"unit": "patient"})})
+    found = [estimate(wanted, stand_in=tmp_path / name, seeds=1) for name in ("all.csv", "mine.csv")]
+    assert [one.source for one in found] == ["file", "file"]
+    assert all(one.methods[0].without_privacy > 0.6 for one in found)

@@ -189,6 +189,10 @@ def test_deltas_count_persons_where_persons_are_protected() -> None:
         budget.delta
         for budget in guaranteed(populate(config.experiment({**settings, "data": {"clients": 3}}), 1).budgets)
     } == {1e-5}
+    # With a rate the number of records is hidden: no δ may tell 10 001 from 10 000.
+    hiding = config.experiment({**settings, "training": {"rate": 0.01}})
+    found = populate(hiding, 1, parts=Parts(data=from_arrays(features, labels, clients)))
+    assert [budget.delta for budget in guaranteed(found.budgets)] == [1e-5, 1e-5]
 
 
 def test_a_delta_that_is_too_large_is_warned_of_in_plan_run_and_report(here: Path) -> None:
@@ -197,6 +201,9 @@ def test_a_delta_that_is_too_large_is_warned_of_in_plan_run_and_report(here: Pat
     assert warning in run("plan", "e.toml", "--set", "budgets.delta=0.1").stderr
     assert warning in run_json("plan", "e.toml", "--set", "budgets.delta=0.1")["methods"][0]["remarks"][1]
     assert "is not below" not in run("plan", "e.toml").stderr
+    shown = run("plan", "e.toml", "--set", "budgets.delta={elm=0.005}").stderr
+    assert "client 'elm': δ = 0.005 is not well below 1/64" in shown
+    assert "publish one of them with probability 0.32" in shown
     spoken = run("run", "e.toml", "--set", "budgets.delta={elm=0.1}", "-o", "out")
     assert "client 'elm': δ = 0.1 is not below 1/64, one over the number of records" in spoken.stderr
     run("report", "out", "-o", "page.html")
@@ -249,6 +256,25 @@ def test_a_run_is_resumed_with_the_same_data(here: Path) -> None:
     resumed = runs.resume(here / "out", data=table())
     (key,) = whole.models
     assert resumed.models[key].equal(whole.models[key])
+
+
+def test_a_file_that_changed_is_noticed_when_a_run_is_resumed(here: Path) -> None:
+    class Enough(Exception):  # noqa: N818
+        pass
+
+    def stop(*_: Any) -> None:
+        raise Enough
+
+    wanted = config.read_experiment(here / "e.toml")
+    with pytest.raises(Enough):
+        runs.run(wanted, here / "out", watch=Watch(round_done=stop))
+    first = (here / "h.csv").read_text()
+    cell(5, "bp", "131.5")(here)  # as many records and persons, and the same price
+    assert len((here / "h.csv").read_text().splitlines()) == len(first.splitlines())
+    with pytest.raises(InputError, match="has other budgets, records or noise since the run began; restore its files"):
+        runs.resume(here / "out")
+    (here / "h.csv").write_text(first)
+    assert runs.resume(here / "out").spent
 
 
 def test_scikit_learn_transformers_that_learn_nothing_or_from_public_data() -> None:
@@ -343,6 +369,11 @@ WRONG: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "no label": (cell(9, "outcome", ""), ("h.csv, row 9", "column 'outcome'", "the label is empty", "fill it in")),
     "NaN label": (cell(9, "outcome", "NaN"), ("h.csv, row 9", "column 'outcome'", "fill it in")),
     "no client": (cell(9, "hospital", ""), ("h.csv, row 9", "column 'hospital'", "the cell is empty")),
+    "client that cannot be shown": (
+        cell(9, "hospital", "elm\x1b[2J"),
+        ("h.csv: the name of a client must be printable text", "choose another name"),
+    ),
+    "client with a long name": (cell(9, "hospital", "elm" * 100), ("at most 255 are allowed", "shorten it")),
     "no person": (cell(9, "patient", ""), ("h.csv, row 9", "column 'patient'", "the cell is empty")),
     "one label": (text(lambda now: now.replace("ill", "well")), ("one label only, 'well'", "name another column")),
     "label not declared": (
@@ -390,6 +421,11 @@ WRONG: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         line('unit = "patient"', 'unit = "patient"\npartition = "iid"\nclients = 3'),
         ("would divide the records of a patient",),
     ),
+    "another number of clients": (
+        line('unit = "patient"', 'unit = "patient"\nclients = 3'),
+        ("data.clients = 3 has no effect", "names its 6 clients", "leave it out"),
+    ),
+    "a size of clients": (line('unit = "patient"', 'unit = "patient"\nsize = 9'), ("data.size = 9 has no effect",)),
     "unit without a table": (
         line('file = "h.csv"', 'name = "digits"'),
         ("data.unit is for your own table", "data.file"),

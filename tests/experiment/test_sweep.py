@@ -170,3 +170,9 @@ def test_code_is_not_trusted_by_a_file(file: Path, tmp_path: Path) -> None:
     found = read_sweep(tmp_path / "sweep")
     assert isinstance(found, Sweep)
     assert found.code_folder == tmp_path.absolute()  # which only --trust-code makes use of
+
+
+@pytest.mark.parametrize(("disclosed", "shown"), [("true", "wards, epsilon=1.125"), ("false", "wards, run 1")])
+def test_names_do_not_tell_budgets_that_are_not_disclosed(disclosed: str, shown: str, file: Path) -> None:
+    changes = ["budgets.epsilon=1.125,2", f"budgets.disclosed={disclosed}", "algorithm=fedavg"]
+    assert plan_sweep(file, changes).runs[0].experiment.name == shown

@@ -42,6 +42,9 @@ def test_another_unit_is_refused_and_nothing_is_charged(
             found.charge(Gaussian(5.0), unit=unit, person=person)
         with pytest.raises(UnknownEvent, match=said):
             found.charge_all([Charge(("clinic",), Gaussian(5.0), 1, unit, "zero-out", person)])
+        if unit != "client":  # a pure ε of a record says little about the whole of a person or client
+            with pytest.raises(UnknownEvent, match=said):
+                found.charge(PureDpEvent(0.1), unit=unit, person=person)
         assert found.head == before
         found.charge(PureDpEvent(0.1), unit="client")  # holds for any two inputs
 

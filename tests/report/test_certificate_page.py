@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import shutil
 import sqlite3
 from html import unescape
@@ -92,3 +93,70 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.execute(["certificate", str(folder), "0", "-o", str(tmp_path / "0.html")]) == 0
     assert (tmp_path / "0.html").exists()
     assert cli.execute(["certificate", str(folder), "9"]) == 2
+
+
+def test_other_trainings_on_the_same_records_are_said_to_spend_more(folder: Path, tmp_path: Path) -> None:
+    first = certificate_of(folder, "0").limits[0]
+    assert first.startswith("The run trained 2 models on the same records")
+    assert "1 of them have no guarantee at all" in first
+    settings = {"rounds": 1, "budgets": {"epsilons": [0.5]}, "training": {"local_steps": 1}, "algorithm": "fedavg"}
+    run(config.experiment(settings), tmp_path / "one")
+    assert not any("models on the same records" in said for said in certificate_of(tmp_path / "one", "0").limits)
+    run(config.experiment({**settings, "seeds": [1, 2]}), tmp_path / "two")
+    assert "The run trained 2 models" in certificate_of(tmp_path / "two", "0", seed=2).limits[0]
+
+
+@pytest.mark.parametrize("forged", ["delta = delta / 1000", "epsilon = epsilon / 2"])
+def test_terms_other_than_the_ledgers_are_noticed(forged: str, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "forged")
+    with sqlite3.connect(tmp_path / "forged" / "journal.db") as journal:
+        journal.execute(f"UPDATE clients SET {forged} WHERE client = '1'")
+    with pytest.raises(LedgerTampered, match="has other terms"):
+        certificate_of(tmp_path / "forged", "1")
+
+
+def test_a_unit_other_than_the_ledgers_is_noticed(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "forged")
+    with sqlite3.connect(tmp_path / "forged" / "journal.db") as journal:
+        changed = journal.execute("""UPDATE jobs SET facts = replace(facts, '"unit": "record"', '"unit": "client"')""")
+        assert changed.rowcount
+    with pytest.raises(LedgerTampered, match="has other terms"):
+        certificate_of(tmp_path / "forged", "1")
+
+
+def test_a_number_of_records_that_is_hidden_is_not_shown(folder: Path, tmp_path: Path) -> None:
+    assert certificate_of(folder, "0").facts["What the client trained on"].endswith("records")
+    settings = {
+        "rounds": 1,
+        "algorithm": "fedavg",
+        "budgets": {"epsilons": [3.0]},
+        "training": {"local_steps": 1, "rate": 0.1, "batch": 8},
+    }
+    run(config.experiment(settings), tmp_path / "run")
+    page = certificate_of(tmp_path / "run", "0")
+    assert "adding or removing any one record" in page.sentence
+    assert page.facts["What the client trained on"] == ""
+    assert not any("is public" in said for said in page.limits)
+
+
+def test_who_must_be_trusted_is_said(tmp_path: Path) -> None:
+    settings = {
+        "rounds": 1,
+        "algorithm": "fedhdp",
+        "budgets": {"epsilon": 3.0},
+        "data": {"clients": 6},
+        "training": {"local_steps": 1},
+    }
+    run(config.experiment(settings), tmp_path / "run")
+    page = certificate_of(tmp_path / "run", "0")
+    assert not page.guess.startswith("Somebody who thinks")  # updates reach a sum, or the server, without noise
+    assert "this client's data were used" in page.guess
+
+
+def test_commands_hold_hostile_names(tmp_path: Path) -> None:
+    client = "a; rm -rf ~ $(x)"
+    table = {"client": [client] * 40 + ["b"] * 40, "x": [0.0, 1.0] * 40, "label": [0, 1] * 40}
+    settings = {"rounds": 1, "algorithm": "fedavg", "budgets": {"epsilon": 3.0}, "training": {"local_steps": 1}}
+    run(config.experiment(settings), tmp_path / "run", data=table)
+    command = certificate_of(tmp_path / "run", client).checks[1]
+    assert shlex.split(command)[-1] == client

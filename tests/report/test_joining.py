@@ -176,3 +176,36 @@ def test_tables_of_clients_do_not_overflow_a_phone(tmp_path: Path) -> None:
     found = re.search(r"<title>(\d+) of (\d+)</title>", shown)
     assert found
     assert int(found[1]) <= int(found[2])
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "auc"])
+def test_records_of_one_person_are_not_so_many_observations(metric: str) -> None:
+    chance = np.random.default_rng(4)
+    told = {"by record": 0, "by person": 0}
+    for _ in range(1000):
+        visits = chance.integers(1, 13, 40)
+        kind = chance.integers(-1, 2, 40) if metric == "accuracy" else chance.normal(size=40)
+        apart, persons = np.repeat(kind, visits).astype(float), np.repeat(np.arange(40.0), visits)
+        for name, known in (("by record", None), ("by person", persons)):
+            told[name] += int(abs(apart.mean()) > margin_of([0.0], [paired_variance(apart, metric, known)]))
+    assert told["by record"] > 300  # of models that do not differ, where 50 may be told apart by chance
+    assert told["by person"] < 100
+    alone = np.arange(200.0)
+    drawn = chance.integers(-1, 2, 200).astype(float)
+    assert paired_variance(drawn, metric, alone) == pytest.approx(paired_variance(drawn, metric), rel=0.02)
+
+
+def test_few_persons_with_many_records_are_not_compared(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run", {**ABOUT, "metrics": ["auc"]})
+    for label, right in (("weiavg", [row(90, 10), row(90, 10)]), ("alone", [row(60, 40), row(60, 40)])):
+        found = facts(right, person="patient")
+        found["clients"]["persons"] = encoded([*(np.arange(100) // 20), *(np.arange(100) // 2)])
+        write_job(journal, label, 0, facts=found)
+    journal._connection.execute("UPDATE jobs SET method = 'alone' WHERE label LIKE 'alone%'")
+    journal.close()
+    (table,) = joining_tables(read_methods([Journal(tmp_path / "run" / "journal.db")]))
+    few, enough = (line.against_alone for line in table.rows)
+    assert few is not None
+    assert few.text == "too few test records (of 5 patients)"
+    assert enough is not None
+    assert enough.outcome == "gains"

@@ -26,6 +26,8 @@ def test_one_budget_for_all_is_each_clients_own_and_guaranteed_once(tmp_path: Pa
     assert "ε\u00a0=\u00a01" in guarantee
     assert sentences.describe_budgets(even) == "each client's own budget, the same for all"
     assert "Every client stayed within its own budget" in sentences.opening([even, uneven])
+    assert "each of these 2 spends them anew" in sentences.opening([even, uneven])
+    assert "anew" not in sentences.opening([even])
     text = make_page([journal])
     assert "Dashed" not in text
     assert "chip dashed" not in text

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ EPOCH = date(1970, 1, 1).toordinal()
 _EMPTY = frozenset({"", "na", "n/a", "nan", "none", "null", "?"})
 _LONGEST = 60  # characters of a cell in a message
 _ISO = re.compile(r"\d{4}-\d\d-\d\d")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,25}(\.[0-9]{0,25})?(e[+-]?0?[0-9])?")
 _ZERO_DECIMALS = re.compile(r"^([+-]?\d+)\.0+$")
 
 
@@ -78,7 +81,26 @@ def as_text(value: Any) -> str:
     """
     if isinstance(value, float | np.floating) and float(value).is_integer():
         value = int(value)
-    return _ZERO_DECIMALS.sub(r"\1", str(value).strip())
+    text = unicodedata.normalize("NFC", str(value))  # é is one letter, whether it was typed as one or as two
+    return _ZERO_DECIMALS.sub(r"\1", text.strip())
+
+
+def person_key(value: Any) -> str:
+    """Return the same text for all spellings of an identifier: whoever is taken for two persons is protected less.
+
+    Capitals, blanks, invisible letters and the way a number is written make no difference.
+
+    >>> person_key("P 17") == person_key("p17"), person_key("007"), person_key("1e+05")
+    (True, '7', '100000')
+    """
+    folded = unicodedata.normalize("NFKC", as_text(value)).casefold()
+    text = "".join(folded.split())
+    if not text.isascii():
+        text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf") or text
+    if not _NUMBER.fullmatch(text):
+        return text
+    number = Decimal(text)
+    return str(int(number)) if number == number.to_integral_value() else f"{number.normalize():f}"
 
 
 def short_text(value: Any) -> str:

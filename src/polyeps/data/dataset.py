@@ -34,6 +34,7 @@ class Dataset:
     # client: the same number in two groups is two persons.
     persons: LabelArray | None = None
     person: str = ""  # what such a person is called: "patient"
+    test_persons: LabelArray | None = None  # (T,) those of the test records, where they are known
     schema: Schema | None = None  # how the columns of a table became features
     columns: tuple[str, ...] = ()  # names of the features, if they have any
     words: tuple[str, ...] = ()  # of a text: word number imdb.FIRST_WORD + i is words[i]
@@ -155,6 +156,7 @@ def _held_out_by_client(dataset: Dataset, share: float, generator: np.random.Gen
         test_features=dataset.features[taken],
         test_labels=dataset.labels[taken],
         test_groups=groups,
+        test_persons=None if dataset.persons is None else dataset.persons[taken],
     )
 
 
@@ -185,5 +187,9 @@ def validation(dataset: Dataset, share: float, generator: np.random.Generator) -
 
 def _untested(dataset: Dataset) -> Dataset:
     return replace(
-        dataset, test_features=dataset.test_features[:0], test_labels=dataset.test_labels[:0], test_groups=None
+        dataset,
+        test_features=dataset.test_features[:0],
+        test_labels=dataset.test_labels[:0],
+        test_groups=None,
+        test_persons=None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ def load_own(
     files = _client_files(path)
     tables = [read_columns(file) for file in files]
     for table, file in zip(tables, files, strict=True):
-        _check_owner(table, file.stem, client)
-    return assemble(path.name, tables, declared, [file.stem for file in files])
+        _check_owner(table, _name(file), client)
+    return assemble(path.name, tables, declared, [_name(file) for file in files])
 
 
 def load_client(path: Path, schema: Path | TableDeclaration, name: str | None = None) -> Dataset:
@@ -50,7 +51,7 @@ def load_client(path: Path, schema: Path | TableDeclaration, name: str | None = 
         missing = "classes" if declared.classes is None else "columns"
         raise DataError(f"{path} cannot be encoded as by other clients: the schema declares no {missing}; add them")
     table = read_columns(path)
-    called = name or path.stem
+    called = name or _name(path)
     _check_owner(table, called, declared.client)
     return assemble(path.name, [table], declared, [called])
 
@@ -71,10 +72,16 @@ def _check_owner(table: RawTable, name: str, column: str | None) -> None:
 
 
 def _client_files(folder: Path) -> list[Path]:
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
+    found = (file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
+    files = sorted(found, key=lambda file: (_name(file), file.name))
     if not files:
         raise DataError(f"{folder} holds no {', '.join(SUFFIXES)} file: put one file per client into it")
     for one, other in itertools.pairwise(files):
-        if one.stem == other.stem:
-            raise DataError(f"{one} and {other} both name client {one.stem}: rename one of them")
+        if _name(one) == _name(other):
+            raise DataError(f"{one} and {other} both name client {_name(one)}: rename one of them")
     return files
+
+
+def _name(file: Path) -> str:
+    """Return the client that a file is named after; some systems write é in a file's name as two letters."""
+    return unicodedata.normalize("NFC", file.stem)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps.data.cells import as_text, is_empty, is_missing, listed, of_each, short_text
+from polyeps.core import check_name
+from polyeps.data.cells import as_text, is_empty, is_missing, listed, of_each, person_key, short_text
 from polyeps.data.dataset import Dataset, LabelArray
 from polyeps.data.schema import Schema, Where, no_column
 from polyeps.data.schema_files import TableDeclaration, schema_of
@@ -114,9 +115,11 @@ def assemble(
             whose = f"client {clients[place]} has no records, as " if clients else ""
             raise DataError(f"{whose}{table.source} has no rows: remove it or add records")
     names, groups = _clients(tables, declared, clients)
+    for client in names:
+        check_name(f"{name}: the name of a client", client)
     owners = None if clients is not None else groups
     where = [_where(table, names, owners) for table in tables]
-    columns, features, remarks = _features(tables, declared, where)
+    columns, features, remarks = _features(tables, declared, where, names, groups)
     classes, labels = number_labels(tables, declared, where)
     if declared.classes is None:
         shown = ", ".join(classes[:5]) + (", …" if len(classes) > 5 else "")
@@ -126,6 +129,7 @@ def assemble(
         remarks.append(
             f"clients {twin!r} and {folded[twin.casefold()]!r} are two clients, which differ in capitals only"
         )
+    persons = _persons(tables, declared, groups, where, remarks)
     return Dataset(
         f"own:{name}",  # never taken for a public set of that name
         features,
@@ -135,7 +139,7 @@ def assemble(
         classes,
         groups=groups,
         group_names=tuple(names),
-        persons=_persons(tables, declared, groups, where),
+        persons=persons,
         person="" if declared.unit is None else in_words(declared.unit),
         schema=declared.schema,
         columns=columns,
@@ -206,7 +210,11 @@ def _numbered(cells: Cells, where: Where, column: str) -> tuple[list[str], Label
 
 
 def _persons(
-    tables: Sequence[RawTable], declared: TableDeclaration, groups: LabelArray | None, where: Sequence[Where]
+    tables: Sequence[RawTable],
+    declared: TableDeclaration,
+    groups: LabelArray | None,
+    where: Sequence[Where],
+    remarks: list[str],
 ) -> LabelArray | None:
     """Return the number of each record's person among those of its client."""
     if declared.unit is None:
@@ -214,8 +222,19 @@ def _persons(
     pieces, before = [], 0
     for table, at in zip(tables, where, strict=True):
         names, numbers = _numbered(table.columns[declared.unit], at, declared.unit)
-        pieces.append(numbers + before)
-        before += len(names)
+        if (nobody := next((place for place, name in enumerate(names) if is_missing(name)), None)) is not None:
+            row = int(np.flatnonzero(numbers == nobody)[0])
+            raise DataError(f"{at(row)}, column {declared.unit!r}: {names[nobody]!r} names nobody: fill it in")
+        keys: dict[str, int] = {}
+        person = np.array([keys.setdefault(person_key(name), len(keys)) for name in names], dtype=np.int64)
+        if len(keys) < len(names):
+            remarks.append(
+                f"{table.source}, column {declared.unit!r}: identifiers that differ in capitals, blanks or zeros only "
+                f"count as the same {in_words(declared.unit)} ({len(names) - len(keys)} of {len(names)}); if they are "
+                "not, make them differ in more"
+            )
+        pieces.append(person[numbers] + before)
+        before += len(keys)
     everybody = np.concatenate(pieces)
     client = np.zeros_like(everybody) if groups is None else groups
     pairs, numbers = np.unique(client * before + everybody, return_inverse=True)
@@ -225,14 +244,19 @@ def _persons(
 
 
 def _features(
-    tables: Sequence[RawTable], declared: TableDeclaration, where: Sequence[Where]
+    tables: Sequence[RawTable],
+    declared: TableDeclaration,
+    where: Sequence[Where],
+    clients: Sequence[str],
+    groups: LabelArray | None,
 ) -> tuple[tuple[str, ...], NDArray[np.float32], list[str]]:
     """Return the names of the features, the features, and what is to be said about them."""
     if declared.schema is not None:
         encoded = [
             declared.schema.encode(table.columns, at, table.source) for table, at in zip(tables, where, strict=True)
         ]
-        return declared.schema.outputs, np.concatenate(encoded), _unmatched(declared.schema, encoded)
+        features = np.concatenate(encoded)
+        return declared.schema.outputs, features, _unmatched(declared.schema, features, clients, groups)
     if any(table.features is not None for table in tables):
         return (), np.concatenate(_arrays(tables, where)), []
     roles = {declared.label, declared.client, declared.unit}
@@ -256,16 +280,26 @@ def _features(
     return tuple(names), np.concatenate(blocks), [remark]
 
 
-def _unmatched(schema: Schema, encoded: Sequence[NDArray[np.float32]]) -> list[str]:
-    """Return a remark for each column of which no cell has a declared category."""
+def _unmatched(
+    schema: Schema, encoded: NDArray[np.float32], names: Sequence[str], groups: LabelArray | None
+) -> list[str]:
+    """Return a remark for each column of which no cell, of all clients or of one, has a declared category."""
     remarks, at = [], 0
+    owner = np.zeros(len(encoded), np.int64) if groups is None else groups
     for column in schema.columns:
         at += len(column.outputs)
-        if column.categories is not None and all(block[:, at - 1].all() for block in encoded):
-            remarks.append(
-                f"no cell of {column.name} is one of {', '.join(column.categories)}; compare {column.place}.categories "
-                "with the table"
-            )
+        if column.categories is None:
+            continue
+        without = np.flatnonzero(np.bincount(owner, 1 - encoded[:, at - 1], minlength=len(names)) == 0).tolist()
+        if not without:
+            continue
+        some = len(without) < len(names)
+        whose = f" of client {names[without[0]]!r}" if some else ""
+        more = f" (and so for {len(without) - 1} more)" if some and len(without) > 1 else ""
+        remarks.append(
+            f"no cell of {column.name}{whose} is one of {', '.join(column.categories)}{more}; compare "
+            f"{column.place}.categories with the table"
+        )
     return remarks
 
 

@@ -80,6 +80,8 @@ def _sorted_classes(texts: Sequence[str], where: str) -> tuple[str, ...]:
     """Return the classes that labels name: numbers by size, words in alphabetical order; Yes and yes are one."""
     if fraction := next((text for text in texts if _is_fraction(text)), None):
         raise DataError(f"{where}: the label {fraction} is not a whole number; labels are classes, so group the values")
+    if hidden := next((text for text in texts if not text.isprintable()), None):
+        raise DataError(f"{where}: the label {hidden!a} holds letters that cannot be shown; correct it")
     if len(texts) > _MOST_CLASSES:
         raise DataError(f"{where} has {len(texts)} different labels; if they are classes, declare them as data.classes")
     whole = all(_WHOLE.fullmatch(text) for text in texts)

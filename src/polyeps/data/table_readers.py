@@ -59,6 +59,8 @@ def check_names(source: str, header: Sequence[str]) -> None:
     for position, name in enumerate(header, 1):
         if not name:  # as pandas writes its index
             raise DataError(f"{source}, column {position} has no name: name it, or remove it if it counts the rows")
+        if not name.isprintable():
+            raise DataError(f"{source}, column {position} is named {name!a}, which cannot be shown; rename it")
         if header.count(name) > 1:
             raise DataError(f"{source} has {header.count(name)} columns named {name!r}: rename or remove all but one")
 
@@ -140,12 +142,23 @@ def _read_arrow(path: Path) -> RawTable:
     kind = "a Parquet" if path.suffix.lower() == ".parquet" else "an Arrow"
     try:
         table = _arrow_table(path)
-        columns = [column.to_numpy() for column in table.columns]  # missing values become NaN, NaT or None
+        columns = [_arrow_cells(column) for column in table.columns]  # missing values become NaN, NaT or None
     except (pyarrow.ArrowException, OSError, ValueError) as e:
         raise DataError(f"{path} is not {kind} file that can be read ({e}): write it again") from e
     header = [str(name) for name in table.column_names]
     check_names(str(path), header)
     return RawTable(str(path), dict(zip(header, columns, strict=True)), np.arange(1, table.num_rows + 1))
+
+
+def _arrow_cells(column: Any) -> NDArray[Any]:
+    import pyarrow
+    import pyarrow.compute
+
+    kind = column.type
+    if pyarrow.types.is_timestamp(kind) and kind.tz is not None:  # the day there, as CSV files and frames have it
+        column = pyarrow.compute.local_timestamp(column)
+    found: NDArray[Any] = column.to_numpy()
+    return found
 
 
 def _arrow_table(path: Path) -> Any:

@@ -2,7 +2,8 @@
 
 A δ that nobody gives is 1e-5, as in the papers, and for a client of one's own table with over 10 000 units (persons, or
 records) the largest power of ten that is at most 1/(10 · units): well below 1/units, as δ must be, and in steps so
-coarse that it tells no more than the order of magnitude of their number.
+coarse that it tells no more than the order of magnitude of their number. Where that number is hidden (training.rate)
+it is 1e-5 for all: one unit more or less must not change it.
 """
 
 from __future__ import annotations
@@ -48,24 +49,33 @@ def usual_delta(units: int) -> float:
     return min(USUAL_DELTA, float(f"1e-{zeros + 1}"))
 
 
-def deltas_of(wanted: config.BudgetSettings, partition: Partition, dataset: Dataset) -> list[float]:
-    """Return every client's δ: as given for it or for all clients, else the usual one."""
+def deltas_of(
+    wanted: config.BudgetSettings, partition: Partition, dataset: Dataset, *, hidden: bool = False
+) -> list[float]:
+    """Return every client's δ: as given for it or for all clients, else the usual one.
+
+    `hidden`: nothing may depend on the number of a client's units.
+    """
     if isinstance(wanted.delta, float):
         return [wanted.delta] * len(partition.ids)
     given = wanted.delta or {}
     _check_known("budgets.delta", given, partition.ids)
-    units = unit_sizes(dataset, partition).tolist() if dataset.own else [1] * len(partition.ids)
+    known = dataset.own and not hidden
+    units = unit_sizes(dataset, partition).tolist() if known else [1] * len(partition.ids)
     return [given.get(client, usual_delta(held)) for client, held in zip(partition.ids, units, strict=True)]
 
 
 def budgets_of(
-    wanted: config.BudgetSettings, partition: Partition, dataset: Dataset, seed: int
+    wanted: config.BudgetSettings, partition: Partition, dataset: Dataset, seed: int, *, hidden: bool = False
 ) -> tuple[tuple[Budget | None, ...], tuple[str, ...] | None]:
-    """Return every client's budget and, where there are privacy levels, the name of its level."""
+    """Return every client's budget and, where there are privacy levels, the name of its level.
+
+    `hidden`: nothing may depend on the number of a client's units.
+    """
     kinds = ("distribution", "file", "epsilons", "epsilon", "levels")
     if sum(getattr(wanted, name) is not None for name in kinds) != 1:
         raise InputError("budgets: give exactly one of distribution, file, epsilons, epsilon and levels")
-    deltas = deltas_of(wanted, partition, dataset)
+    deltas = deltas_of(wanted, partition, dataset, hidden=hidden)
     if wanted.levels is None:
         return _given_budgets(wanted, partition, dataset, deltas, seed), None
     held = partition.counts(dataset.labels, len(dataset.classes))

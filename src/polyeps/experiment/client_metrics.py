@@ -3,7 +3,8 @@
 They are facts of the job in the journal. Test records are somebody's: in simulation these figures are free, and are
 marked as such; a deployed federation does not compute them, since no ledger would be charged.
 
-`contributions` holds a number per test record and job: two methods are compared record by record with it.
+`contributions` holds a number per test record and job: two methods are compared record by record with it. `persons`
+holds the number of its person, where these are known: records of one person are alike, and not so many observations.
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ def final_facts(job: Job, model: Tensor, personal: Tensor | None, wanted: Wanted
         clients |= _own_figures(population, own, test, wanted)
         if wanted.compared:
             clients["contributions"] = _encoded(_contributions(own, test.labels, test.of_each(), wanted.comparing))
+            if test.persons is not None:
+                clients["persons"] = _encoded(test.persons.astype(np.float64))
     if alone and personal is not None:
         clients |= _on_all(population, personal, wanted, kept=test is None)
     elif test is None and wanted.compared and everywhere is not None:

@@ -92,7 +92,8 @@ class BudgetSettings(Section):
     levels: tuple[LevelSettings, ...] | None = None  # privacy levels to choose from
     # As many clients from each part of a mixture as its weight says, instead of by chance.
     stratified: bool = False
-    # The same for every client, or by client. None: 1e-5 and, for a client of your own table, at most 1/(10 · units).
+    # The same for every client, or by client. None: 1e-5 and, for a client of your own table, at most 1/(10 · units),
+    # unless training.rate hides how many units it has.
     delta: float | dict[str, float] | None = None
     disclosed: bool = True
     # One for all, so that strict clients leave early; without it every client has its own.

@@ -30,7 +30,7 @@ from polyeps.experiment import config
 from polyeps.experiment.evaluation import measure_models
 from polyeps.experiment.job import Job, prepare
 from polyeps.experiment.model_choice import model_for
-from polyeps.experiment.population import Population, populate
+from polyeps.experiment.population import Population, dataset_of, populate, stand_in_dataset
 from polyeps.experiment.registry import BUILT_IN, Parts
 from polyeps.experiment.seeds import generator, seed_for
 from polyeps.ledger import Ledger
@@ -111,12 +111,13 @@ def estimate(
         if progress:
             progress(done, total)
 
+    held = None if stand_in is None else _from_file(experiment, stand_in)
     for seed in chosen:
         population = populate(experiment, seed, parts=parts)
-        public = experiment.data.file is None and population.dataset.name in PUBLIC_DATASETS
+        public = not population.dataset.own and population.dataset.name in PUBLIC_DATASETS
         source = "file" if stand_in else "public" if public else "drawn"
         if source != "public":
-            dataset = _from_file(experiment, stand_in, seed, parts) if stand_in else None
+            dataset = None if held is None else _split(experiment, held, seed, parts)
             population = _replaced(experiment, population, dataset, parts)
         name = population.dataset.name
         majority.append(_majority(population))
@@ -161,16 +162,18 @@ def _majority(population: Population) -> float:
     return float((population.dataset.test_labels == most).mean())
 
 
-def _from_file(experiment: config.Experiment, file: Path, seed: int, parts: Parts) -> Dataset:
-    """Return the records of a stand-in, read as the experiment's own would be."""
+def _from_file(experiment: config.Experiment, file: Path) -> Dataset:
+    """Return the table of a stand-in, read as the experiment's own would be."""
     if not file.exists():
         raise InputError(f"--stand-in {file}: there is no such file; name a table with the experiment's columns")
-    data = experiment.data.model_copy(
-        update={"file": file.absolute(), "partition": "iid", "clients": 1, "size": None, "own_test": 0.0}
-    )
-    alone = experiment.model_copy(update={"data": data, "budgets": config.BudgetSettings(epsilon=1.0)})
-    found = populate(alone, seed, parts=parts).dataset
-    return replace(found, groups=None, group_names=(), test_groups=None, persons=None, person="")
+    return stand_in_dataset(file, experiment.data)
+
+
+def _split(experiment: config.Experiment, held: Dataset, seed: int, parts: Parts) -> Dataset:
+    """Return the records of a stand-in, with test records set apart by person; persons do not matter afterwards."""
+    data = experiment.data.model_copy(update={"partition": None})
+    found = dataset_of(data, seed, replace(parts, data=held))
+    return replace(found, groups=None, group_names=(), test_groups=None, persons=None, test_persons=None, person="")
 
 
 def _replaced(

@@ -32,6 +32,7 @@ class OwnTest:
     features: Tensor  # (T, ...)
     labels: Tensor  # (T,)
     counts: NDArray[np.int64]  # (n,) of each client, 0 for some
+    persons: NDArray[np.int64] | None = None  # (T,) numbers among those of the client
 
     @property
     def owners(self) -> NDArray[np.int64]:
@@ -52,6 +53,7 @@ def own_test(population: Population) -> OwnTest | None:
     dataset, partition = population.dataset, population.partition
     if (held := population.own_tests) is not None:
         features, labels, counts = dataset.features[held.rows], dataset.labels[held.rows], held.sizes
+        persons = None if dataset.persons is None else dataset.persons[held.rows]
     elif dataset.test_groups is not None and dataset.groups is not None and len(dataset.test_groups):
         place = {client: number for number, client in enumerate(partition.ids)}
         of_group = np.array([place.get(name, -1) for name in dataset.group_names])
@@ -61,10 +63,11 @@ def own_test(population: Population) -> OwnTest | None:
         rows = np.argsort(owner, kind="stable")[np.count_nonzero(owner < 0) :]
         features, labels = dataset.test_features[rows], dataset.test_labels[rows]
         counts = np.bincount(owner[owner >= 0], minlength=len(place))
+        persons = None if dataset.test_persons is None else dataset.test_persons[rows]
     else:
         return None
     shaped = torch.from_numpy(features).to(population.device).reshape(-1, *population.model.input_shape)
-    return OwnTest(shaped, torch.from_numpy(labels).to(population.device), counts)
+    return OwnTest(shaped, torch.from_numpy(labels).to(population.device), counts, persons)
 
 
 def outputs_of(model: Model, vector: Tensor, features: Tensor) -> Tensor:

@@ -17,11 +17,12 @@ from polyeps.core import Budget, Records
 from polyeps.data.dataset import Dataset, hold_out, validation
 from polyeps.data.natural_clients import by_column
 from polyeps.data.own_files import load_own
-from polyeps.data.own_tables import from_frame
+from polyeps.data.own_tables import assemble, from_frame
 from polyeps.data.partition import Partition, divide, set_apart, to_records, unit_sizes
 from polyeps.data.public_loaders import load_dataset
 from polyeps.data.schema_files import TableDeclaration, schema_of
 from polyeps.data.synthetic import SYNTHETIC, synthetic
+from polyeps.data.table_readers import read_columns
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.client_budgets import budgets_of, clients_named
@@ -82,12 +83,13 @@ class Population:
 def populate(experiment: config.Experiment, seed: int, device: str = "cpu", parts: Parts = BUILT_IN) -> Population:
     """Return the clients of a seed, with their records and budgets."""
     wanted = experiment.data
-    dataset = _dataset(wanted, seed, parts.data)
-    if wanted.encoder is not None:
-        dataset = encoded(dataset, wanted.encoder, parts)
+    dataset = dataset_of(wanted, seed, parts)
+    kind = partition_kind(wanted, dataset)
+    if dataset.own and kind == "as-in-file":
+        _check_as_named(wanted, dataset)
     partition = divide(
         dataset,
-        partition_kind(wanted, dataset),
+        kind,
         clients=wanted.clients or clients_named(experiment.budgets),
         generator=generator(seed, "partition"),
         size=wanted.size,
@@ -98,15 +100,32 @@ def populate(experiment: config.Experiment, seed: int, device: str = "cpu", part
     own_tests = None
     if wanted.own_test:
         partition, own_tests = set_apart(partition, wanted.own_test, generator(seed, "own tests"), dataset)
-    budgets, groups = budgets_of(experiment.budgets, partition, dataset, seed)
+    hidden = any(experiment.training_of(method).rate is not None for method in experiment.algorithm)
+    budgets, groups = budgets_of(experiment.budgets, partition, dataset, seed, hidden=hidden)
     model = model_for(experiment.model, dataset, seed_for(seed, "model"), parts)
     start = model.start(torch.Generator().manual_seed(seed_for(seed, "model")))
     return Population(dataset, partition, budgets, model, start, seed, torch.device(device), groups, own_tests)
 
 
+def dataset_of(wanted: config.DataSettings, seed: int, parts: Parts = BUILT_IN) -> Dataset:
+    """Return the records of a seed, with test records set apart, as the model takes them."""
+    dataset = _dataset(wanted, seed, parts.data)
+    return dataset if wanted.encoder is None else encoded(dataset, wanted.encoder, parts)
+
+
 def partition_kind(wanted: config.DataSettings, dataset: Dataset) -> str:
     """Return how records are divided: as in the file for your own tables that name their clients, else at random."""
     return wanted.partition or ("as-in-file" if dataset.own and dataset.groups is not None else "iid")
+
+
+def _check_as_named(wanted: config.DataSettings, dataset: Dataset) -> None:
+    """Refuse settings of drawn partitions where the table names the clients."""
+    if wanted.size is not None or wanted.clients not in (None, len(dataset.group_names)):
+        key, value = ("size", wanted.size) if wanted.size is not None else ("clients", wanted.clients)
+        raise InputError(
+            f"data.{key} = {value} has no effect, since {dataset.name} names its {len(dataset.group_names)} clients; "
+            "leave it out"
+        )
 
 
 def own_dataset(data: Any, wanted: config.DataSettings) -> Dataset | None:
@@ -121,6 +140,14 @@ def own_dataset(data: Any, wanted: config.DataSettings) -> Dataset | None:
     return from_frame(
         data, label=wanted.label, client=wanted.client, unit=wanted.unit, schema=schema, classes=wanted.classes
     )
+
+
+def stand_in_dataset(file: Path, wanted: config.DataSettings) -> Dataset:
+    """Return a table in the place of the planned one; a single file need not name clients, and is that of one."""
+    declared = _declared(wanted)
+    if file.is_dir():
+        return _own_loaded(file, declared, _stamp(file))
+    return assemble(file.name, [read_columns(file)], declared, [file.stem])
 
 
 def same_dataset(data: Any, wanted: config.DataSettings, digest: str | None) -> Dataset | None:
@@ -151,6 +178,11 @@ def _own_loaded(file: Path, declared: TableDeclaration, _stamp: tuple[Any, ...])
     )
 
 
+def _declared(wanted: config.DataSettings) -> TableDeclaration:
+    schema = schema_of(wanted.columns) if wanted.columns else None
+    return TableDeclaration(wanted.label, wanted.client, wanted.unit, schema, wanted.classes)
+
+
 def _stamp(file: Path) -> tuple[Any, ...]:
     """Return what tells that a file, or a file of a folder, has changed since it was loaded."""
     found = sorted(file.iterdir()) if file.is_dir() else [file]
@@ -161,9 +193,7 @@ def _dataset(wanted: config.DataSettings, seed: int, given: Dataset | None) -> D
     if given is not None:
         dataset = given
     elif wanted.file is not None:
-        schema = schema_of(wanted.columns) if wanted.columns else None
-        declared = TableDeclaration(wanted.label, wanted.client, wanted.unit, schema, wanted.classes)
-        dataset = _own_loaded(wanted.file, declared, _stamp(wanted.file))
+        dataset = _own_loaded(wanted.file, _declared(wanted), _stamp(wanted.file))
     elif own := [key for key in ("unit", "classes", "columns") if getattr(wanted, key)]:
         raise InputError(f"data.{own[0]} is for your own table; name its file as data.file")
     elif wanted.name in SYNTHETIC:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from polyeps.data.partition import unit_sizes
 from polyeps.experiment.job import Job
 
+_WELL_BELOW = 0.1 * (1 + 1e-9)  # of one over the number of units
+
 
 def remarks(job: Job) -> list[str]:
     """Return what a user should know about the data and budgets of a job, in sentences."""
@@ -12,7 +14,7 @@ def remarks(job: Job) -> list[str]:
 
 
 def _loose_deltas(job: Job) -> list[str]:
-    """Return a warning where a δ is not below one over the number of units: it then allows to publish one of them."""
+    """Return a warning where a δ is not well below one over the number of units: it allows to publish one of them."""
     population, whole = job.population, job.algorithm.unit == "client"
     if whole:
         held, unit = [len(population.ids)] * len(population.ids), "clients"
@@ -22,13 +24,15 @@ def _loose_deltas(job: Job) -> list[str]:
     loose = [
         (terms.budget.delta, units, client)
         for client, units in zip(population.ids, held, strict=True)
-        if (terms := job.terms.get(client)) is not None and terms.budget.delta * units >= 1
+        if (terms := job.terms.get(client)) is not None and terms.budget.delta * units > _WELL_BELOW
     ]
     if not loose:
         return []
-    delta, units, client = max(loose)
+    delta, units, client = max(loose, key=lambda one: one[0] * one[1])
     others = f" and {len(loose) - 1} more" if len(loose) > 1 else ""
+    well = "" if delta * units >= 1 else "well "
+    chance = "" if delta * units >= 1 else f" with probability {delta * units:.2g}"
     return [
-        f"client {client!r}{others}: δ = {delta:g} is not below 1/{units}, one over the number of {unit}, so it would "
-        "allow to publish one of them; set budgets.delta to a tenth of that or less"
+        f"client {client!r}{others}: δ = {delta:g} is not {well}below 1/{units}, one over the number of {unit}, so it "
+        f"would allow to publish one of them{chance}; set budgets.delta to a tenth of that or less"
     ]

@@ -333,7 +333,9 @@ def _open_ledger(job: Job, folder: Path, begun: bool) -> Ledger | None:
 
 
 def _digest(job: Job) -> str:
-    return hashlib.sha256(repr(client_rows(job)).encode()).hexdigest()
+    """Return a checksum of a job's clients and of the records, if they are the user's own: files may change."""
+    dataset = job.population.dataset
+    return hashlib.sha256(f"{client_rows(job)!r}{dataset.digest if dataset.own else ''}".encode()).hexdigest()
 
 
 @contextmanager

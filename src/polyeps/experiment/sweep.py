@@ -81,12 +81,14 @@ def plan_sweep(
     combined = combinations(changes)
     fixed = [change for change in changes if split_change(change)[0] not in combined[0]]
     runs, name = [], file.stem
-    for values, folder in zip(combined, _folders(combined), strict=True):
+    for number, (values, folder) in enumerate(zip(combined, _folders(combined), strict=True), start=1):
         found = config.read_experiment(file, [*fixed, *(f"{key}={text}" for key, text in values.items())])
         update: dict[str, Any] = {"trackers": tuple(dict.fromkeys((*found.trackers, *trackers)))}
         if "name" not in values:
             name = found.name
-            titled = f"{name}, {folder}"
+            # Trackers and model files show the name, and not the budgets where these are not disclosed.
+            hidden = not found.budgets.disclosed and any(key.startswith(("budgets", "algorithm")) for key in values)
+            titled = f"{name}, {f'run {number}' if hidden else folder}"
             if values and len(titled.encode()) <= _LONGEST:  # what a name may have
                 update["name"] = titled
         read = {key: parsed(text) for key, text in values.items()}

@@ -124,7 +124,8 @@ class ClientAccount:
                 "are; train at a public rate (training.rate), or keep a zero-out ledger"
             )
         word = person_of(unit, person)
-        if (unit, word) != (self.terms.unit, self.terms.person) and not is_pure(added):
+        whole = unit == "client" and is_pure(added)  # holds for any two inputs of a client, so also for a part of one
+        if (unit, word) != (self.terms.unit, self.terms.person) and not whole:
             charged, kept = (f" ({one})" if one else "" for one in (word, self.terms.person))
             raise UnknownEvent(
                 f"a {unit}-level event{charged} cannot be charged to a budget that protects a {self.terms.unit}{kept}; "

@@ -6,13 +6,14 @@ The figures are those of the ledger, which is verified and accounted again; a jo
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from polyeps.accounting.certificate import one_in, rounded_up
+from polyeps.accounting.certificate import SECRET_COHORT, one_in, rounded_up
 from polyeps.errors import InputError, LedgerTampered
 from polyeps.experiment.journal import Journal
 from polyeps.ledger import Ledger
@@ -23,6 +24,11 @@ from polyeps.report.tables import ClientSummary, JobSummary, MethodRuns, read_me
 
 # Up to which ε a guarantee is called strong or moderate. What a guess of 50 % can at most become: 73 % and 99.3 %.
 _STRONG, _MODERATE = 1.0, 5.0
+_SOMEBODY = {
+    "nobody": "Somebody",
+    "secure-sum": "Somebody who sees only the sums,",
+    "server": "Somebody other than the server",
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,8 @@ def certificate_of(folder: Path, client: str, method: str | None = None, seed: i
     """Return the certificate of one client of a finished job."""
     with closing(Journal(folder / "journal.db")) as journal:
         about = journal.about()
-        found, job = _job(read_methods([journal]), method, seed)
+        methods = read_methods([journal])
+        found, job = _job(methods, method, seed)
     row = next((row for row in job.clients if row.client == client), None)
     if row is None:
         known = ", ".join(row.client for row in job.clients[:8])
@@ -63,7 +70,8 @@ def certificate_of(folder: Path, client: str, method: str | None = None, seed: i
     facts, settings = job.facts, about.get("experiment", {})
     person = str(facts.get("person") or "")
     unit = f"all records of one {person}" if facts["unit"] == "person" else f"one {facts['unit']}"
-    held = plural(row.records, person or "record")
+    hidden = facts["adjacency"] == "add-remove"  # the number is then no less protected than the records
+    held = "" if hidden else plural(row.records, person or "record")
     data = settings.get("data", {})
     size = f"{facts.get('parameters', 0):,} parameters".replace(",", " ")
     return ClientPage(
@@ -72,7 +80,7 @@ def certificate_of(folder: Path, client: str, method: str | None = None, seed: i
         method=found.label,
         sentence=guarantee(found, job, row),
         strength=_strength(row.spent),
-        guess=_guess(row, person, str(facts["unit"])),
+        guess=_guess(row, facts),
         facts={
             "Client": client,
             "What is protected": unit,
@@ -85,9 +93,12 @@ def certificate_of(folder: Path, client: str, method: str | None = None, seed: i
             "Budget": f"ε = {row.own_epsilon:g}, δ = {row.delta:g}",
             "Spent": f"ε = {rounded_up(row.spent)}",
         },
-        ledger=_checked(path, row),
-        limits=_limits(person, facts),
-        checks=(f"polyeps ledger verify --file {path}", f"polyeps ledger show --file {path} --client {client}"),
+        ledger=_checked(path, row, facts),
+        limits=(*_others(methods, job), *_limits(person, facts)),
+        checks=(
+            shlex.join(["polyeps", "ledger", "verify", "--file", str(path)]),
+            shlex.join(["polyeps", "ledger", "show", "--file", str(path), "--client", client]),
+        ),
         epsilon=row.own_epsilon,
         delta=row.delta or 0.0,
         spent=row.spent,
@@ -113,7 +124,7 @@ def _job(methods: tuple[MethodRuns, ...], label: str | None, seed: int | None) -
     return named[0], jobs[0]
 
 
-def _checked(path: Path, row: ClientSummary) -> dict[str, str]:
+def _checked(path: Path, row: ClientSummary, facts: Mapping[str, Any]) -> dict[str, str]:
     """Verify the ledger and account for the client again; return what identifies what was checked."""
     if not path.exists():
         raise InputError(f"{path} is missing, and without the ledger nothing backs a certificate; put it back")
@@ -126,7 +137,13 @@ def _checked(path: Path, row: ClientSummary) -> dict[str, str]:
                 f"the ledger says that {row.client} spent ε = {spent:g}, and the journal says {row.spent}; "
                 "one of them was changed"
             )
-        budget = account.terms.budget
+        terms, budget = account.terms, account.terms.budget
+        said = (row.epsilon, row.delta, facts["unit"], facts["adjacency"], _word(facts))
+        if said != (budget.epsilon, budget.delta, terms.unit, terms.adjacency, terms.person):
+            raise LedgerTampered(
+                f"the ledger of {row.client} has other terms (ε = {budget.epsilon:g}, δ = {budget.delta:g}, "
+                f"{terms.person or terms.unit}, {terms.adjacency}) than the journal; one of them was changed"
+            )
         times = [entry.time for entry in ledger.rows()]
         return {
             "Ledger": ledger.id,
@@ -144,16 +161,41 @@ def _strength(spent: float) -> str:
     return "A moderate guarantee." if spent <= _MODERATE else "A weak guarantee."
 
 
-def _guess(row: ClientSummary, person: str, unit: str) -> str:
+def _word(facts: Mapping[str, Any]) -> str:
+    """Return what a person is called, where the unit is one."""
+    return str(facts.get("person") or "") if facts["unit"] == "person" else ""
+
+
+def _guess(row: ClientSummary, facts: Mapping[str, Any]) -> str:
     """Say what an even guess can become."""
     assert row.spent is not None
     most = 100 / (1 + math.exp(-row.spent))
     sure = f"{math.ceil(most * 10) / 10:g}\u00a0%" if most < 99.9 else "more than 99.9\u00a0%"
-    whose = {"person": f"the records of a certain {person} were", "client": "this client's data were"}
+    whose = {"person": f"the records of a certain {_word(facts)} were", "client": "this client's data were"}
+    used = whose.get(facts["unit"], "a certain record was")
+    secret = (
+        " and does not know in which rounds this client was drawn"
+        if SECRET_COHORT in facts.get("conditions", ())
+        else ""
+    )
     exception = f", except with probability {one_in(row.delta)}" if row.delta else ""
     return (
-        f"Somebody who thinks it as likely as not that {whose.get(unit, 'a certain record was')} used, and who knows "
-        f"everything else, can become at most {sure} sure of it by all that this client sent{exception}."
+        f"{_SOMEBODY[facts['trust']]} who thinks it as likely as not that {used} used, who knows everything else"
+        f"{secret}, can become at most {sure} sure of it by all that this client's answers lead to{exception}."
+    )
+
+
+def _others(methods: tuple[MethodRuns, ...], job: JobSummary) -> tuple[str, ...]:
+    """Say that other models of the run were trained on the same records, each with all of a budget."""
+    begun = [(method, one) for method in methods for one in method.jobs if one.clients]
+    if len(begun) < 2:
+        return ()
+    without = sum(method.budgets == "none" for method, _ in begun)
+    unprotected = f", and {without} of them have no guarantee at all" if without else ""
+    return (
+        f"The run trained {len(begun)} models on the same records, by several methods or seeds, and each spent a "
+        f"budget anew{unprotected}. This page covers {job.name} alone: whoever sees others too learns more, up to the "
+        "sum of their ε.",
     )
 
 
@@ -164,8 +206,10 @@ def _limits(person: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
         "The run was a simulation: all records were on one machine. A deployed client with the same settings would be "
         "guaranteed this.",
         ("" if facts["adjacency"] == "add-remove" or facts["unit"] == "client" else public)
-        + "It covers this run alone. Other runs on the same records spend more; a client that keeps one ledger for all "
-        "of them sees the sum.",
+        + "It covers this training alone. Other trainings on the same records spend more; a client that keeps one "
+        "ledger for all of them sees the sum.",
+        "Records that were set apart for tests are not covered: accuracies and other figures of a simulation are "
+        "computed from them, and charged to no ledger.",
         f"It limits what anyone learns about any one {one}. It does not keep secret what is true of many, such as that "
         "smokers fall ill more often.",
     )

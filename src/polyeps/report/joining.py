@@ -3,7 +3,8 @@
 Two models are compared record by record. Accuracies: the interval of Agresti and Min, "Simple improved confidence
 intervals for comparing matched proportions", Statistics in Medicine 2005. AUC: the interval of DeLong et al.,
 "Comparing the areas under two or more correlated receiver operating characteristic curves", Biometrics 1988. With
-several seeds, the spread of the difference over seeds is added, with Student's quantile for so few of them.
+several seeds, the spread of the difference over seeds is added, with Student's quantile for so few of them. Records of
+one person are alike: where persons are known, differences are added up by person before their variance is computed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from polyeps.report.tables import MethodRuns
 ALONE = "alone"  # the algorithm
 LEAST_RECORDS = 30  # test records of a client, to compare accuracies
 LEAST_OF_A_CLASS = 10  # test records of its rarest class, to compare AUCs
+LEAST_PERSONS = 10  # with test records of a client, where persons are known
 TOLD_APART_AT = 0.95
 _Floats = NDArray[np.float64]
 _Outcome = Literal["gains", "loses", "same", "unknown"]
@@ -132,15 +134,16 @@ def _jobs(method: MethodRuns) -> dict[int, dict[str, Any]]:
                 last["accuracy"] = job.accuracy[max(job.accuracy)]
             clients = job.facts["clients"]
             places = {client: place for place, client in enumerate(clients["ids"])}
-            found[job.seed] = {**job.facts, "on_all": last, "places": places, "compared": _compared(clients)}
+            compared = {name: _compared(clients, name) for name in ("contributions", "persons")}
+            found[job.seed] = {**job.facts, "on_all": last, "places": places, **compared}
     return found
 
 
-def _compared(clients: Mapping[str, Any]) -> list[_Floats]:
-    """Return, for each client, the contributions of the records that it is compared on; none where none are kept."""
-    if "contributions" not in clients:
+def _compared(clients: Mapping[str, Any], name: str) -> list[_Floats]:
+    """Return, for each client, the contributions or persons of the records that it is compared on; [] if not kept."""
+    if name not in clients:
         return []
-    values = decoded(clients["contributions"])
+    values = decoded(clients[name])
     if "test_records" in clients:
         return np.split(values, np.cumsum(clients["test_records"])[:-1])
     if "on_all" in clients:  # a model for each client, all on the same records
@@ -179,9 +182,9 @@ def _place(job: Mapping[str, Any], client: str) -> int | None:
     return place
 
 
-def _contributions(job: Mapping[str, Any], client: str) -> _Floats | None:
+def _kept(job: Mapping[str, Any], client: str, name: str) -> _Floats | None:
     place = _place(job, client)
-    return None if place is None or not job["compared"] else job["compared"][place]
+    return None if place is None or not job[name] else job[name][place]
 
 
 def _verdict(
@@ -190,16 +193,17 @@ def _verdict(
     """Compare a joint method with the client alone, over the seeds that both have."""
     means, variances = [], []
     for seed in jobs.keys() & others.keys():
-        joint, alone = _contributions(jobs[seed], client), _contributions(others[seed], client)
+        joint, alone = (_kept(job, client, "contributions") for job in (jobs[seed], others[seed]))
+        persons = _kept(jobs[seed], client, "persons")
         if joint is None or alone is None or len(joint) != len(alone):
             return Verdict("unknown", None, None, "not compared: too many test records")
-        if few := _too_few(jobs[seed], client, metric, len(joint)):
+        if few := _too_few(jobs[seed], client, metric, len(joint), persons):
             return Verdict("unknown", None, None, few)
         apart = joint - alone
         if not np.isfinite(apart).all():
             return Verdict("unknown", None, None, f"no {metric.upper() if metric == 'auc' else metric} here")
         means.append(float(apart.mean()))
-        variances.append(paired_variance(apart, metric))
+        variances.append(paired_variance(apart, metric, persons))
     if not means:
         return Verdict("unknown", None, None, "not measured")
     difference, margin = float(np.mean(means)), margin_of(means, variances)
@@ -207,8 +211,10 @@ def _verdict(
     return Verdict(outcome, difference, margin)
 
 
-def _too_few(job: Mapping[str, Any], client: str, metric: str, records: int) -> str:
+def _too_few(job: Mapping[str, Any], client: str, metric: str, records: int, persons: _Floats | None) -> str:
     place, clients = _place(job, client), job["clients"]
+    if persons is not None and (held := len(np.unique(persons))) < LEAST_PERSONS:
+        return f"too few test records (of {counted(held)} {job.get('person') or 'person'}s)"
     if metric == "accuracy" and records < LEAST_RECORDS:
         return f"too few test records ({counted(records)})"
     if metric == "auc" and place is not None and "rarest" in clients:
@@ -218,12 +224,18 @@ def _too_few(job: Mapping[str, Any], client: str, metric: str, records: int) -> 
     return ""
 
 
-def paired_variance(apart: _Floats, metric: str) -> float:
-    """Return the variance of the mean of differences between two models on the same records."""
+def paired_variance(apart: _Floats, metric: str, persons: _Floats | None = None) -> float:
+    """Return the variance of the mean of differences between two models on the same records, those of some persons."""
     many = len(apart)
     if metric == "accuracy":  # differences are -1, 0 or 1; half a record is added to each cell of the 2 × 2 table
-        return float((np.sum(apart**2) + 1 - np.sum(apart) ** 2 / (many + 2)) / (many + 2) ** 2)
-    return float(np.var(apart, ddof=1) / many)
+        found = float((np.sum(apart**2) + 1 - np.sum(apart) ** 2 / (many + 2)) / (many + 2) ** 2)
+    else:
+        found = float(np.var(apart, ddof=1) / many)
+    if persons is None:
+        return found
+    held, person = np.unique(persons, return_inverse=True)
+    sums = np.bincount(person, apart - apart.mean())  # of each person
+    return max(found, float(np.sum(sums**2) / many**2 * len(held) / (len(held) - 1)))
 
 
 def margin_of(means: Sequence[float], variances: Sequence[float]) -> float:

@@ -79,7 +79,18 @@ def opening(methods: Sequence[MethodRuns]) -> str:
     return (
         f"{plural(many, 'client')} with {'a budget' if many == 1 else 'budgets'} {budgets} trained {model}{data} in "
         f"{plural(max(job.planned for job in jobs), 'round')}{compared}. "
-        f"{_kept(methods)}{_best(methods)}{_units(methods)}"
+        f"{_kept(methods)}{_best(methods)}{_units(methods)}{_anew(methods)}"
+    )
+
+
+def _anew(methods: Sequence[MethodRuns]) -> str:
+    """Say that several trainings spend budgets several times."""
+    jobs = sum(any(row.epsilon is not None for row in job.clients) for method in methods for job in method.jobs)
+    if jobs < 2:
+        return ""
+    return (
+        f" Budgets are those of one training: each of these {jobs} spends them anew, which a simulation may do and "
+        "clients with private records may not."
     )
 
 
