@@ -361,7 +361,10 @@ WRONG: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         ("h.csv has no column 'outcome'", "semicolons or tabs"),
     ),
     "twice a column": (text(lambda now: now.replace("age", "bp", 1)), ("h.csv has 2 columns named 'bp'", "rename")),
-    "an index column": (text(lambda now: now.replace("age", "", 1)), ("h.csv, column 3 has no name", "name it")),
+    "a column without a name": (
+        text(lambda now: now.replace("age", "", 1)),
+        ("h.csv has no column 'age'", "data.columns declares"),
+    ),
     "not UTF-8": (not_text, ("not UTF-8", "save it as")),
     "budget for nobody": (line("oak = 8.5", "oaks = 8.5"), ("budgets.epsilon names 'oaks'", "did you mean 'oak'?")),
     "client without budget": (line("oak = 8.5, ", ""), ("client 'oak' has no budget in budgets.epsilon", "add one")),
@@ -397,7 +400,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "unknown setting": (line('unit = "patient"', 'units = "patient"'), ("'data.units'", "did you mean 'unit'?")),
     "larger batch": (
         line("batch = 16", "batch = 1600"),
-        ("client 'alder' has ", "fewer than training.batch = 1600", "make the batch smaller"),
+        ("client 'oak' has 18 patients", "fewer than training.batch = 1600", "make the batch 18 or less"),
     ),
 }
 
