@@ -398,6 +398,27 @@ WRONG: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         ("data.unit is for your own table", "data.file"),
     ),
     "unknown setting": (line('unit = "patient"', 'units = "patient"'), ("'data.units'", "did you mean 'unit'?")),
+    "bounds by other names": (
+        line("bp = { range = [50, 250] }", "bp = { min = 50, max = 250 }"),
+        ("there is no setting 'data.columns.bp.min'", "known are range"),
+    ),
+    "a number with commas": (
+        cell(7, "bp", "1,200"),
+        ("h.csv, row 7", "write decimals with a point, 1.200, or, if the comma separates thousands, 1200"),
+    ),
+    "two sources": (
+        line('file = "h.csv"', 'file = "h.csv"\nname = "adult"'),
+        ("data.name = adult", "data.file", "leave out one"),
+    ),
+    "another number of clients": (
+        line('file = "h.csv"', 'file = "h.csv"\nclients = 3'),
+        ("data.clients is 3, but the table names 6 clients", "leave it out"),
+    ),
+    "no client column": (
+        line('client = "hospital"\n', ""),
+        ("h.csv has no column 'client'", 'write data.client = "COLUMN"'),
+    ),
+    "delta of zero": (line("delta = 1e-6", "delta = 0"), ("client 'cedar'", "needs a budgets.delta above 0")),
     "larger batch": (
         line("batch = 16", "batch = 1600"),
         ("client 'oak' has 18 patients", "fewer than training.batch = 1600", "make the batch 18 or less"),

@@ -24,6 +24,7 @@ from polyeps.errors import DataError, InputError
 Missing = Literal["refuse", "mean-of-range"] | float
 Where = Callable[[int], str]  # the place of a record, for messages
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _MOST_CATEGORIES = 20  # a drafted column with more different texts is left out
 
@@ -137,6 +138,8 @@ class Column:
                 wanted, remedy = "a date like 2024-05-31", "correct it"
             elif isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value.strip()):
                 remedy = f"write decimals with a point, {value.strip().replace(',', '.')}"
+                if _THOUSANDS.fullmatch(value.strip()):
+                    remedy += f", or, if the comma separates thousands, {value.strip().replace(',', '')}"
             raise DataError(f"{where(row)}: {self.name} is {short_text(repr(value))}, not {wanted}; {remedy}") from None
 
     def _one_hot(self, values: Sequence[Any] | NDArray[Any], categories: tuple[str, ...]) -> NDArray[np.float32]:

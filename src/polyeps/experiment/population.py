@@ -95,6 +95,11 @@ def populate(experiment: config.Experiment, seed: int, device: str = "cpu", part
         labels_per_client=wanted.labels_per_client,
         alpha=wanted.alpha,
     )
+    named = dataset.own and partition_kind(wanted, dataset) == "as-in-file"
+    if named and wanted.clients not in (None, len(partition.ids)):
+        raise InputError(
+            f"data.clients is {wanted.clients}, but the table names {len(partition.ids)} clients; leave it out"
+        )
     own_tests = None
     if wanted.own_test:
         partition, own_tests = set_apart(partition, wanted.own_test, generator(seed, "own tests"), dataset)

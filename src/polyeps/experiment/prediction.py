@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps.data.cells import as_text, is_missing
+from polyeps.data.cells import as_text, is_missing, matching
 from polyeps.data.table_readers import Cells, RawTable, read_columns
 from polyeps.errors import DataError, InputError
 from polyeps.experiment.saved_model import TEXT, SavedModel, probabilities_of
@@ -85,15 +85,18 @@ def _truth(model: SavedModel, table: RawTable, label: str) -> NDArray[np.int64]:
     if label not in table.columns:
         known = ", ".join(table.columns) or "none"
         raise InputError(f"--score: {table.source} has no column {label!r} (it has {known}); name it with --label")
-    places = {name: place for place, name in enumerate(model.classes)}
+    find = matching(model.classes)  # as in training: Yes is yes
     found = []
     for row, cell in enumerate(table.columns[label]):
-        text = "" if is_missing(cell) else as_text(cell.item() if isinstance(cell, np.generic) else cell)
-        if text not in places:
+        place = find(cell, -1)
+        if place < 0:
+            text = "" if is_missing(cell) else as_text(cell)
             known = ", ".join(model.classes[:8]) + (", …" if len(model.classes) > 8 else "")
             shown = repr(text) if text else "missing"
-            raise DataError(f"{table.where(row)}: the label is {shown}, which the model does not know ({known})")
-        found.append(places[text])
+            raise DataError(
+                f"{table.where(row)}: the label is {shown}, which the model does not know ({known}); correct it"
+            )
+        found.append(place)
     return np.array(found, dtype=np.int64)
 
 
