@@ -82,7 +82,9 @@ def test_a_share_of_persons_is_near_the_share_of_records() -> None:
 
 
 def test_what_cannot_be_split() -> None:
-    with pytest.raises(InputError, match="visits has one patient; give test records"):
+    with pytest.raises(
+        InputError, match="visits has no client with two patients, so nothing can be held out; add records"
+    ):
         hold_out(visits([(0, 0)] * 5), 0.2, np.random.default_rng(0))
     dataset = visits([(0, 0)] * 5)
     with pytest.raises(InputError, match="client 'a' has 1 patients, which a share of"):

@@ -30,5 +30,5 @@ def _loose_deltas(job: Job) -> list[str]:
     others = f" and {len(loose) - 1} more" if len(loose) > 1 else ""
     return [
         f"client {client!r}{others}: δ = {delta:g} is not below 1/{units}, one over the number of {unit}, so it would "
-        "allow to publish one of them; set budgets.delta to a tenth of that or less"
+        "allow publishing one of them; set budgets.delta to a tenth of that or less"
     ]

@@ -74,7 +74,7 @@ def _summary(table: JoiningTable) -> str:
         "alone with their budgets": [row.against_alone for row in table.rows if row.against_alone],
         "alone at home": [row.against_home for row in table.rows if row.against_home],
     }
-    parts = [f"{_counts(verdicts)} against training {alone}" for alone, verdicts in compared.items() if verdicts]
+    parts = [f"against training {alone}, {_counts(verdicts)}" for alone, verdicts in compared.items() if verdicts]
     return f"of {plural(len(table.rows), 'client')}, {'; '.join(parts)}"
 
 
