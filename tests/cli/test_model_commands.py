@@ -59,6 +59,8 @@ def test_scores_and_json(here: Path) -> None:
     (here / "loud.csv").write_text(shouted)
     assert run_json("predict", "m.safetensors", "loud.csv", "--score")["scores"] == found["scores"]
     assert found["records"] == 2
+    (here / "loud.csv").write_text(text.replace("ill", "ILL").replace("well", "Well"))  # as training reads them
+    assert run_json("predict", "m.safetensors", "loud.csv", "--score")["scores"]["accuracy"] == 1
     assert "accuracy 1.0000" in run("predict", "m.safetensors", "new.csv", "--score").stderr
     assert "accuracy" in run("predict", "m.safetensors", "new.csv", "--score", "-o", "out.csv").stdout
     refused("predict", "m.safetensors", "new.csv", "--score", "--label", "death", naming=("'death'", "--label"))

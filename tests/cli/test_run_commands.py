@@ -173,8 +173,8 @@ def test_stopped_before_anything_had_begun(here: Path, monkeypatch: pytest.Monke
     [
         (["budgets.noise_multiplier=0.3"], ("client '0' cannot afford a single round", "raise it")),
         (["budgets.delta=0"], ("client '0' cannot afford the plan", "delta above 0")),
-        (["training.batch=61"], ("client '0' has 60 records", "training.batch = 61", "smaller")),
-        (["algorithm.training.batch=61"], ("client '0' has 60 records", "smaller")),
+        (["training.batch=61"], ("client '0' has 60 records", "training.batch = 61", "make the batch 60 or less")),
+        (["algorithm.training.batch=61"], ("client '0' has 60 records", "60 or less")),
         (["trainng.batch=6"], ("'trainng'", "did you mean 'training'?")),
         (["training.bach=6"], ("'training.bach'", "did you mean 'batch'?")),
         (["data.name=mnist"], ("mnist is not here", "polyeps data fetch mnist")),

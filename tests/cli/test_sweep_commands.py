@@ -52,6 +52,8 @@ def test_a_sweep_ends_with_a_table_and_says_what_it_costs(here: Path) -> None:
         f"fedavg (wards, learning_rate={rate})" for rate in (0.1, 0.3)
     ]
     assert (here / "report.html").exists()
+    for command in (["export", "runs/wards", "-o", "x.pt"], ["certificate", "runs/wards", "0"]):
+        refused(*command, naming=("runs/wards is a sweep", "give the folder of one of its runs"))
 
 
 def test_programs_hear_of_every_run(here: Path) -> None:

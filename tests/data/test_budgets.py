@@ -78,6 +78,8 @@ def test_files_are_read_with_their_own_columns(tmp_path: Path) -> None:
     a, b = read_budgets(file, 1e-5)
     assert (a.client, a.budget.epsilon, a.budget.delta, a.records) == ("ward a", 1.5, 1e-6, 300)
     assert (b.client, b.budget.epsilon, b.budget.delta, b.records) == ("ward b", 0.2, 1e-5, None)
+    file.write_text("\ufeffclient; epsilon\nward a;1.5\n", encoding="utf-8")  # as spreadsheets write it
+    assert [(row.client, row.budget.epsilon) for row in read_budgets(file, 1e-5)] == [("ward a", 1.5)]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,10 @@ def test_files_are_read_with_their_own_columns(tmp_path: Path) -> None:
         ("client,epsilon\na,0\n", "client 'a'"),
         ("client,epsilon\na,nan\n", "client 'a'"),
         ("client,epsilon\na,lots\n", "client 'a'"),
+        (
+            "client;epsilon\na;0,5\n",
+            "client 'a' in .*: epsilon is '0,5'; it must be a number, with a point for decimals",
+        ),
         ("client,epsilon\na,1\na,2\n", "twice"),
         ("client,epsilon\n,1\n", "line 2"),
         ("client,epsilon,records\na,1,many\n", "client 'a'"),

@@ -54,10 +54,6 @@ def test_equal_records_are_all_kept(tmp_path: Path) -> None:
             "age,target\n1,0\n",
             r"anna.csv has no column 'label', which data.label names \(it has age, target\); name one of them",
         ),
-        (
-            ",age,label\n0,1,0\n",
-            "anna.csv, column 1 has no name: name it, or remove it if it counts the rows",
-        ),
         ("label\n1\n", "anna.csv has no feature column beside label"),
         (
             "age,job,label\n1,2,0\n1,cook,1\n",
@@ -92,10 +88,20 @@ def test_absent_and_unknown_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent.csv does not exist"):
         read(tmp_path / "absent.csv")
     (tmp_path / "anna.xlsx").write_text("")
-    with pytest.raises(
-        DataError, match=r"anna.xlsx ends in .xlsx: give a .arrow, .csv, .feather, .npz, .parquet, .tsv file"
-    ):
+    with pytest.raises(DataError, match=r"anna.xlsx is a spreadsheet: save its sheet as CSV"):
         read(tmp_path / "anna.xlsx")
+    (tmp_path / "anna.doc").write_text("")
+    with pytest.raises(
+        DataError, match=r"anna.doc ends in .doc: give a .arrow, .csv, .feather, .npz, .parquet, .tsv file"
+    ):
+        read(tmp_path / "anna.doc")
+    with pytest.raises(DataError, match=r"is a folder: name one client's file in it"):
+        read_columns(tmp_path)
+
+
+def test_columns_without_a_name_are_no_part_of_a_table(tmp_path: Path) -> None:
+    table = read_columns(csv_file(tmp_path, ";age;label;;\n7;30;0;;\n3;40;1;;\n"))  # pandas' index, a spreadsheet's end
+    assert {name: list(cells) for name, cells in table.columns.items()} == {"age": ["30", "40"], "label": ["0", "1"]}
 
 
 def npz_file(folder: Path, **arrays: Any) -> Path:

@@ -9,7 +9,7 @@ import pytest
 from support.commands import refused, run, run_json
 
 from polyeps.data.own_files import load_client
-from polyeps.data.own_tables import frame_table
+from polyeps.data.own_tables import frame_table, from_frame
 from polyeps.data.table_summary import client_count, of_client, summarise_table
 from polyeps.errors import DataError
 
@@ -45,6 +45,41 @@ def test_roles_are_guessed_from_names() -> None:
     assert found.declared.classes == ("0", "1")
     assert client_count(table, found) == 2
     assert next(column.missing for column in found.columns if column.name == "age") == 1
+
+
+def test_a_column_that_is_left_out_has_a_reason() -> None:
+    table: dict[str, Any] = {
+        "outcome": ["no", "yes"] * 15,
+        "sex": ["m", "M", "f"] * 10,
+        "Unnamed: 0": list(range(30, 0, -1)),
+        "bp": ["120,5", "130,1", "k.A."] * 10,
+        "age": [*map(str, range(20, 49)), "k.A."],
+        "seen": [f"{day}.01.2024" for day in range(1, 31)],
+        "code": [f"I{place}" for place in range(30)],
+        "gone": [""] * 30,
+    }
+    found = summarise_table(frame_table(table), label=None, client=None, unit=None)
+    assert {column.name: column.suggestion for column in found.columns} == {
+        "outcome": "the label",
+        "sex": "categories M, f",
+        "Unnamed: 0": "left out: it counts rows or names them",
+        "bp": "left out: decimal commas; write 120.5 for 120,5",
+        "age": "left out: 'k.A.' is no number; empty or correct it",
+        "seen": "left out: dates must read like 2024-05-31, not 1.01.2024",
+        "code": "left out: 30 different texts; declare their categories, or group them",
+        "gone": "left out: all cells are missing",
+    }
+
+
+def test_labels_that_mean_the_same_are_remarked_on(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("x,outcome\n1,0\n2,yes\n3,1\n5,True\n5,no\n")
+    told = run("data", "describe", str(path)).stderr
+    assert "the labels 1, True and yes are 3 classes; if they mean the same, write them in one way" in told
+    assert any("1, True and yes" in said for said in from_frame(TWO_WAYS, label="y", client=None).remarks)
+
+
+TWO_WAYS = {"x": [1, 2, 3, 4], "y": ["0", "1", "True", "yes"]}
 
 
 def test_given_roles_come_before_guesses() -> None:

@@ -90,6 +90,13 @@ def test_changes_reach_tables_and_every_algorithm(file: Path) -> None:
     assert {method.form for method in wanted.algorithm} == {"published"}
 
 
+@pytest.mark.parametrize("given", ['"fedavg"', '["fedavg", "weiavg"]'])
+def test_changes_reach_algorithms_that_are_given_by_name(tmp_path: Path, given: str) -> None:
+    (tmp_path / "e.toml").write_text(f"algorithm = {given}\n[budgets]\nepsilon = 1.0\n")
+    wanted = config.read_experiment(tmp_path / "e.toml", ["algorithm.budgets=minimum"])
+    assert {method.budgets for method in wanted.algorithm} == {"minimum"}
+
+
 def test_a_later_change_wins(file: Path) -> None:
     assert config.read_experiment(file, ["rounds=3", "rounds=4"]).rounds == 4
 

@@ -191,7 +191,7 @@ def test_options_reach_the_builder() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"training": {"batch": 61}}, ("client '0' has 60 records, fewer than training.batch = 61", "smaller")),
+        ({"training": {"batch": 61}}, ("client '0' has 60 records", "make the batch 60 or less")),
         ({"budgets": {"noise_multiplier": 0.4}}, ("client '0' cannot afford a single round", "raise it")),
         ({"budgets": {"delta": 0}}, ("client '0' cannot afford the plan", "δ = 0", "delta above 0")),
     ],

@@ -392,7 +392,10 @@ WRONG: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         ("h.csv has no column 'outcome'", "semicolons or tabs"),
     ),
     "twice a column": (text(lambda now: now.replace("age", "bp", 1)), ("h.csv has 2 columns named 'bp'", "rename")),
-    "an index column": (text(lambda now: now.replace("age", "", 1)), ("h.csv, column 3 has no name", "name it")),
+    "a column without a name": (
+        text(lambda now: now.replace("age", "", 1)),
+        ("h.csv has no column 'age'", "data.columns declares"),
+    ),
     "not UTF-8": (not_text, ("not UTF-8", "save it as")),
     "budget for nobody": (line("oak = 8.5", "oaks = 8.5"), ("budgets.epsilon names 'oaks'", "did you mean 'oak'?")),
     "client without budget": (line("oak = 8.5, ", ""), ("client 'oak' has no budget in budgets.epsilon", "add one")),
@@ -431,9 +434,26 @@ WRONG: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         ("data.unit is for your own table", "data.file"),
     ),
     "unknown setting": (line('unit = "patient"', 'units = "patient"'), ("'data.units'", "did you mean 'unit'?")),
+    "bounds by other names": (
+        line("bp = { range = [50, 250] }", "bp = { min = 50, max = 250 }"),
+        ("there is no setting 'data.columns.bp.min'", "known are range"),
+    ),
+    "a number with commas": (
+        cell(7, "bp", "1,200"),
+        ("h.csv, row 7", "write decimals with a point, 1.200, or, if the comma separates thousands, 1200"),
+    ),
+    "two sources": (
+        line('file = "h.csv"', 'file = "h.csv"\nname = "adult"'),
+        ("data.name = adult", "data.file", "leave out one"),
+    ),
+    "no client column": (
+        line('client = "hospital"\n', ""),
+        ("h.csv has no column 'client'", 'write data.client = "COLUMN"'),
+    ),
+    "delta of zero": (line("delta = 1e-6", "delta = 0"), ("client 'cedar'", "needs a budgets.delta above 0")),
     "larger batch": (
         line("batch = 16", "batch = 1600"),
-        ("client 'alder' has ", "fewer than training.batch = 1600", "make the batch smaller"),
+        ("client 'oak' has 18 patients", "fewer than training.batch = 1600", "make the batch 18 or less"),
     ),
 }
 

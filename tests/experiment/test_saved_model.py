@@ -1,5 +1,6 @@
 """Saved models: they predict what the run measured, and say what clients agreed to disclose and no more."""
 
+import math
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -96,7 +97,8 @@ def test_hidden_budgets_and_names_stay_out(tmp_path: Path) -> None:
 
 def test_models_of_a_folder_are_chosen_by_method_and_seed(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"4 of the models in .* choose one with --method and --seed: 'fedavg' with se"
+        InputError,
+        match=r"4 of the models in .* choose one with --method and --seed, in Python with .*: 'fedavg' with se",
     ):
         load_model(folder)
     with pytest.raises(InputError, match="2 of the models"):
@@ -287,6 +289,17 @@ def factory(shape, classes):
 def half():
     return lambda records: records.flatten(1)[:, :32]
 """
+
+
+def test_a_model_that_python_gave_to_the_run_is_given_again(tmp_path: Path) -> None:
+    def net(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+    runs.run(experiment("fedavg", model={"name": "net"}), tmp_path / "run", models={"net": net})
+    with pytest.raises(InputError, match=r"your own model 'net'.* load_model\(..., models=\{'net': FUNCTION\}\)"):
+        load_model(tmp_path / "run")
+    model = load_model(tmp_path / "run", models={"net": net})
+    assert "net by fedavg, seed 1" in repr(model)
 
 
 def test_own_models_and_encoders_need_trust_and_the_code_they_were_trained_with(tmp_path: Path) -> None:

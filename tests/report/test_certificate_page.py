@@ -48,11 +48,35 @@ def test_its_figures_are_those_of_the_ledger(folder: Path) -> None:
 def test_it_says_how_strong_the_guarantee_is(folder: Path, client: str, word: str) -> None:
     page = certificate_of(folder, client)
     assert page.strength == f"A {word} guarantee."
-    said = re.search(r"at most (more than )?([0-9.]+)\u00a0%", page.guess)
+    said = re.search(r"at most ([0-9.]+)\u00a0% sure", page.guess)
     assert said is not None
     odds = 100 / (1 + math.exp(-page.spent))
-    assert float(said[2]) >= odds or said[1]  # never less than what the ledger allows
-    assert float(said[2]) <= odds + 0.1
+    assert odds <= float(said[1]) < min(odds + 0.1, 100)  # never less than what the ledger allows
+
+
+def test_it_says_what_is_not_guaranteed(folder: Path, tmp_path: Path) -> None:
+    page = certificate_of(folder, "0")
+    assert "simulation" in page.standing
+    assert "seed" in page.standing  # nothing protects against those who know it
+    assert any("one more time" in limit and "1 of them without a guarantee" in limit for limit in page.limits)
+    assert not any("held out" in limit for limit in page.limits)  # digits has public test records
+    table = {
+        "hospital": ["elm", "fir st"] * 60,
+        "x": [float(n % 7) for n in range(120)],
+        "outcome": [n % 3 % 2 for n in range(120)],
+    }
+    settings = {
+        "rounds": 1,
+        "data": {"client": "hospital", "label": "outcome", "columns": {"x": {"range": [0, 6]}}},
+        "budgets": {"epsilon": 30.0},
+        "algorithm": "fedavg",
+    }
+    run(config.experiment(settings), tmp_path / "own", data=table)
+    page = certificate_of(tmp_path / "own", "fir st")
+    assert any("held out for tests" in limit for limit in page.limits)
+    assert not any("more time" in limit for limit in page.limits)
+    assert "practically certain" in page.guess  # no figure that reads like a bound
+    assert page.checks[1].endswith("--client 'fir st'")
 
 
 def test_the_page_shows_it_and_escapes_names(folder: Path, tmp_path: Path) -> None:
@@ -63,6 +87,7 @@ def test_the_page_shows_it_and_escapes_names(folder: Path, tmp_path: Path) -> No
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<script>" not in text
     assert page.sentence in unescape(text)
+    assert text.index(page.standing) < text.index(page.strength)
     assert "http" not in text  # nothing is fetched
 
 

@@ -129,7 +129,7 @@ def test_the_page_shows_what_each_client_gets(tmp_path: Path) -> None:
         "Confusion",
         "Calibration",
     ]
-    assert "weiavg: of 2 clients, 1 gains, 1 not judged, against training alone at home" in said
+    assert "against training alone at home, 1 gains, 1 not judged" in said
     assert "gains 30.0 ± 9.0 points" in said
     assert "too few test records (20)" in said
     assert "Always guessing the class with most training records: 50.0 %." in said

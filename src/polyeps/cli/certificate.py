@@ -28,6 +28,6 @@ def certificate(
     if as_json:
         print_json(page.as_dict())
     elif output is None:
-        print(f"{page.strength} {page.guess}\n\n{page.sentence}\n")
+        print(f"{page.standing}\n\n{page.strength} {page.guess}\n\n{page.sentence}\n")
         print_table(["", ""], [[name, value] for name, value in (page.facts | page.ledger).items() if value])
         print("\n".join(page.limits))

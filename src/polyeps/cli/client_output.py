@@ -50,7 +50,7 @@ def print_client_figures(lines: Sequence[MethodRuns]) -> None:
         ]
         for client, row in first.items()
     ]
-    columns = ["client", "test\nrecords", "largest class\n(accuracy)", *tables]
+    columns = ["client", "test\nrecords", "majority class\n(accuracy)", *tables]
     print_table(columns, rows[:_MOST_ROWS], title=f"{metric} on each client's own test records (simulation only)")
     _rest(len(rows))
 
@@ -84,7 +84,7 @@ def print_joining(lines: Sequence[MethodRuns]) -> None:
     ]
     columns = ["client", *(["joint, own\nrecords"] if table.own_records else []), "joint, all\nrecords"]
     columns += ["alone,\nits budget", "alone at home,\nno noise"]
-    columns += ["largest\nclass", "against alone,\nits budget", "against alone\nat home"]
+    columns += ["majority\nclass", "against alone,\nits budget", "against alone\nat home"]
     print_table(columns, rows[:_MOST_ROWS], title=f"Is joining {table.label} worth it? {table.metric}")
     _rest(len(rows))
     print(joining_caption(table))

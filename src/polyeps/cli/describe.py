@@ -31,6 +31,7 @@ def describe(
 ) -> None:
     """Describe the columns of a table, and draft a schema for all clients to agree to."""
     from polyeps.data.schema_files import schema_text
+    from polyeps.data.table_labels import labels_alike
     from polyeps.data.table_readers import read_columns
     from polyeps.data.table_summary import client_count, of_client, summarise_table
 
@@ -53,6 +54,8 @@ def describe(
             title=f"{file}: {found.records:,} records",
         )
     remark("ranges and categories come from these records; agree on them from public knowledge before anybody trains")
+    if found.declared is not None and (alike := labels_alike(found.declared.classes or ())):
+        remark(alike)
     if clients > 1:
         remark(f"these are the records of {clients} clients; describe one client's alone with --client NAME")
     if write is None:

@@ -80,6 +80,8 @@ def print_methods(lines: Sequence[MethodRuns]) -> None:
 
 def print_clients(journal: Journal) -> None:
     """Print, for the first seed, one line per client or group of equal clients: own ε, and what each method spent."""
+    from polyeps.accounting.certificate import rounded_up
+
     jobs = journal.jobs()
     first = jobs[0]["seed"]
     paying = [job for job in jobs if job["seed"] == first and job["facts"].get("budgets", "none") != "none"]
@@ -102,7 +104,7 @@ def print_clients(journal: Journal) -> None:
                 continue
             of = "" if common or job["facts"]["budgets"] == "own" else f" of {effective:.4g}"
             over += spent > effective
-            line.append(f"{spent:.4g}{of}")
+            line.append(f"{rounded_up(spent)}{of}")
     shown = _together(list(table.values()))
     print_table(columns, shown[:_MOST_CLIENTS], title=f"The ε each client spent under each method (seed {first})")
     if len(shown) > _MOST_CLIENTS:

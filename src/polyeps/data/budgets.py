@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.core import Budget
+from polyeps.data.table_readers import delimiter_of
 from polyeps.errors import InputError
 
 Epsilons = NDArray[np.float64]
@@ -126,10 +127,12 @@ def read_budgets(path: Path, delta: float | None) -> list[BudgetRow]:
     """Read a CSV file with the columns client, epsilon and, optionally, delta (else `delta`) and records."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            columns = reader.fieldnames or []
+            first = delimiter_of(file.readline())
+            file.seek(0)
+            reader = csv.DictReader(file, delimiter=first)
+            reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
             for needed in ("client", "epsilon"):
-                if needed not in columns:
+                if needed not in reader.fieldnames:
                     raise InputError(f"{path} has no column {needed!r}; its first line must name client and epsilon")
             rows = [_row(path, reader.line_num, line, delta) for line in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
@@ -151,7 +154,15 @@ def _row(path: Path, line_number: int, line: dict[str, str], delta: float | None
         raise InputError(f"client {client!r} in {path} has no delta; add a delta column or give one for all")
     records = (line.get("records") or "").strip()
     try:
-        budget = Budget(float(line["epsilon"]), float(own_delta) if own_delta else float(delta or 0))
+        chosen = _number("delta", own_delta) if own_delta else float(delta or 0)
+        budget = Budget(_number("epsilon", line["epsilon"]), chosen)
         return BudgetRow(client, budget, int(records) if records else None, bool(own_delta))
     except (ValueError, TypeError) as problem:
         raise InputError(f"client {client!r} in {path}: {problem}") from None
+
+
+def _number(name: str, text: str | None) -> float:
+    try:
+        return float(text or "")
+    except ValueError:
+        raise ValueError(f"{name} is {text or ''!r}; it must be a number, with a point for decimals") from None

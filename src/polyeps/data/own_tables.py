@@ -14,7 +14,7 @@ from polyeps.data.cells import as_text, is_empty, is_missing, listed, of_each, p
 from polyeps.data.dataset import Dataset, LabelArray
 from polyeps.data.schema import Schema, Where, no_column
 from polyeps.data.schema_files import TableDeclaration, schema_of
-from polyeps.data.table_labels import number_labels
+from polyeps.data.table_labels import labels_alike, number_labels
 from polyeps.data.table_readers import Cells, RawTable, array_table, check_names, role
 from polyeps.errors import DataError, InputError
 
@@ -124,6 +124,8 @@ def assemble(
     if declared.classes is None:
         shown = ", ".join(classes[:5]) + (", …" if len(classes) > 5 else "")
         remarks.append(f"the labels of {name} ({shown}) were read off the records; declare them as data.classes")
+    if alike := labels_alike(classes):
+        remarks.append(alike)
     folded = {text.casefold(): text for text in names}
     if twin := next((text for text in names if folded[text.casefold()] != text), None):
         remarks.append(

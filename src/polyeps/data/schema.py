@@ -24,6 +24,7 @@ from polyeps.errors import DataError, InputError
 Missing = Literal["refuse", "mean-of-range"] | float
 Where = Callable[[int], str]  # the place of a record, for messages
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _MOST_CATEGORIES = 20  # a drafted column with more different texts is left out
 
@@ -137,6 +138,8 @@ class Column:
                 wanted, remedy = "a date like 2024-05-31", "correct it"
             elif isinstance(value, str) and _DECIMAL_COMMA.fullmatch(value.strip()):
                 remedy = f"write decimals with a point, {value.strip().replace(',', '.')}"
+                if _THOUSANDS.fullmatch(value.strip()):
+                    remedy += f", or, if the comma separates thousands, {value.strip().replace(',', '')}"
             raise DataError(f"{where(row)}: {self.name} is {short_text(repr(value))}, not {wanted}; {remedy}") from None
 
     def _one_hot(self, values: Sequence[Any] | NDArray[Any], categories: tuple[str, ...]) -> NDArray[np.float32]:
@@ -214,7 +217,8 @@ def _drafted(name: str, values: Sequence[Any] | NDArray[Any]) -> Column | None:
             pass
         else:
             return Column(name, dates=(date(min(days).year, 1, 1), date(max(days).year, 12, 31)), missing=missing)
-    texts = sorted({as_text(value) for value in present})
+    spelled = {text.casefold(): text for text in sorted({as_text(value) for value in present}, reverse=True)}
+    texts = sorted(spelled.values())  # M and m are one: cells match in capitals or not
     return Column(name, categories=tuple(texts)) if len(texts) <= _MOST_CATEGORIES else None
 
 
@@ -265,6 +269,8 @@ def no_column(file: str, name: str, why: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "") or "none"
     hint = f"; did you mean {near[0]!r}?" if near else "; name one of them"
+    if name == "client" and why == "data.client names":  # the default: 'patient' is near, and would be wrong
+        hint = '; write data.client = "COLUMN", the one that names the client of each record'
     if len(names) == 1:
         hint = "; separate its columns by commas, semicolons or tabs"
     return f"{file} has no column {name!r}, which {why} (it has {shown}){hint}"

@@ -116,7 +116,7 @@ def _shown(value: Any) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint at what was meant by an unknown name."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.65)
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
 
 

@@ -17,6 +17,7 @@ from polyeps.errors import DataError
 
 _MOST_CLASSES = 100  # more labels must be declared: they may be a number to predict, not classes
 _WHOLE = re.compile(r"[+-]?\d+")
+_SAME = [{"1", "true", "t", "yes", "y", "ja", "oui"}, {"0", "false", "f", "no", "n", "nein", "non"}]  # yes, and no
 
 
 def number_labels(
@@ -98,3 +99,19 @@ def _is_fraction(text: str) -> bool:
         return not float(text).is_integer()
     except (ValueError, OverflowError):
         return False
+
+
+def labels_alike(classes: Sequence[str]) -> str | None:
+    """Return a remark on classes that are probably one, spelled in several ways.
+
+    >>> labels_alike(["0", "1", "no", "yes"])
+    'the labels 1 and yes are two classes; if they mean the same, write them in one way'
+    >>> labels_alike(["no", "yes"])
+    """
+    for words in _SAME:
+        found = [text for text in classes if text.casefold() in words]
+        if len(found) > 1:
+            many = {2: "two"}.get(len(found), str(len(found)))
+            listed = f"{', '.join(found[:-1])} and {found[-1]}"
+            return f"the labels {listed} are {many} classes; if they mean the same, write them in one way"
+    return None

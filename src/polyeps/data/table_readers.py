@@ -1,7 +1,7 @@
 """Reads the columns of a file: CSV, Parquet, Arrow, Feather or .npz.
 
-Every refusal names the file and the row or column; nothing is dropped, filled in or guessed. Readers return columns
-as they stand; `own_tables` takes features, labels, clients and persons from them.
+Every refusal names the file and the row or column; nothing that has a name is dropped, filled in or guessed. Readers
+return columns as they stand; `own_tables` takes features, labels, clients and persons from them.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class RawTable:
 
 def read_columns(path: Path) -> RawTable:
     """Read the columns of a file."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: name one client's file in it")
     if not path.is_file():
         raise DataError(f"{path} does not exist: name a folder of client files, or one file")
     match path.suffix.lower():
@@ -50,6 +52,8 @@ def read_columns(path: Path) -> RawTable:
             return _read_arrow(path)
         case ".npz":
             return _read_npz(path)
+        case ".xls" | ".xlsx" | ".ods":
+            raise DataError(f"{path} is a spreadsheet: save its sheet as CSV (UTF-8), and name that file")
         case other:
             raise DataError(f"{path} ends in {other or 'no suffix'}: give a {', '.join(SUFFIXES)} file")
 
@@ -57,7 +61,7 @@ def read_columns(path: Path) -> RawTable:
 def check_names(source: str, header: Sequence[str]) -> None:
     """Refuse columns without a name, and two of one name."""
     for position, name in enumerate(header, 1):
-        if not name:  # as pandas writes its index
+        if not name:
             raise DataError(f"{source}, column {position} has no name: name it, or remove it if it counts the rows")
         if not name.isprintable():
             raise DataError(f"{source}, column {position} is named {name!a}, which cannot be shown; rename it")
@@ -87,7 +91,7 @@ def _read_csv(path: Path) -> RawTable:
 
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
-            delimiter = _delimiter(next((line for line in stream if line.strip()), ""))
+            delimiter = delimiter_of(next((line for line in stream if line.strip()), ""))
             stream.seek(0)
             reader = csv.reader(stream, strict=True, delimiter=delimiter)
             for row in reader:
@@ -110,8 +114,12 @@ def _read_csv(path: Path) -> RawTable:
         raise DataError(f"{path}, after row {lines[-1] if lines else 1}: {e}: correct its quotes") from e
     if not header:
         raise DataError(f"{path} is empty: its first row must name the columns")
-    check_names(str(path), header)
-    return RawTable(str(path), dict(zip(header, columns, strict=True)), np.array(lines, dtype=np.int64))
+    # Columns without a name, which nothing can refer to, are no part of the table: pandas writes its index so, and
+    # spreadsheets write empty columns.
+    named = {place: name for place, name in enumerate(header) if name}
+    check_names(str(path), list(named.values()))
+    found = {name: columns[place] for place, name in named.items()}
+    return RawTable(str(path), found, np.array(lines, dtype=np.int64))
 
 
 def _decimals(row: Sequence[str], header: Sequence[str]) -> bool:
@@ -119,7 +127,7 @@ def _decimals(row: Sequence[str], header: Sequence[str]) -> bool:
     return len(row) > len(header) and 2 * sum(cell.strip().isdecimal() for cell in row) > len(row)
 
 
-def _delimiter(first: str) -> str:
+def delimiter_of(first: str) -> str:
     """Return what separates the names of the first line: the delimiter that gives most of them."""
 
     def names(delimiter: str) -> int:

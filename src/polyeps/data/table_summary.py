@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from polyeps.data.cells import as_text, is_missing, listed
+from polyeps.data.cells import as_text, is_missing, listed, short_text
 from polyeps.data.schema import Column, Schema, draft, no_column
 from polyeps.data.schema_files import TableDeclaration
 from polyeps.data.table_readers import Cells, RawTable
@@ -19,6 +21,9 @@ _PERSONS = "patient person subject individual customer user member participant p
 _LABELS = "label outcome target y class diagnosis died death event response readmitted churn default income result"
 _MOST_LABELS = 20
 _SHOWN = 6  # categories that are shown of a column
+_IDENTIFIER = re.compile(r"(?i)(.*[_ .-])?(id|uuid|key|index)|unnamed: \d+|__index_level_\d+__|.*[a-z]I[dD]")
+_COMMA = re.compile(r"[+-]?\d+,\d+")
+_OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}\b.*")
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,12 @@ def summarise_table(table: RawTable, *, label: str | None, client: str | None, u
     label = label or _named(table, _LABELS, {client, unit}) or _last(table, {client, unit})
     roles = {label: "label", client: "client", unit: "unit"}
     drafted, _ = draft(table.columns, [name for name in roles if name is not None])
-    found = {column.name: column for column in drafted if not _counts_rows(column, table.columns[column.name])}
+    found = {
+        column.name: column
+        for column in drafted
+        if not _counts_rows(column, table.columns[column.name])
+        and not (column.categories and _foreign(_texts(table.columns[column.name])))
+    }
     schema = Schema(tuple(found.values())) if found else None
     classes = None if label is None else _classes(table.columns[label])
     columns = tuple(_summary(name, cells, roles.get(name), found.get(name)) for name, cells in table.columns.items())
@@ -112,7 +122,7 @@ def _classes(cells: Cells) -> tuple[str, ...] | None:
 
 def _counts_rows(column: Column, cells: Cells) -> bool:
     """Whether a column is an identifier: called so, or a different whole number in every row, in order."""
-    if re.fullmatch(r"(?i)(.*[_ .-])?(id|uuid|key|index)|.*[a-z]I[dD]", column.name.strip()):
+    if _IDENTIFIER.fullmatch(column.name.strip()):
         return True
     if column.range is None or column.missing != "refuse" or len(cells) < 3:
         return False
@@ -124,7 +134,7 @@ def _summary(name: str, cells: Cells, role: str | None, column: Column | None) -
     values = listed(cells)
     missing = sum(map(is_missing, values))
     texts = {as_text(value) for value in values if not is_missing(value)}
-    kind, suggestion = "text" if texts else "empty", "left out"
+    kind, suggestion = "text" if texts else "empty", f"left out: {_why_left_out(values)}"
     if column is not None and column.categories is not None:
         some = ", ".join(column.categories[:_SHOWN]) + (", …" if len(column.categories) > _SHOWN else "")
         kind, suggestion = "category", f"categories {some}"
@@ -137,6 +147,42 @@ def _summary(name: str, cells: Cells, role: str | None, column: Column | None) -
     if role is not None:
         kind, suggestion = _kind(values), f"the {role}"
     return ColumnSummary(name, role or ("feature" if column else "left out"), kind, missing, len(texts), suggestion)
+
+
+def _why_left_out(values: Any) -> str:
+    """Say why no schema could be drafted for a column, and what to do about it."""
+    texts = _texts(values)
+    if not texts:
+        return "all cells are missing"
+    if reason := _foreign(texts):
+        return reason
+    others = [text for text in texts if not _is_number(text)]
+    if not others:
+        return "it counts rows or names them"
+    if 2 * len(others) < len(texts):
+        return f"{short_text(repr(others[0]))} is no number; empty or correct it"
+    return f"{len(set(texts)):,} different texts; declare their categories, or group them"
+
+
+def _texts(values: Any) -> list[str]:
+    return [str(value).strip() for value in listed(values) if not is_missing(value)]
+
+
+def _foreign(texts: Sequence[str]) -> str | None:
+    """Say why numbers or dates in another notation cannot be read; None for other texts."""
+    commas = [text for text in texts if _COMMA.fullmatch(text)]
+    if 2 * len(commas) > len(texts):
+        return f"decimal commas; write {commas[0].replace(',', '.')} for {commas[0]}"
+    if texts and all(map(_OTHER_DATE.fullmatch, texts)):
+        return f"dates must read like 2024-05-31, not {short_text(texts[0])}"
+    return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _kind(values: Any) -> str:

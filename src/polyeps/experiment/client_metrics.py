@@ -70,7 +70,7 @@ class Wanted:
 
 
 def majority(population: Population) -> tuple[float, _Floats | None]:
-    """Return the accuracy of always guessing the largest class: on all test records, and on each client's own.
+    """Return the accuracy of always guessing the majority class: on all test records, and on each client's own.
 
     It is the class with most training records: of all clients together or, on its own records, of the client.
     """

@@ -178,6 +178,10 @@ def _apply(values: dict[str, Any], change: str) -> None:
         raise InputError(f"--set {change}: several values are a sweep, for polyeps run alone; quote a text with commas")
     value = parsed(texts[0])
     *path, last = place.split(".")
+    if path[:1] == ["algorithm"] and "algorithm" in values:  # methods may be given by their names alone
+        methods = values["algorithm"]
+        methods = methods if isinstance(methods, list) else [methods]
+        values["algorithm"] = [{"name": one} if isinstance(one, str) else one for one in methods]
     tables: list[Any] = [values]
     for depth, key in enumerate(path, start=1):
         # A change to "algorithm" applies to every method of the file.

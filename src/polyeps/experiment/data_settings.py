@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -55,6 +55,14 @@ class DataSettings(Section):
         if twice := [key for key in read if key in given]:
             raise InputError(f"data.{twice[0]} is also in the schema {values['schema']}; keep one of them")
         return {**given, **read}
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.file is not None and self.name != "digits":  # the default, which a stored experiment has too
+            raise InputError(
+                f"data.name = {self.name} and data.file = {self.file} are both given; leave out one of them"
+            )
+        return self
 
     @field_validator("columns", mode="before")
     @classmethod

@@ -271,12 +271,12 @@ def _participation(experiment: config.Experiment, population: Population) -> Par
 def check_batches(settings: config.TrainingSettings, population: Population) -> None:
     """Refuse a batch that some client cannot fill."""
     held = f"{population.trained.person or 'record'}s"
-    for client, size in zip(population.ids, population.sizes.tolist(), strict=True):
-        if size < settings.batch:
-            raise InputError(
-                f"client {client!r} has {size} {held}, fewer than training.batch = {settings.batch}; "
-                "make the batch smaller"
-            )
+    size, client = min(zip(population.sizes.tolist(), population.ids, strict=True))
+    if size < settings.batch:
+        raise InputError(
+            f"client {client!r} has {size} {held} to train on, fewer than training.batch = {settings.batch}; make the "
+            f"batch {size} or less"
+        )
 
 
 def _training(settings: config.TrainingSettings, population: Population, private: bool, form: Form) -> Training:

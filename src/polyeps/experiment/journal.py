@@ -79,6 +79,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
+            if (path.parent / "sweep.json").exists():
+                raise InputError(f"{path.parent} is a sweep; give the folder of one of its runs")
             raise InputError(f"there is no run at {path.parent}: {path.name} is missing; give the folder of a run")
         self.path = path
         address = f"{path.absolute().as_uri()}?immutable=1" if _archived(path) else path

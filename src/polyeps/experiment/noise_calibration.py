@@ -138,10 +138,10 @@ def sound_noise(
             ).noise_multiplier
         except InputError as problem:
             row, strictest = min(given.items(), key=lambda one: one[1])
-            hint = "" if strictest.delta else "; Gaussian noise needs a delta above 0"
+            reason = problem if strictest.delta else "Gaussian noise needs a budgets.delta above 0, such as 1e-6"
             raise InputError(
                 f"client {cost.ids[row]!r} cannot afford the plan with ε = {strictest.epsilon:g}, "
-                f"δ = {strictest.delta:g}: {problem}{hint}"
+                f"δ = {strictest.delta:g}: {reason}"
             ) from None
     else:
         noise[rows] = common

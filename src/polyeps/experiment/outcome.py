@@ -45,6 +45,10 @@ class Outcome:
     spent: dict[tuple[str, int], dict[str, float]]  # of every client that has a guarantee
     models: dict[tuple[str, int], Tensor]
 
+    def __repr__(self) -> str:
+        last = ", ".join(f"{method} seed {seed} {row[-1]:.1%}" for (method, seed), row in self.accuracy.items() if row)
+        return f"Outcome({str(self.folder)!r}, last accuracy: {last or 'none'})"
+
     def to_frame(self) -> Any:
         """Return a pandas frame with one row per method, seed and round, and a column per metric.
 

@@ -91,7 +91,9 @@ def _truth(model: SavedModel, table: RawTable, label: str) -> NDArray[np.int64]:
         if (found := find(cell, -1)) < 0:
             known = ", ".join(model.classes[:8]) + (", …" if len(model.classes) > 8 else "")
             shown = "missing" if is_missing(cell) else repr(as_text(cell))
-            raise DataError(f"{table.where(row)}: the label is {shown}, which the model does not know ({known})")
+            raise DataError(
+                f"{table.where(row)}: the label is {shown}, which the model does not know ({known}); correct it"
+            )
         return found
 
     return of_each(listed(table.columns[label]), np.int64, place)

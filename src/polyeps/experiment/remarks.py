@@ -34,5 +34,5 @@ def _loose_deltas(job: Job) -> list[str]:
     chance = "" if delta * units >= 1 else f" with probability {delta * units:.2g}"
     return [
         f"client {client!r}{others}: δ = {delta:g} is not {well}below 1/{units}, one over the number of {unit}, so it "
-        f"would allow to publish one of them{chance}; set budgets.delta to a tenth of that or less"
+        f"would allow publishing one of them{chance}; set budgets.delta to a tenth of that or less"
     ]

@@ -42,6 +42,13 @@ class SavedModel:
     module: nn.Module  # with its weights, ready to predict
     encoder: Callable[[], Encoder] | None = None
 
+    def __repr__(self) -> str:
+        about = self.metadata
+        return (
+            f"SavedModel({str(self.path)!r}: {about.model.name} by {about.method}, seed {about.seed}, predicts "
+            f"{about.label or 'label'} as one of {len(about.classes)} classes)"
+        )
+
     @property
     def classes(self) -> tuple[str, ...]:
         """The class labels; probability i is that of classes[i]."""
@@ -193,7 +200,9 @@ def find_model(path: Path, method: str | None = None, seed: int | None = None) -
     """Return the model file that a path names: itself, or the one of a run's folder."""
     if not path.is_dir():
         if method is not None or seed is not None:
-            raise InputError(f"{path} is one model; --method and --seed choose among those of a run's folder")
+            raise InputError(
+                f"{path} is one model; method and seed choose among those of a run's folder; leave them out"
+            )
         return path
     journal = Journal(path / "journal.db")
     jobs = [row for row in journal.jobs() if row["status"] == "done"]
@@ -202,7 +211,9 @@ def find_model(path: Path, method: str | None = None, seed: int | None = None) -
     listed = ", ".join(f"{row['label']!r} with seed {row['seed']}" for row in jobs) or "none"
     if len(chosen) != 1:
         found = f"{len(chosen)} of the models in" if chosen else "no finished model in"
-        raise InputError(f"{found} {path} fit; choose one with --method and --seed: {listed}")
+        raise InputError(
+            f"{found} {path} fit; choose one with --method and --seed, in Python with method and seed: {listed}"
+        )
     return model_path(path, chosen[0]["job"])
 
 
@@ -233,6 +244,11 @@ def _built(path: Path, metadata: ModelMetadata, parts: Parts) -> Model:
     """Return the model that a file names, without its weights."""
     name, arguments = metadata.model.name, metadata.model.arguments
     if name not in MODELS:
+        if ":" not in name and name not in parts.models:
+            raise InputError(
+                f"{path} holds your own model {name!r}, whose code is not in the file; load it in Python with "
+                f"load_model(..., models={{{name!r}: FUNCTION}})"
+            )
         make = parts.find("model.name", name, {**MODELS, **parts.models}, "models")
         shape, classes = arguments.get("shape"), arguments.get("classes")
         if set(arguments) != {"shape", "classes"} or not isinstance(shape, tuple) or not isinstance(classes, int):

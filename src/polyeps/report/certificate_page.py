@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ _SOMEBODY = {
     "secure-sum": "Somebody who sees only the sums,",
     "server": "Somebody other than the server",
 }
+_STANDING = (
+    "This was a simulation: all records were on one machine, and the noise was drawn from a seed, so that whoever "
+    "knows or guesses the seed can remove it. The guarantee below is the one that a deployed client with the same "
+    "settings would have."
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class ClientPage:
     client: str
     run: str
     method: str
+    standing: str  # whose guarantee it is: that of a deployed client, not of a simulation
     sentence: str
     strength: str
     guess: str
@@ -78,6 +85,7 @@ def certificate_of(folder: Path, client: str, method: str | None = None, seed: i
         client=client,
         run=str(about.get("name", folder.name)),
         method=found.label,
+        standing=_STANDING,
         sentence=guarantee(found, job, row),
         strength=_strength(row.spent),
         guess=_guess(row, facts),
@@ -88,13 +96,13 @@ def certificate_of(folder: Path, client: str, method: str | None = None, seed: i
             "Data": Path(data["file"]).name if data.get("file") else str(facts.get("data", "")),
             "What the model predicts": str(data.get("label", "label")) if data.get("file") else "",
             "Model": f"{settings.get('model', {}).get('name', 'own')}, {size}",
-            "Method": f"{found.label}: {facts.get('summary', '')}",
+            "Method": f"{found.label}, seed {job.seed}: {facts.get('summary', '')}",
             "Rounds answered": f"{row.joined} of {job.planned}",
             "Budget": f"ε = {row.own_epsilon:g}, δ = {row.delta:g}",
             "Spent": f"ε = {rounded_up(row.spent)}",
         },
         ledger=_checked(path, row, facts),
-        limits=(*_others(methods, job), *_limits(person, facts)),
+        limits=_limits(person, facts, _others(methods, job), own_tests=_has_own_tests(data, facts)),
         checks=(
             shlex.join(["polyeps", "ledger", "verify", "--file", str(path)]),
             shlex.join(["polyeps", "ledger", "show", "--file", str(path), "--client", client]),
@@ -144,7 +152,7 @@ def _checked(path: Path, row: ClientSummary, facts: Mapping[str, Any]) -> dict[s
                 f"the ledger of {row.client} has other terms (ε = {budget.epsilon:g}, δ = {budget.delta:g}, "
                 f"{terms.person or terms.unit}, {terms.adjacency}) than the journal; one of them was changed"
             )
-        times = [entry.time for entry in ledger.rows()]
+        times = [_moment(entry.time) for entry in ledger.rows()]
         return {
             "Ledger": ledger.id,
             "Its rows, all verified": str(head.seq),
@@ -153,6 +161,11 @@ def _checked(path: Path, row: ClientSummary, facts: Mapping[str, Any]) -> dict[s
             "Limit that it enforces": f"ε = {budget.epsilon:g}, δ = {budget.delta:g}",
             "Hash of the last row": head.hash,
         }
+
+
+def _moment(time: str) -> str:
+    """Return the time of a ledger's row, to the second."""
+    return datetime.fromisoformat(time).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _strength(spent: float) -> str:
@@ -169,8 +182,6 @@ def _word(facts: Mapping[str, Any]) -> str:
 def _guess(row: ClientSummary, facts: Mapping[str, Any]) -> str:
     """Say what an even guess can become."""
     assert row.spent is not None
-    most = 100 / (1 + math.exp(-row.spent))
-    sure = f"{math.ceil(most * 10) / 10:g}\u00a0%" if most < 99.9 else "more than 99.9\u00a0%"
     whose = {"person": f"the records of a certain {_word(facts)} were", "client": "this client's data were"}
     used = whose.get(facts["unit"], "a certain record was")
     secret = (
@@ -180,36 +191,57 @@ def _guess(row: ClientSummary, facts: Mapping[str, Any]) -> str:
     )
     exception = f", except with probability {one_in(row.delta)}" if row.delta else ""
     return (
-        f"{_SOMEBODY[facts['trust']]} who thinks it as likely as not that {used} used, who knows everything else"
-        f"{secret}, can become at most {sure} sure of it by all that this client's answers lead to{exception}."
+        f"{_SOMEBODY[facts['trust']]} who thinks it as likely as not that {used} used, and who knows everything else"
+        f"{secret}, can become {_most_sure(row.spent)} of it by all that this client's answers lead to{exception}."
     )
 
 
-def _others(methods: tuple[MethodRuns, ...], job: JobSummary) -> tuple[str, ...]:
-    """Say that other models of the run were trained on the same records, each with all of a budget."""
-    begun = [(method, one) for method in methods for one in method.jobs if one.clients]
-    if len(begun) < 2:
-        return ()
-    without = sum(method.budgets == "none" for method, _ in begun)
-    unprotected = f", and {without} of them have no guarantee at all" if without else ""
+def _most_sure(epsilon: float) -> str:
+    """Say how sure an even guess can become, never less than it can: in as many digits as tell it from certainty.
+
+    >>> _most_sure(0.5), _most_sure(8), _most_sure(30)
+    ('at most 62.3\\xa0% sure', 'at most 99.97\\xa0% sure', 'practically certain')
+    """
+    doubt = 100 / (1 + math.exp(min(epsilon, 700.0)))
+    for digits in (1, 2, 3, 4):
+        left = math.floor(doubt * 10**digits)
+        if left:
+            return f"at most {100 - left / 10**digits:.{digits}f}\u00a0% sure"
+    return "practically certain"
+
+
+def _has_own_tests(data: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether test records belong to the clients: held out of a table of one's own, or by data.own_test."""
+    return bool(data.get("own_test")) or str(facts.get("data", "")).startswith("own:")
+
+
+def _others(methods: Sequence[MethodRuns], job: JobSummary) -> str:
+    """Say how often the run trained on the same records besides, with other methods and seeds."""
+    others = [(method, one) for method in methods for one in method.jobs if one.clients and one is not job]
+    if not others:
+        return ""
+    bare = sum(method.budgets == "none" for method, _ in others)
+    times = "one more time" if len(others) == 1 else f"{len(others)} more times"
+    without = f", {bare} of them without a guarantee" if bare else ""
     return (
-        f"The run trained {len(begun)} models on the same records, by several methods or seeds, and each spent a "
-        f"budget anew{unprotected}. This page covers {job.name} alone: whoever sees others too learns more, up to the "
-        "sum of their ε.",
+        f"The same run trained {times} on these records, with other methods or seeds{without}: each spent a "
+        "budget anew, and whoever sees their models or figures as well learns more. "
     )
 
 
-def _limits(person: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
-    public = f"How many {person or 'record'}s the client has is public, and not protected. "
+def _limits(person: str, facts: Mapping[str, Any], others: str, *, own_tests: bool) -> tuple[str, ...]:
     one = "client" if facts["unit"] == "client" else person or "record"
-    return (
-        "The run was a simulation: all records were on one machine. A deployed client with the same settings would be "
-        "guaranteed this.",
-        ("" if facts["adjacency"] == "add-remove" or facts["unit"] == "client" else public)
-        + "It covers this training alone. Other trainings on the same records spend more; a client that keeps one "
-        "ledger for all of them sees the sum.",
-        "Records that were set apart for tests are not covered: accuracies and other figures of a simulation are "
-        "computed from them, and charged to no ledger.",
+    found = [
+        f"The guarantee covers this one training. {others}Other runs on the same records spend more; a client that "
+        "keeps one ledger for all of them sees the sum.",
         f"It limits what anyone learns about any one {one}. It does not keep secret what is true of many, such as that "
         "smokers fall ill more often.",
-    )
+    ]
+    if own_tests:
+        found.append(
+            "It does not cover the records that were held out for tests. Accuracy and other figures were computed from "
+            "them without noise, and no ledger was charged for that."
+        )
+    if facts["adjacency"] != "add-remove" and facts["unit"] != "client":
+        found.append(f"How many {person or 'record'}s the client has is public, and not protected.")
+    return tuple(found)

@@ -38,7 +38,7 @@ class ClientFigures:
     own_epsilon: float
     spent: float | None  # the most under any seed
     test_records: float | None  # its own; None: it has none
-    majority: Spread | None  # the accuracy of guessing its largest class
+    majority: Spread | None  # the accuracy of guessing its majority class
     metrics: Mapping[str, Spread | None]  # on its own test records; None: undefined
     undefined: Mapping[str, str]  # why
 

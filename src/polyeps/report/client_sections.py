@@ -11,7 +11,7 @@ import numpy as np
 from polyeps.experiment.evaluation import MOST_MEASURED
 from polyeps.report.client_figures import client_figures, measured_jobs
 from polyeps.report.formatting import counted, percent, plural
-from polyeps.report.joining import JoiningTable, best_table, joining_tables
+from polyeps.report.joining import JoiningTable, Verdict, best_table, joining_tables
 from polyeps.report.sentences import joining_caption
 from polyeps.report.svg import GRID, MUTED, inline, new_figure, place_axes, styled
 from polyeps.report.tables import MethodRuns
@@ -69,21 +69,23 @@ def joining_sections(methods: Sequence[MethodRuns]) -> list[dict[str, Any]]:
 
 
 def _summary(table: JoiningTable) -> str:
-    """Count the clients that gain and lose against training alone at home, or else with their budgets.
+    """Count the clients that gain, lose or cannot be judged: against training with their budgets, and at home."""
+    compared = {
+        "alone with their budgets": [row.against_alone for row in table.rows if row.against_alone],
+        "alone at home": [row.against_home for row in table.rows if row.against_home],
+    }
+    parts = [f"against training {alone}, {_counts(verdicts)}" for alone, verdicts in compared.items() if verdicts]
+    return f"of {plural(len(table.rows), 'client')}, {'; '.join(parts)}"
 
-    Of clients that cannot be judged, the number is given too.
-    """
-    home = [row.against_home for row in table.rows if row.against_home]
-    verdicts = home or [row.against_alone for row in table.rows if row.against_alone]
+
+def _counts(verdicts: Sequence[Verdict]) -> str:
     times: Counter[str] = Counter(verdict.outcome for verdict in verdicts)
-    said = {"gains": "gain", "loses": "lose", "same": "undecided", "unknown": "not judged"}
-    parts = [
+    said = {"gains": "gain", "loses": "lose", "same": "cannot be told apart", "unknown": "not judged"}
+    return ", ".join(
         f"{counted(times[outcome])} {outcome if times[outcome] == 1 and outcome in ('gains', 'loses') else words}"
         for outcome, words in said.items()
         if times[outcome]
-    ]
-    against = "training alone at home" if home else "training alone with their budgets"
-    return f"of {plural(len(table.rows), 'client')}, {', '.join(parts)}, against {against}"
+    )
 
 
 def matrices(methods: Sequence[MethodRuns], shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

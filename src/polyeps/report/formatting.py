@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from polyeps.accounting.certificate import rounded_up
+
 
 def short(value: float | None, digits: int = 3) -> str:
     """Format a number in a few digits.
@@ -17,6 +19,15 @@ def short(value: float | None, digits: int = 3) -> str:
     if math.isinf(value):
         return "∞"
     return re.sub(r"e([+-])0*", lambda power: "e-" if power[1] == "-" else "e", f"{value:.{digits}g}")
+
+
+def bound(value: float | None) -> str:
+    """Format a bound such as a spent ε as certificates do, never below its value.
+
+    >>> bound(0.49811), bound(8.0), bound(None)
+    ('0.4982', '8', '–')
+    """
+    return short(value) if value is None or math.isinf(value) else rounded_up(value)
 
 
 def three_digits(value: float | None) -> str:

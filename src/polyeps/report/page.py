@@ -138,10 +138,13 @@ def _guaranteed(shown: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def _run(journal: Journal, name: str, methods: Sequence[MethodRuns]) -> dict[str, Any]:
     about = journal.about()
+    settings = flatten(about.get("experiment", {}))
+    if any(str(method.facts.get("data")).startswith("own:") for method in methods if method.run == name):
+        settings.pop("data.name", None)  # of public data sets; the table has taken its place
     return {
         "name": name,
         "opening": sentences.opening([method for method in methods if method.run == name]),
-        "settings": list(flatten(about.get("experiment", {})).items()),
+        "settings": list(settings.items()),
         "remarks": said_of(journal),
         "command": about.get("command", ""),
         "version": about.get("version", ""),
