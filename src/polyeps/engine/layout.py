@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyeps.engine.row_draws import RowDraws
 from polyeps.engine.sampling import Batches
 
 
@@ -53,6 +54,7 @@ class Layout:
     clients: int
     groups: tuple[RowGroup, ...]
     owner: Tensor  # (T,) int64: the frame position of the client that owns the row
+    draws: RowDraws | None = None  # random numbers for the rows' models; None: nothing is trained
 
     @property
     def rows(self) -> int:
