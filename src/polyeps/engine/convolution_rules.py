@@ -18,9 +18,11 @@ from torch.nn import functional
 from polyeps.engine.client_parameters import ClientParameter, ForwardPass, NoRuleError, outside_vmap
 from polyeps.engine.contributions import Contribution, RowGradients
 from polyeps.engine.layout import Layout
+from polyeps.engine.stable_products import align_matrices
 from polyeps.engine.uses import Range, RowUse
 
 _FORMED = 1 << 18  # numbers of a row's gradient from which on it is not kept, if that can be avoided
+_SMALL = 1 << 20  # products of a row below which one call for all rows is faster than a call each
 _CANCELLED = 16  # largest ratio of the sum of the positions' norms to the norm of their sum that is trusted
 
 
@@ -34,14 +36,27 @@ class Kind(NamedTuple):
     more: tuple[int, ...]  # output padding
     groups: int
 
-    def forward(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.ops.aten.convolution(images, weight, bias, *self)  # type: ignore[no-any-return]
+    def outputs(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the outputs; torch computes a single image by another kernel, so two are given always."""
+        if len(images) > 1:
+            return torch.ops.aten.convolution(images, weight, bias, *self)  # type: ignore[no-any-return]
+        return self.outputs(_doubled(images), weight, bias)[:1]
 
-    def backward(self, gradients: Tensor, images: Tensor, weight: Tensor, which: int) -> Tensor:
-        """Return the gradient of the images (0) or of the weight (1)."""
-        mask = [which == 0, which == 1, False]
-        found = torch.ops.aten.convolution_backward(gradients, images, weight, None, *self, mask)
-        return found[which]  # type: ignore[no-any-return]
+    def of_images(self, gradients: Tensor, images: Tensor, weight: Tensor) -> Tensor:
+        """Return the gradients of the images."""
+        if len(images) == 1:
+            return self.of_images(_doubled(gradients), _doubled(images), weight)[:1]
+        found = torch.ops.aten.convolution_backward(gradients, images, weight, None, *self, [True, False, False])
+        return found[0]  # type: ignore[no-any-return]
+
+    def of_weight(self, gradients: Tensor, images: Tensor, weight: Tensor) -> Tensor:
+        """Return the gradient of the weight, summed over images."""
+        found = torch.ops.aten.convolution_backward(gradients, images, weight, None, *self, [False, True, False])
+        return found[1]  # type: ignore[no-any-return]
+
+
+def _doubled(images: Tensor) -> Tensor:
+    return torch.cat([images, torch.zeros_like(images)])
 
 
 def _rule(dims: int, transposed: bool) -> Callable[..., Tensor]:
@@ -111,7 +126,7 @@ class _Convolution(torch.autograd.Function):
         values = weight.values()
         shifts = None if bias is None else bias.values()
         found = [
-            kind.forward(mine.flatten(0, 1), values[client], None if shifts is None else shifts[client])
+            kind.outputs(mine.flatten(0, 1), values[client], None if shifts is None else shifts[client])
             for client, mine in clients_rows(weight.of.layout, images)
         ]
         return torch.cat(found)  # (T · images a row, ...): a view here would forbid work in place
@@ -131,7 +146,7 @@ class _Convolution(torch.autograd.Function):
             return None, None, None, None, None
         each = zip(clients_rows(of.layout, images), clients_rows(of.layout, gradients), strict=True)
         found = [
-            kind.backward(given.flatten(0, 1), mine.flatten(0, 1), values[client], 0)
+            kind.of_images(given.flatten(0, 1), mine.flatten(0, 1), values[client])
             for (client, mine), (_, given) in each
         ]
         return None, torch.unflatten(torch.cat(found), 0, images.shape[:2]), None, None, None
@@ -147,12 +162,36 @@ class ConvolutionUse:
     gradients: Tensor
     weights: Tensor  # (n, ...)
 
+    @property
+    def positions(self) -> int:
+        return self.gradients.shape[1] * self.gradients[0, 0, 0].numel()
+
+    @property
+    def plain(self) -> bool:
+        """Return whether it is two-dimensional, neither grouped nor transposed: a product of patches."""
+        return self.images.dim() == 5 and not self.kind.transposed and self.kind.groups == 1
+
     def formed(self) -> Tensor:
+        size = self.range[1] - self.range[0]
+        if self.plain and self.positions * size < _SMALL:
+            patches, gradients = self.matrices(slice(None))
+            return torch.bmm(align_matrices(gradients), align_matrices(patches).transpose(1, 2)).flatten(1)
         found = [
-            self.kind.backward(given, mine, self.weights[0], 1).flatten()
+            self.kind.of_weight(_aligned(given), _aligned(mine), self.weights[0]).flatten()
             for given, mine in zip(self.gradients, self.images, strict=True)
         ]
         return torch.stack(found)
+
+    def matrices(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Return rows' patches (t, in, positions) and gradients (t, out, positions)."""
+        images, kind = self.images[rows], self.kind
+        patches = functional.unfold(
+            images.flatten(0, 1), self.weights.shape[3:], kind.dilation, kind.padding, kind.stride
+        )
+        return (
+            torch.unflatten(patches, 0, images.shape[:2]).transpose(1, 2).flatten(2),
+            self.gradients[rows].transpose(1, 2).flatten(2),
+        )
 
     def alone(self, layout: Layout) -> Contribution:
         return ConvolutionProducts(layout, self)
@@ -192,7 +231,7 @@ class ConvolutionProducts:
             gradients = gradients * factors.to(gradients.dtype).reshape(-1, *(1,) * (gradients.dim() - 1))
         each = zip(clients_rows(self.layout, use.images), clients_rows(self.layout, gradients), strict=True)
         for (client, images), (_, given) in each:
-            found = use.kind.backward(given.flatten(0, 1), images.flatten(0, 1), use.weights[client], 1)
+            found = use.kind.of_weight(given.flatten(0, 1), images.flatten(0, 1), use.weights[client])
             gradient[client] += found.flatten()
 
     def _without_forming(self, size: int) -> Tensor | None:
@@ -201,20 +240,13 @@ class ConvolutionProducts:
         Σ over pairs of positions of (g · g') (a · a'), in float64. Where the norm is much smaller than its terms, what
         the sum adds up would differ from it by rounding, so the gradients are formed.
         """
-        use, kind = self.use, self.use.kind
-        positions = use.gradients.shape[1] * use.gradients[0, 0, 0].numel()
-        plain = use.images.dim() == 5 and not kind.transposed and kind.groups == 1
+        use = self.use
         wide = any(group.width > 32 for group in self.layout.groups)
-        if not plain or wide or 4 * positions**2 > size:
+        if not use.plain or wide or 4 * use.positions**2 > size:
             return None
         found = []
         for first in range(0, len(use.images), 8):
-            some = use.images[first : first + 8]
-            patches = functional.unfold(
-                some.flatten(0, 1), use.weights.shape[3:], kind.dilation, kind.padding, kind.stride
-            )
-            a = torch.unflatten(patches, 0, some.shape[:2]).transpose(1, 2).flatten(2).double()  # (t, in, positions)
-            g = use.gradients[first : first + 8].transpose(1, 2).flatten(2).double()
+            a, g = (each.double() for each in use.matrices(slice(first, first + 8)))
             squares = (torch.bmm(a.transpose(1, 2), a) * torch.bmm(g.transpose(1, 2), g)).sum((1, 2))
             terms = (torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(g, dim=1)).sum(1)
             # not finite or zero counts as well: the row is then dropped by its norm
@@ -222,6 +254,11 @@ class ConvolutionProducts:
                 return None
             found.append(squares)
         return torch.cat(found)
+
+
+def _aligned(values: Tensor) -> Tensor:
+    """Return values at an address of which torch's kernels make no difference."""
+    return values if values.data_ptr() % 64 == 0 and values.is_contiguous() else values.clone()
 
 
 def clients_rows(layout: Layout, rows: Tensor) -> Iterator[tuple[int, Tensor]]:
