@@ -18,7 +18,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.fallback_layers import call_module
+from polyeps.engine.fallback_layers import call_module, evaluating
 from polyeps.engine.losses import BinaryHinge, BinaryLogistic, Loss
 from polyeps.engine.losses import cross_entropy as cross_entropy
 from polyeps.engine.losses import hinge as hinge
@@ -128,8 +128,8 @@ class Model:
         return vector
 
     def outputs(self, vector: Tensor, features: Tensor) -> Tensor:
-        """One model's outputs for a batch of features, e.g. for evaluation."""
-        with torch.no_grad():
+        """One model's outputs for a batch of features in eval mode, e.g. for evaluation."""
+        with torch.no_grad(), evaluating(self.module):
             return call_module(self.module, self.unflatten(vector), features)
 
     @staticmethod

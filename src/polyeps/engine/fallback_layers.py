@@ -12,11 +12,17 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from polyeps.engine.client_parameters import ClientParameter, ForwardPass
-from polyeps.engine.contributions import Contribution, RowGradients
+from polyeps.engine.contributions import (
+    Contribution,
+    ContributionParts,
+    LookupGradients,
+    OuterProducts,
+    RowGradients,
+)
 from polyeps.engine.layout import Layout
 from polyeps.engine.module_mode import ModuleMode
 from polyeps.engine.row_draws import RowDraws
-from polyeps.engine.uses import contribution_of_uses
+from polyeps.engine.uses import NoContribution, contribution_of_uses
 from polyeps.errors import InputError
 
 
@@ -90,6 +96,15 @@ class VmapLayer:
             return onwards, None
         return onwards, contribution_of_uses(layout, self._sizes, saved.run.uses)
 
+    def floats_per_row(self, saved: Any) -> tuple[int, int]:
+        """Return how many floats a row's activations take, and what is formed of its gradient, from one row's trace."""
+        kept = _floats_kept(saved.outputs)
+        run = saved.run
+        _, contribution = self.backward(run.columns[0], saved, torch.ones_like(saved.outputs), run.layout, False)
+        parts = contribution.parts if isinstance(contribution, ContributionParts) else []
+        unformed = (OuterProducts, LookupGradients, NoContribution)
+        return kept, sum(size for size, part in parts if not isinstance(part, unformed))
+
     @contextmanager
     def _with_parameters_of(self, run: ForwardPass) -> Iterator[None]:
         """Put stand-ins in the places of the module's parameters."""
@@ -129,6 +144,9 @@ class LoopedLayer(VmapLayer):
         onwards = torch.stack([of_row for _, of_row in found]) if wanted else None
         return onwards, RowGradients(layout, torch.stack([of for of, _ in found])) if self.size else None
 
+    def floats_per_row(self, saved: Any) -> tuple[int, int]:
+        return saved[0].numel(), self.size
+
     def _gradients(
         self, weights: Tensor, row: Tensor, gradient: Tensor, wanted: bool, draws: RowDraws
     ) -> tuple[Tensor, Tensor]:
@@ -151,6 +169,38 @@ class LoopedLayer(VmapLayer):
         with ModuleMode(draws):
             outputs = call_module(self.module, values, row[None].clone())
         return check_one_tensor(self.module, outputs, 1)[0]
+
+
+def _floats_kept(outputs: Tensor) -> int:
+    """Return how many floats an autograd graph keeps."""
+    seen: dict[int, int] = {}
+    nodes = [outputs.grad_fn]
+    known = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+        for each in [*saved, *getattr(node, "saved_tensors", ())]:
+            if isinstance(each, Tensor):
+                seen[each.data_ptr()] = max(seen.get(each.data_ptr(), 0), each.numel())
+        new = {following for following, _ in node.next_functions} - known
+        known |= new
+        nodes += new
+    return sum(seen.values())
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module and its parts into eval mode for a while."""
+    training = [part for part in module.modules() if part.training]
+    try:
+        for part in training:
+            part.training = False
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 def check_one_tensor(module: nn.Module, outputs: object, count: int) -> Tensor:

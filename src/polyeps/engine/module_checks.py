@@ -7,18 +7,22 @@ differs is refused.
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.fallback_layers import LoopedLayer, VmapLayer, call_module, check_one_tensor
+from polyeps.engine.fallback_layers import LoopedLayer, VmapLayer, call_module, check_one_tensor, evaluating
 from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.losses import Loss, RowWiseLoss, is_row_wise_loss, per_row_error
+from polyeps.engine.module_mode import ModuleMode
 from polyeps.engine.network import Network, add_gradients, record_gradients
+from polyeps.engine.row_draws import RowDraws
 from polyeps.errors import InputError
 
 _ROWS = 5  # two of one client and three of another
@@ -39,6 +43,11 @@ class CheckedModel:
         values = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
         return check_one_tensor(self.module, call_module(self.module, values, rows.clone()), len(rows))
 
+    def trained(self, vector: Tensor, row: Tensor, draws: RowDraws) -> Tensor:
+        """Return the outputs (1, ...) of one row (1, ...) as in training, with its own random numbers."""
+        with ModuleMode(draws):
+            return self.outputs(vector, row)
+
 
 def check_model(
     subject: CheckedModel, network: Network, start: Tensor, candidates: list[Tensor]
@@ -50,14 +59,17 @@ def check_model(
     generator = torch.Generator().manual_seed(0)
     spread = 0.1 * torch.randn(2, len(start), generator=generator).to(start.device)
     models = start + spread
-    with _deterministic(subject.module):
+    with _deterministic(subject.module, "in eval mode"), evaluating(subject.module):
         rows, outputs = _run(subject, models[0], candidates)
-    with _deterministic(subject.module):
+    with evaluating(subject.module):
         _check_rows_apart(subject, models[0], rows, outputs)
+    with _deterministic(subject.module, "in training"):
+        subject.trained(models[0], rows[:1], RowDraws.fixed(1, rows.device))
+    with _deterministic(subject.module, "in training"):
         loss, labels = _checked_loss(subject.loss, outputs.detach(), generator)
         network = _settled(network, models, rows)
-        _compare(subject, network, loss, models, rows, labels)
-    return network, loss
+        random = _compare(subject, network, loss, models, rows, labels)
+    return Network(network.layers, random), loss
 
 
 def _checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tuple[Loss, Tensor]:
@@ -162,11 +174,11 @@ def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
         found = layer
         try:
             outputs, saved = found.forward(weights, rows, layout)
-            found.backward(weights, saved, torch.ones_like(outputs), layout, True)
+            found.backward(weights, saved, torch.ones_like(outputs), layout, getattr(found, "inputs", True))
         except Exception as error:
             if not isinstance(layer, VmapLayer) or isinstance(error, InputError):
                 raise
-            _warn_slow(_name(layer.module), error)
+            _warn_slow(_slow_part(layer.module, error), error)
             found = LoopedLayer(layer.module)
             outputs, _ = found.forward(weights, rows, layout)
         layers.append(found)
@@ -174,12 +186,17 @@ def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
     return Network(tuple(layers))
 
 
-def _compare(subject: CheckedModel, network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor) -> None:
-    """Refuse a network whose per-record gradients or clipped sums are not those of autograd."""
+def _compare(subject: CheckedModel, network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor) -> bool:
+    """Refuse a network whose per-record gradients or clipped sums are not those of autograd; return if it is random."""
     owner = torch.tensor([0, 0, 1, 1, 1], device=rows.device)
-    expected = torch.stack([_autograd(subject, models[i], rows[k], labels[k]) for k, i in enumerate(owner.tolist())])
+    draws = RowDraws.fixed(_ROWS, rows.device)
+    each_draws = [draws.of_row(k) for k in range(_ROWS)]
+    expected = torch.stack(
+        [_autograd(subject, models[i], rows[k], labels[k], each_draws[k]) for k, i in enumerate(owner.tolist())]
+    )
+    apart = [(models[i], owner == i) for i in range(2)]
     found = torch.cat(
-        [record_gradients(network, loss, models[i], rows[owner == i], labels[owner == i]) for i in range(2)]
+        [record_gradients(network, loss, one, rows[of], labels[of], draws.of_rows(of)) for one, of in apart]
     )
     _same(subject, found, expected, "every record's gradient")
     norms = torch.linalg.vector_norm(expected.double(), dim=1)
@@ -190,17 +207,18 @@ def _compare(subject: CheckedModel, network: Network, loss: Loss, models: Tensor
     clip = torch.full((2,), limit, device=rows.device)
     for groups, picked in ((((0, 1, 2), (1, 2, 3)), [0, 1, 2, 3, 4]), (((0, 2, 2),), [0, 1, 2, 3])):
         sums = torch.zeros_like(models)
-        layout = _layout(groups, rows.device)
+        layout = replace(_layout(groups, rows.device), draws=draws.of_rows(picked))
         with torch.no_grad():
             add_gradients(network, loss, models, rows[picked], labels[picked], layout, None, clip, sums)
         of_clients = torch.zeros_like(models, dtype=torch.float64).index_add_(0, owner[picked], each[picked])
         _same(subject, sums, of_clients.float(), "the clipped sum")
+    return any(used.calls for used in each_draws)
 
 
-def _autograd(subject: CheckedModel, vector: Tensor, row: Tensor, label: Tensor) -> Tensor:
+def _autograd(subject: CheckedModel, vector: Tensor, row: Tensor, label: Tensor, draws: RowDraws) -> Tensor:
     with torch.enable_grad():
         leaf = vector.clone().requires_grad_()
-        loss = subject.loss(subject.outputs(leaf, row[None]), label[None]).sum()
+        loss = subject.loss(subject.trained(leaf, row[None], draws), label[None]).sum()
     (found,) = torch.autograd.grad(loss, leaf, allow_unused=True) if loss.requires_grad else (None,)
     return torch.zeros_like(leaf) if found is None else found
 
@@ -220,25 +238,28 @@ def _same(subject: CheckedModel, found: Tensor, expected: Tensor, what: str) -> 
 
 
 @contextmanager
-def _deterministic(module: nn.Module) -> Iterator[None]:
-    """Refuse a module that draws random numbers or changes its buffers; restore torch's generator."""
+def _deterministic(module: nn.Module, when: str) -> Iterator[None]:
+    """Refuse a module that draws global random numbers or changes its buffers; restore the generators."""
     before = {name: buffer.clone() for name, buffer in module.named_buffers() if not buffer.is_meta}
-    state = torch.random.get_rng_state()
+    state, others = torch.random.get_rng_state(), (random.getstate(), np.random.get_state())  # noqa: NPY002
     try:
         yield
-        drawn = not torch.equal(torch.random.get_rng_state(), state)
+        drawn = not torch.equal(torch.random.get_rng_state(), state) or random.getstate() != others[0]
+        drawn = drawn or not all(map(np.array_equal, np.random.get_state(), others[1]))  # noqa: NPY002
         changed = [
             name for name, buffer in module.named_buffers() if name in before and not torch.equal(buffer, before[name])
         ]
     finally:
         torch.random.set_rng_state(state)
+        random.setstate(others[0])
+        np.random.set_state(others[1])  # noqa: NPY002
         for name, buffer in module.named_buffers():
             if name in before and buffer.shape == before[name].shape:
                 buffer.data.copy_(before[name])
     if drawn:
         raise InputError(
-            f"{_name(module)} draws from torch's global generator, so runs could not be repeated; remove its random"
-            " parts, or call eval() on it"
+            f"{_name(module)} draws from a global generator {when}, so runs could not be repeated; use torch's dropout"
+            " or torch.rand, with training=self.training, or remove its random parts"
         )
     if changed:
         raise InputError(f"the model changes its buffer '{changed[0]}' when it sees examples; remove that state")
@@ -263,6 +284,18 @@ def _warn_slow(what: str, error: Exception) -> None:
     warnings.warn(f"{what} runs one row after the other, which is slow: vmap cannot run it ({reason})", stacklevel=2)
 
 
+def _slow_part(module: nn.Module, error: Exception) -> str:
+    """Return the name of the innermost module in which an error was raised."""
+    paths = {id(part): path for path, part in module.named_modules()}
+    found, trace = type(module).__name__, error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and paths.get(id(owner)):
+            found = f"{type(module).__name__} (because of {type(owner).__name__} at '{paths[id(owner)]}')"
+        trace = trace.tb_next
+    return found
+
+
 def _name(thing: nn.Module | Callable[..., object]) -> str:
     return getattr(thing, "__name__", type(thing).__name__)
 
@@ -272,18 +305,13 @@ def check_module(module: nn.Module) -> None:
     for name, part in module.named_modules():
         kind = type(part).__name__
         where = f"{kind} at '{name}'" if name else kind
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None):
             raise InputError(
                 f"{where} mixes the examples of a batch, so no example's gradient can be clipped on its own;"
-                " use GroupNorm or LayerNorm instead"
+                " use GroupNorm or LayerNorm instead, or call eval() on it to keep its statistics"
             )
         if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
             raise InputError(f"{where} keeps statistics across examples; build it with track_running_stats=False")
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and part.training:
-            raise InputError(
-                f"{where} draws from torch's global generator, so runs could not be repeated;"
-                " remove it (clipping and noise regularise already), set p=0 or call eval() on the module"
-            )
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and (part.max_norm is not None or part.sparse):
             raise InputError(f"{where} has max_norm or sparse gradients, which change weights as a whole; use neither")
     for name, parameter in module.named_parameters():

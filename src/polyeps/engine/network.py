@@ -16,6 +16,7 @@ from polyeps.engine.layers import Embedding, Layer, Linear, Norm, Parameterless
 from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.losses import Loss, per_row_error
 from polyeps.engine.pooling import relu_pool
+from polyeps.engine.row_draws import RowDraws
 from polyeps.engine.recurrent import LastState, Lstm
 from polyeps.errors import InputError
 
@@ -28,6 +29,7 @@ class Network:
     """The layers of a model, in order; their parameters are neighbouring columns of the models (n, d)."""
 
     layers: tuple[Layer, ...]
+    random: bool = False  # whether a layer draws random numbers, such as dropout
 
     @property
     def size(self) -> int:
@@ -81,11 +83,13 @@ def add_gradients(
     add_rows(network, found, factors, into)
 
 
-def record_gradients(network: Network, loss: Loss, model: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
+def record_gradients(
+    network: Network, loss: Loss, model: Tensor, rows: Tensor, labels: Tensor, draws: RowDraws | None = None
+) -> Tensor:
     """Return the gradient of every record on its own, (T, d), under one model (d,): each record is its own client."""
     count = len(rows)
     owner = torch.arange(count, device=rows.device)
-    layout = Layout(count, (RowGroup(0, count, 1, 0),) if count else (), owner)
+    layout = Layout(count, (RowGroup(0, count, 1, 0),) if count else (), owner, draws)
     into = model.new_zeros(count, len(model))
     with torch.no_grad():
         add_gradients(network, loss, model.expand(count, -1), rows, labels, layout, None, None, into)
@@ -149,8 +153,14 @@ def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
 
 def floats_per_row(network: Network, row: Tensor) -> int:
     """Estimate how many floats a row needs in a step: saved activations, their gradients, its own gradient."""
-    kept = sum(_floats(of_layer) for of_layer in _saved(network, row))
-    formed = sum(layer.size for layer in network.layers if not isinstance(layer, Linear | Embedding))
+    kept = formed = 0
+    for layer, saved in zip(network.layers, _saved(network, row), strict=True):
+        if isinstance(layer, VmapLayer):
+            activations, gradient = layer.floats_per_row(saved)
+            kept, formed = kept + activations, formed + gradient
+        else:
+            kept += _floats(saved)
+            formed += 0 if isinstance(layer, Linear | Embedding) else layer.size
     return 2 * kept + formed
 
 
@@ -182,7 +192,14 @@ def lower(module: nn.Module) -> Network:
     # Layers that share a parameter would count it twice, so the module runs as a whole.
     named = [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
     shared = len(set(map(id, named))) < len(named)
-    return network if network.size == trainable and not shared else Network((VmapLayer(module),))
+    if network.size != trainable or shared:
+        network = Network((VmapLayer(module),))
+    layers = list(network.layers)
+    for i, layer in enumerate(layers):
+        if not isinstance(layer, Parameterless):  # nothing below it needs a gradient
+            layers[i] = VmapLayer(layer.module, inputs=False) if isinstance(layer, VmapLayer) else layer
+            break
+    return Network(tuple(layers))
 
 
 def _layers(module: nn.Module) -> list[Layer]:

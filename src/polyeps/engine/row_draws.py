@@ -42,6 +42,10 @@ class RowDraws:
         """Return the same draws from their beginning."""
         return RowDraws(self.keys, self.records, self.step)
 
+    def of_rows(self, rows: Tensor | list[int]) -> RowDraws:
+        """Return the draws of some rows, from their beginning."""
+        return RowDraws(self.keys[rows], self.records[rows], self.step)
+
     def of_row(self, row: int) -> RowDraws:
         """Return the draws of a single row, from their beginning."""
         return RowDraws(self.keys[row : row + 1], self.records[row : row + 1], self.step)
