@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -22,7 +23,9 @@ from polyeps.core import Records, Streams
 from polyeps.engine.fallback_layers import check_one_tensor
 from polyeps.engine.layers import Linear
 from polyeps.engine.loop import Settings, draw_batches
+from polyeps.engine.module_mode import ModuleMode
 from polyeps.engine.network import output_gradients
+from polyeps.engine.row_draws import RowDraws, client_keys
 from polyeps.errors import InputError
 from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.mechanisms.random_words import WordStreams, words_of
@@ -39,6 +42,7 @@ def train_deployed(model: Model, starts: Tensor, records: Records, streams: Stre
     assert settings.clip is not None
     assert settings.deviation is not None
     assert settings.divisor is not None
+    keys = client_keys(streams) if model.network.random else None
     batches = draw_batches(streams, records.spans.cpu().numpy(), settings)
     words = words_of(streams, "steps")
     ends = np.cumsum(batches.sizes.ravel()).reshape(batches.sizes.shape)
@@ -48,11 +52,15 @@ def train_deployed(model: Model, starts: Tensor, records: Records, streams: Stre
         grid = GridSum(float(settings.clip[client]), model.size, multiplier)
         alone = RecordGradients(model, starts[client])
         alone.check(records)
+        first = int(records.spans[client, 0])
+        if keys is not None:
+            alone.key = keys[client : client + 1]
         current = alone.weights
         velocity = torch.zeros_like(current)
         for step, noise in enumerate(_noise(grid, words, client, int(settings.steps[client]))):
             end = int(ends[step, client])
             chosen = batches.records[end - int(batches.sizes[step, client]) : end].tolist()
+            alone.step, alone.first = step, first
             total = alone.total(records, chosen, grid)
             released = (total.to(torch.int64).cpu() + noise).double() * grid.step  # (d,)
             gradient = (released / float(settings.divisor[client])).to(current)
@@ -88,6 +96,8 @@ class RecordGradients:
                 if parameter in placed:
                     module._parameters[name] = placed[parameter]
         self._parameters = tuple(placed.values())
+        self.key = torch.zeros(1, dtype=torch.int64)  # of the draws inside the module, with the step and the record
+        self.step = self.first = 0
         layers = model.network.layers
         self._linear = layers[0] if len(layers) == 1 and isinstance(layers[0], Linear) else None
 
@@ -99,9 +109,10 @@ class RecordGradients:
         except Exception as error:  # any error of user code; it holds no record
             raise InputError(f"the model has no gradient even for a record of zeros ({error}); correct it") from error
 
-    def gradient(self, row: Tensor, label: Tensor) -> Tensor:
-        """Return the gradient (d,) of one record (1, ...)."""
-        with torch.enable_grad():
+    def gradient(self, row: Tensor, label: Tensor, record: int = 0) -> Tensor:
+        """Return the gradient (d,) of one record (1, ...), the client's number `record`."""
+        draws = RowDraws(self.key, torch.tensor([record]), torch.tensor([self.step]))
+        with torch.enable_grad(), ModuleMode(draws) if self.model.network.random else nullcontext():
             outputs = check_one_tensor(self._module, self._module(row), 1)
         by_outputs = output_gradients(self.model.loss, outputs.detach(), label, None)
         if not outputs.requires_grad:
@@ -151,7 +162,8 @@ class RecordGradients:
         try:
             # Copies, so that alignment is always the same; an image is one row for a model of rows.
             row = records.features[alone].reshape(1, *self.model.input_shape)
-            return self.gradient(row.to(self.model.input_type, copy=True), records.labels[alone].clone())
+            row = row.to(self.model.input_type, copy=True)
+            return self.gradient(row, records.labels[alone].clone(), record - self.first)
         except Exception:  # any error of user code
             logging.getLogger(__name__).warning("a record has no gradient under the model received; it counts as empty")
             return torch.zeros_like(self.weights)

@@ -24,6 +24,7 @@ from polyeps.engine.layout import Plan, TrainingStep, padding_is_cheaper, plan_e
 from polyeps.engine.losses import Loss
 from polyeps.engine.network import Network, add_gradients, add_rows, row_gradients
 from polyeps.engine.per_client import Floats, Whole
+from polyeps.engine.row_draws import RowDraws, client_keys
 from polyeps.engine.sampling import Batches, fixed_batches, poisson_batches
 from polyeps.models import Model
 
@@ -108,6 +109,8 @@ class Learning(NamedTuple):
     models: Tensor  # (n, d)
     velocity: Tensor | None
     anchor: Tensor  # (n, d)
+    keys: Tensor | None = None  # (n,) of each client's draws inside the model; None: it is not random
+    starts: Tensor | None = None  # (n,) first record of each client, with keys
 
 
 def train_on_cpu(
@@ -115,6 +118,7 @@ def train_on_cpu(
 ) -> Tensor:
     """Return the models (n, d) after local training from starts (n, d), for all clients of `records` at once."""
     keep_freed_memory()
+    keys = client_keys(streams) if model.network.random else None
     batches = draw_batches(streams, records.spans.numpy(), settings)
     plan = choose_plan(model, batches)
     fixed = pace(settings, batches.sizes, starts.device)
@@ -122,16 +126,17 @@ def train_on_cpu(
     deferral.begin(starts, fixed.rate, fixed.momentum)
     models = deferral.kept(starts)
     velocity = None if fixed.momentum is None else torch.zeros_like(models)
-    learning = Learning(deferral.network, model.loss, models, velocity, anchor)
+    first = records.spans[:, 0]
+    learning = Learning(deferral.network, model.loss, models, velocity, anchor, keys, first)
     steps = steps_of(plan, records.spans[:, 0].numpy())
     for number, (step, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
         rate, divisor = fixed.rate[number], fixed.divisor[number]
         if fixed.plain and step.order is None:
             deferral.enter(torch.tensor([number]), number)
-            step_directly(learning, records, step, fixed, rate, divisor)
+            step_directly(learning, records, drawing(learning, step, number), fixed, rate, divisor)
             continue
         gradient = torch.zeros_like(models) if drawn is None else drawn
-        advance(learning, records, step, fixed, rate, divisor, gradient)
+        advance(learning, records, drawing(learning, step, number), fixed, rate, divisor, gradient)
     return deferral.joined(models)
 
 
@@ -172,6 +177,16 @@ def choose_plan(model: Model, batches: Batches) -> Plan:
     return plan_sorted(batches, _GROUPS)
 
 
+def drawing(learning: Learning, step: TrainingStep, number: int | Tensor) -> TrainingStep:
+    """Return a step, with the rows' random numbers if the model needs any; number (1,) on a device."""
+    if learning.keys is None or learning.starts is None:
+        return step
+    client = step.layout.owner if step.order is None else step.order.index_select(0, step.layout.owner)
+    now = number if isinstance(number, Tensor) else torch.tensor([number])
+    draws = RowDraws(learning.keys[client], step.records - learning.starts[client], now)
+    return step._replace(layout=replace(step.layout, draws=draws))
+
+
 def advance(
     learning: Learning,
     records: Records,
@@ -182,7 +197,7 @@ def advance(
     gradient: Tensor,
 ) -> None:
     """Take one step of all clients, in place; gradient (n, d) holds the noise and is overwritten."""
-    network, loss, models, velocity, anchor = learning
+    network, loss, models, velocity, anchor = learning[:5]
     # index_select, not [...]: six times faster on the CPU for rows like these
     rows = records.features.index_select(0, step.records)
     labels = records.labels.index_select(0, step.records)
@@ -216,7 +231,7 @@ def step_directly(
 
     A model too large for the cache is then read and written only half as often.
     """
-    network, loss, models, velocity, anchor = learning
+    network, loss, models, velocity, anchor = learning[:5]
     by = -rate / divisor if velocity is None else 1 / divisor
     found: list[Contribution | None] = []
     if step.layout.rows:

@@ -46,7 +46,7 @@ class ModuleMode(TorchFunctionMode):
                 return _ROWS[func](self.of, *args, **kwargs)
             except NoRuleError:
                 pass
-        if func in _PLAIN:
+        if func in _PLAIN and (self.of is not None or kwargs.get("dropout_p") or len(args) > 4):
             with self:
                 return _PLAIN[func](*args, **kwargs)
         return func(*args, **kwargs)
