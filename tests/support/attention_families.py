@@ -248,6 +248,8 @@ def refused_cases() -> dict[str, Case]:
             lambda: Headed(nn.InstanceNorm1d(3, track_running_stats=True), 12), (3, 4), refused="track_running_stats=False"
         ),
         "refused centred": wrong(lambda s, x: s.a(x - x.mean(0)), mixing),
+        "refused in place": wrong(lambda s, x: s.a(x).relu_().add_(1), "no gradient for one example"),
+        "refused branch": wrong(lambda s, x: s.a(x) if x.sum() > 0 else s.a(x).relu(), mixing),
         "refused flipped": wrong(lambda s, x: s.a(x.flip(0)), mixing),
         "refused softmax of rows": wrong(lambda s, x: s.a(x).softmax(0), mixing),
         "refused scaled by all": wrong(lambda s, x: s.a(x / x.norm()), mixing),

@@ -159,20 +159,23 @@ def own_cases() -> dict[str, Case]:
         return found
 
     def branch(s: Any, x: Tensor) -> Tensor:
-        found: Tensor = s.a(x) if x.sum() > 0 else s.b(x)
-        return found
+        return torch.stack([s.a(row) if row.sum() > 0 else s.b(row) for row in x])
 
     def routed(s: Any, x: Tensor) -> Tensor:
-        found: Tensor = [s.a, s.b][int(x.abs().sum() > 3)](x)
+        mask = x.sum(1) > 0
+        found = x.new_zeros(len(x), 3)
+        found[mask], found[~mask] = s.a(x[mask]), s.b(x[~mask])
         return found
 
     def until(s: Any, x: Tensor) -> Tensor:
-        for _ in range(4):
-            x = torch.tanh(s.a(x))
-            if x.abs().mean() < 0.2:
-                break
-        found: Tensor = s.b(x)
-        return found
+        found = []
+        for row in x:
+            for _ in range(4):
+                row = torch.tanh(s.a(row))
+                if row.abs().mean() < 0.4:
+                    break
+            found.append(s.b(row))
+        return torch.stack(found)
 
     a, b = (lambda: nn.Linear(4, 3)), (lambda: nn.Linear(4, 3))
     simple: dict[str, Build] = {
@@ -200,7 +203,7 @@ def own_cases() -> dict[str, Case]:
         "module dict": lambda: Fn(lambda s, x: s.p["b"](s.p["a"](x)), p=nn.ModuleDict({"a": nn.Linear(4, 4), "b": b()})),
         "einsum": lambda: Fn(lambda s, x: torch.einsum("bi,oi->bo", x, s.w), w=parameter(3, 4)),
         "addmm": lambda: Fn(lambda s, x: torch.addmm(s.b, x, s.w), w=parameter(4, 3), b=parameter(3)),
-        "bmm": lambda: Fn(lambda s, x: torch.bmm(x.reshape(1, 2, 2), s.w[None])[:, :, 0].repeat(1, 2), w=parameter(2, 2)),
+        "bmm": lambda: Fn(lambda s, x: torch.bmm(x.reshape(-1, 2, 2), s.w.expand(len(x), -1, -1)).flatten(1), w=parameter(2, 2)),
         "hypernetwork": lambda: Fn(
             lambda s, x: torch.bmm(s.a(x).reshape(len(x), 3, 4), x.unsqueeze(2)).squeeze(2), a=nn.Linear(4, 12)
         ),
@@ -221,18 +224,16 @@ def own_cases() -> dict[str, Case]:
         "soft experts": experts(hard=False),
         "top-2 experts": experts(hard=True),
         "in place on rows": lambda: Fn(lambda s, x: s.a(x.mul_(2)), a=a()),
-        "in place inside": lambda: Fn(lambda s, x: s.b(s.a(x).relu_().add_(1)), a=nn.Linear(4, 4), b=b()),
+        "in place inside": lambda: Fn(lambda s, x: s.b(s.a(x).add_(1).relu_()), a=nn.Linear(4, 4), b=b()),
         "in place on a slice": lambda: Fn(lambda s, x: s.b(zeroed(s.a(x))), a=nn.Linear(4, 4), b=b()),
         "written into zeros": lambda: Fn(lambda s, x: s.b(torch.zeros_like(x).copy_(s.a(x))), a=nn.Linear(4, 4), b=b()),
         "concatenation": lambda: Fn(lambda s, x: s.b(torch.cat([x, s.a(x)], 1)), a=nn.Linear(4, 2), b=nn.Linear(6, 3)),
         "buffer": lambda: with_buffer(),
         "size of the batch": lambda: Fn(lambda s, x: s.a(x.view(x.size(0), -1)), a=a()),
-        "checkpoint": lambda: Fn(lambda s, x: s.b(torch.utils.checkpoint.checkpoint(s.a, x, use_reentrant=False)), a=nn.Linear(4, 4), b=b()),
         "sorted": lambda: Fn(lambda s, x: s.a(x.sort(1).values), a=a()),
         "cumulated": lambda: Fn(lambda s, x: s.b(s.a(x).cumsum(1)), a=nn.Linear(4, 4), b=b()),
         "where": lambda: Fn(lambda s, x: torch.where(x[:, :3] > 0, s.a(x), s.b(x)), a=a(), b=b()),
         "softmax head": lambda: Fn(lambda s, x: s.a(x).log_softmax(1), a=a()),
-        "gradient of inputs": lambda: Fn(slope, a=nn.Linear(4, 3), b=b()),
         "pruned": pruned,
         "weight norm": normed(parametrizations.weight_norm),
         "old weight norm": normed(nn.utils.weight_norm),
@@ -244,9 +245,13 @@ def own_cases() -> dict[str, Case]:
         "branch": lambda: Fn(branch, a=a(), b=b()),
         "routed": lambda: Fn(routed, a=a(), b=b()),
         "until": lambda: Fn(until, a=nn.Linear(4, 4), b=b()),
-        "item": lambda: Fn(lambda s, x: s.a(x) * x.max().item(), a=a()),
-        "nonzero": lambda: Fn(lambda s, x: s.a(x) * len(x.nonzero()), a=a()),
-        "numpy": lambda: Fn(lambda s, x: s.a(x) * float(x.detach().numpy().sum()), a=a()),
+        "item": lambda: Fn(lambda s, x: torch.stack([s.a(row) * row.max().item() for row in x]), a=a()),
+        "nonzero": lambda: Fn(lambda s, x: s.a(x).index_add(0, x[:, 0].gt(0).nonzero()[:, 0], s.b(x[x[:, 0] > 0])), a=a(), b=b()),
+        "numpy": lambda: Fn(lambda s, x: s.a(x) * torch.from_numpy(x.detach().numpy().sum(1, keepdims=True)), a=a()),
+        "checkpoint": lambda: Fn(
+            lambda s, x: s.b(torch.utils.checkpoint.checkpoint(s.a, x, use_reentrant=False)), a=nn.Linear(4, 4), b=b()
+        ),
+        "gradient of inputs": lambda: Fn(slope, a=nn.Linear(4, 3), b=b()),
     }
     found |= {f"own {name}": Case(build, slow=True) for name, build in slow.items()}
     return found

@@ -64,7 +64,7 @@ def check_model(
     with evaluating(subject.module):
         _check_rows_apart(subject, models[0], rows, outputs)
     with _deterministic(subject.module, "in training"):
-        subject.trained(models[0], rows[:1], RowDraws.fixed(1, rows.device))
+        _check_alone(subject, models[0], rows[:1])
     with _deterministic(subject.module, "in training"):
         loss, labels = _checked_loss(subject.loss, outputs.detach(), generator)
         network = _settled(network, models, rows)
@@ -154,6 +154,22 @@ def _run(subject: CheckedModel, vector: Tensor, candidates: list[Tensor]) -> tup
         f"{_name(subject.module)} cannot be run on one tensor of {_ROWS} rows of shape {tuple(candidates[0].shape[1:])}"
         f" and {candidates[0].dtype}, the only input it gets: {failed}"
     )
+
+
+def _check_alone(subject: CheckedModel, vector: Tensor, row: Tensor) -> None:
+    """Refuse a module that autograd cannot differentiate for one example in training mode."""
+    try:
+        with torch.enable_grad():
+            leaf = vector.clone().requires_grad_()
+            total = subject.trained(leaf, row, RowDraws.fixed(1, row.device)).sum()
+        if total.requires_grad:
+            torch.autograd.grad(total, leaf, allow_unused=True)
+    except InputError:
+        raise
+    except Exception as error:  # any error of user code
+        raise InputError(
+            f"{_name(subject.module)} has no gradient for one example in training mode, by plain autograd: {error}"
+        ) from error
 
 
 def _check_rows_apart(subject: CheckedModel, vector: Tensor, rows: Tensor, together: Tensor) -> None:

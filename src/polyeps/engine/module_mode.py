@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from polyeps.engine.client_parameters import ForwardPass, NoRuleError, outside_vmap
 from polyeps.engine.recurrent_rules import RECURRENT
 from polyeps.engine.row_draws import RowDraws
+from polyeps.errors import InputError
 
 
 class ModuleMode(TorchFunctionMode):
@@ -41,9 +42,9 @@ class ModuleMode(TorchFunctionMode):
         if func in _COMPOSED:
             with self:
                 return _COMPOSED[func](*args, **kwargs)
-        if self.of is not None and func in _ROWS:
+        if func in _ROWS and (self.of is not None or func in RECURRENT):
             try:
-                return _ROWS[func](self.of, *args, **kwargs)
+                return _ROWS[func](self.of or _OneRow(self), *args, **kwargs)
             except NoRuleError:
                 pass
         if func in _PLAIN and (self.of is not None or kwargs.get("dropout_p") or len(args) > 4):
@@ -69,6 +70,19 @@ class ModuleMode(TorchFunctionMode):
 
     def kept(self, shape: tuple[int, ...], chance: float, like: Any) -> Tensor:
         return self.drawn(lambda: self.draws.kept(tuple(shape), chance).to(**like))
+
+
+class _OneRow:
+    """A single row, for functions that run on all rows of a forward pass."""
+
+    def __init__(self, mode: ModuleMode) -> None:
+        self.mode, self.draws = mode, mode.draws
+
+    def physical(self, values: Tensor) -> Tensor:
+        return values[None]
+
+    def seen(self, rows: Tensor) -> Tensor:
+        return rows[0]
 
 
 def _like(values: Tensor, dtype: torch.dtype | None = None) -> dict[str, Any]:
@@ -135,7 +149,7 @@ def _randn_like(mode: ModuleMode, input: Tensor, *, dtype: torch.dtype | None = 
 
 def _options(kwargs: dict[str, Any]) -> dict[str, Any]:
     if kwargs.get("generator") is not None:
-        raise NoRuleError("a module may not use a generator of its own")
+        raise InputError("the module draws from a generator of its own, which gives all rows the same; use torch's")
     return {"dtype": kwargs.get("dtype") or torch.float32, **({"device": kwargs["device"]} if kwargs.get("device") else {})}
 
 
@@ -222,6 +236,25 @@ def _without_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
+def _exponential_(mode: ModuleMode, input: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
+    return input.copy_(-torch.log1p(-mode.uniforms(tuple(input.shape), _like(input))) / lambd)
+
+
+def _rrelu(
+    mode: ModuleMode,
+    input: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> Tensor:
+    slope: Any = (lower + upper) / 2
+    if training:
+        slope = mode.uniforms(tuple(input.shape), _like(input)) * (upper - lower) + lower
+    found = torch.where(input >= 0, input, input * slope)
+    return input.copy_(found) if inplace else found
+
+
 _COMPOSED = {
     each: _without_overrides(each) for each in (functional.multi_head_attention_forward, functional.gumbel_softmax)
 }
@@ -247,4 +280,6 @@ _RANDOM: dict[Any, Callable[..., Any]] = {
     Tensor.bernoulli_: _bernoulli_,
     Tensor.uniform_: _uniform_,
     Tensor.normal_: _normal_,
+    Tensor.exponential_: _exponential_,
+    functional.rrelu: _rrelu,
 }
