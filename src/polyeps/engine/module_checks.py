@@ -9,44 +9,22 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.fallback_layers import LoopedLayer, VmapLayer, call_module, check_one_tensor, evaluating
-from polyeps.engine.layout import Layout, RowGroup
+from polyeps.engine.fallback_layers import LoopedLayer, VmapLayer, evaluating
+from polyeps.engine.gradient_checks import CheckedModel, check_layout, compare_gradients, name_of
 from polyeps.engine.losses import Loss, RowWiseLoss, is_row_wise_loss, per_row_error
-from polyeps.engine.module_mode import ModuleMode
-from polyeps.engine.network import Network, add_gradients, record_gradients
+from polyeps.engine.network import Network
 from polyeps.engine.row_draws import RowDraws
 from polyeps.errors import InputError
 
 _ROWS = 5  # two of one client and three of another
 _MAGNITUDES = (0.3, 1.0, 30.0, 3.0, 0.03)
-
-
-@dataclass(frozen=True)
-class CheckedModel:
-    """A module to check, the shapes of its trainable parameters by name, and its loss."""
-
-    module: nn.Module
-    shapes: dict[str, tuple[int, ...]]
-    loss: Loss
-
-    def outputs(self, vector: Tensor, rows: Tensor) -> Tensor:
-        """Return the module's outputs under weights (d,); refuse them unless there is one row for each input."""
-        parts = torch.split(vector, [torch.Size(shape).numel() for shape in self.shapes.values()])
-        values = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
-        return check_one_tensor(self.module, call_module(self.module, values, rows.clone()), len(rows))
-
-    def trained(self, vector: Tensor, row: Tensor, draws: RowDraws) -> Tensor:
-        """Return the outputs (1, ...) of one row (1, ...) as in training, with its own random numbers."""
-        with ModuleMode(draws):
-            return self.outputs(vector, row)
 
 
 def check_model(
@@ -68,8 +46,8 @@ def check_model(
     with _deterministic(subject.module, "in training"):
         loss, labels = _checked_loss(subject.loss, outputs.detach(), generator)
         network = _settled(network, models, rows)
-        random = _compare(subject, network, loss, models, rows, labels)
-    return Network(network.layers, random), loss
+        random_parts = compare_gradients(subject, network, loss, models, rows, labels)
+    return Network(network.layers, random_parts), loss
 
 
 def _checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tuple[Loss, Tensor]:
@@ -104,11 +82,11 @@ def _checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tu
     except InputError:
         raise
     except Exception as error:  # any error of user code under vmap
-        _warn_slow(f"the loss {_name(loss)}", error)
+        _warn_slow(f"the loss {name_of(loss)}", error)
         apart = looped
         found = looped.gradients(outputs, labels)
     if found.shape != gradients.shape or not _close(found, gradients):
-        raise InputError(f"`gradients` of {_name(loss)} does not return what autograd does; correct it or remove it")
+        raise InputError(f"`gradients` of {name_of(loss)} does not return what autograd does; correct it or remove it")
     return apart, labels
 
 
@@ -148,10 +126,10 @@ def _run(subject: CheckedModel, vector: Tensor, candidates: list[Tensor]) -> tup
             failed = failed or error
             continue
         if not outputs.is_floating_point():
-            raise InputError(f"{_name(subject.module)} returns {outputs.dtype}; outputs must be float32")
+            raise InputError(f"{name_of(subject.module)} returns {outputs.dtype}; outputs must be float32")
         return rows, outputs
     raise InputError(
-        f"{_name(subject.module)} cannot be run on one tensor of {_ROWS} rows of shape {tuple(candidates[0].shape[1:])}"
+        f"{name_of(subject.module)} cannot be run on one tensor of {_ROWS} rows of shape {tuple(candidates[0].shape[1:])}"
         f" and {candidates[0].dtype}, the only input it gets: {failed}"
     )
 
@@ -168,7 +146,7 @@ def _check_alone(subject: CheckedModel, vector: Tensor, row: Tensor) -> None:
         raise
     except Exception as error:  # any error of user code
         raise InputError(
-            f"{_name(subject.module)} has no gradient for one example in training mode, by plain autograd: {error}"
+            f"{name_of(subject.module)} has no gradient for one example in training mode, by plain autograd: {error}"
         ) from error
 
 
@@ -184,7 +162,7 @@ def _check_rows_apart(subject: CheckedModel, vector: Tensor, rows: Tensor, toget
 
 def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
     """Return the network with its vmap layers looped where `vmap` cannot run them."""
-    layout = _layout(((0, 1, 2), (1, 2, 3)), rows.device)
+    layout = check_layout(((0, 1, 2), (1, 2, 3)), rows.device)
     layers = []
     for layer, weights in zip(network.layers, network.columns(models), strict=True):
         found = layer
@@ -200,57 +178,6 @@ def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
         layers.append(found)
         rows = outputs
     return Network(tuple(layers))
-
-
-def _compare(subject: CheckedModel, network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor) -> bool:
-    """Refuse a network whose per-record gradients or clipped sums are not those of autograd; return if it is random."""
-    owner = torch.tensor([0, 0, 1, 1, 1], device=rows.device)
-    draws = RowDraws.fixed(_ROWS, rows.device)
-    each_draws = [draws.of_row(k) for k in range(_ROWS)]
-    expected = torch.stack(
-        [_autograd(subject, models[i], rows[k], labels[k], each_draws[k]) for k, i in enumerate(owner.tolist())]
-    )
-    apart = [(models[i], owner == i) for i in range(2)]
-    found = torch.cat(
-        [record_gradients(network, loss, one, rows[of], labels[of], draws.of_rows(of)) for one, of in apart]
-    )
-    _same(subject, found, expected, "every record's gradient")
-    norms = torch.linalg.vector_norm(expected.double(), dim=1)
-    usable = norms[norms.isfinite() & (norms > 0)]
-    limit = float(usable.median()) / 2 if len(usable) else 1.0
-    factors = torch.where(norms.isfinite(), (limit / norms.clamp(min=1e-300)).clamp(max=1.0), 0.0)
-    each = expected.nan_to_num(0.0, 0.0, 0.0).double() * factors[:, None]
-    clip = torch.full((2,), limit, device=rows.device)
-    for groups, picked in ((((0, 1, 2), (1, 2, 3)), [0, 1, 2, 3, 4]), (((0, 2, 2),), [0, 1, 2, 3])):
-        sums = torch.zeros_like(models)
-        layout = replace(_layout(groups, rows.device), draws=draws.of_rows(picked))
-        with torch.no_grad():
-            add_gradients(network, loss, models, rows[picked], labels[picked], layout, None, clip, sums)
-        of_clients = torch.zeros_like(models, dtype=torch.float64).index_add_(0, owner[picked], each[picked])
-        _same(subject, sums, of_clients.float(), "the clipped sum")
-    return any(used.calls for used in each_draws)
-
-
-def _autograd(subject: CheckedModel, vector: Tensor, row: Tensor, label: Tensor, draws: RowDraws) -> Tensor:
-    with torch.enable_grad():
-        leaf = vector.clone().requires_grad_()
-        loss = subject.loss(subject.trained(leaf, row[None], draws), label[None]).sum()
-    (found,) = torch.autograd.grad(loss, leaf, allow_unused=True) if loss.requires_grad else (None,)
-    return torch.zeros_like(leaf) if found is None else found
-
-
-def _same(subject: CheckedModel, found: Tensor, expected: Tensor, what: str) -> None:
-    """Refuse gradients that differ by more than rounding; name the parameters."""
-    sizes = [torch.Size(shape).numel() for shape in subject.shapes.values()]
-    length = torch.linalg.vector_norm(expected.nan_to_num(0.0, 0.0, 0.0).double(), dim=1, keepdim=True)
-    off = (found.double() - expected.double()).abs() > 2e-3 * length
-    off &= expected.isfinite()
-    wrong = [name for name, part in zip(subject.shapes, torch.split(off, sizes, dim=1), strict=True) if part.any()]
-    if wrong:
-        raise InputError(
-            f"for {_name(subject.module)}, {what} is not what autograd gives one example at a time, in"
-            f" {', '.join(repr(name) for name in wrong[:3])}; its rows cannot be clipped correctly, so it is refused"
-        )
 
 
 @contextmanager
@@ -274,21 +201,11 @@ def _deterministic(module: nn.Module, when: str) -> Iterator[None]:
                 buffer.data.copy_(before[name])
     if drawn:
         raise InputError(
-            f"{_name(module)} draws from a global generator {when}, so runs could not be repeated; use torch's dropout"
+            f"{name_of(module)} draws from a global generator {when}, so runs could not be repeated; use torch's dropout"
             " or torch.rand, with training=self.training, or remove its random parts"
         )
     if changed:
         raise InputError(f"the model changes its buffer '{changed[0]}' when it sees examples; remove that state")
-
-
-def _layout(groups: tuple[tuple[int, int, int], ...], device: torch.device) -> Layout:
-    """Return a layout of groups (first, last, width)."""
-    made: list[RowGroup] = []
-    owner: list[int] = []
-    for first, last, width in groups:
-        made.append(RowGroup(first, last, width, len(owner)))
-        owner += [client for client in range(first, last) for _ in range(width)]
-    return Layout(2, tuple(made), torch.tensor(owner, device=device))
 
 
 def _close(first: Tensor, second: Tensor) -> bool:
@@ -310,10 +227,6 @@ def _slow_part(module: nn.Module, error: Exception) -> str:
             found = f"{type(module).__name__} (because of {type(owner).__name__} at '{paths[id(owner)]}')"
         trace = trace.tb_next
     return found
-
-
-def _name(thing: nn.Module | Callable[..., object]) -> str:
-    return getattr(thing, "__name__", type(thing).__name__)
 
 
 def check_module(module: nn.Module) -> None:
