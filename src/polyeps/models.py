@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from polyeps.engine.fallback_layers import call_module, evaluating
+from polyeps.engine.gradient_checks import CheckedModel
 from polyeps.engine.losses import BinaryHinge, BinaryLogistic, Loss
 from polyeps.engine.losses import cross_entropy as cross_entropy
 from polyeps.engine.losses import hinge as hinge
-from polyeps.engine.gradient_checks import CheckedModel
 from polyeps.engine.module_checks import candidate_rows, check_model, check_module
 from polyeps.engine.network import Network, floats_per_row, lower, one_vector_a_row
 from polyeps.engine.recurrent import LastState

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.model_families import Build, Case, Fn, Headed, frozen, headed, parameter
-from support.network_families import chain
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
+
+from support.model_families import Build, Case, Fn, Headed, frozen, headed, parameter
+from support.network_families import chain
 
 
 def heads(rows: Tensor, count: int = 2) -> Tensor:
@@ -40,17 +41,18 @@ def attention_cases() -> dict[str, Case]:
             (5, 4),
         )
     bodies: dict[str, Build] = {
-        "causal": lambda: Fn(lambda s, x: s.a(x, x, x, attn_mask=causal)[0], a=nn.MultiheadAttention(4, 2, batch_first=True)),
+        "causal": lambda: Fn(
+            lambda s, x: s.a(x, x, x, attn_mask=causal)[0], a=nn.MultiheadAttention(4, 2, batch_first=True)
+        ),
         "float mask": lambda: Fn(
             lambda s, x: s.a(x, x, x, attn_mask=torch.zeros(5, 5).masked_fill(causal, -torch.inf))[0],
             a=nn.MultiheadAttention(4, 2, batch_first=True),
         ),
         "padding mask": lambda: Fn(
-            lambda s, x: s.a(x, x, x, key_padding_mask=(x.sum(-1) > 3))[0], a=nn.MultiheadAttention(4, 2, batch_first=True)
+            lambda s, x: s.a(x, x, x, key_padding_mask=(x.sum(-1) > 3))[0],
+            a=nn.MultiheadAttention(4, 2, batch_first=True),
         ),
-        "cross": lambda: Fn(
-            lambda s, x: s.a(x[:, :2], x, x)[0], a=nn.MultiheadAttention(4, 2, batch_first=True)
-        ),
+        "cross": lambda: Fn(lambda s, x: s.a(x[:, :2], x, x)[0], a=nn.MultiheadAttention(4, 2, batch_first=True)),
         "other widths": lambda: Fn(
             lambda s, x: s.a(x, s.k(x), s.v(x))[0],
             a=nn.MultiheadAttention(4, 2, kdim=3, vdim=6, batch_first=True),
@@ -82,9 +84,7 @@ def attention_cases() -> dict[str, Case]:
         "relative bias": lambda: Fn(relative, qkv=nn.Linear(4, 12), out=nn.Linear(4, 4), table=parameter(9, 2)),
         "rotary": lambda: Fn(rotary, qkv=nn.Linear(4, 12), out=nn.Linear(4, 4)),
         "linear attention": lambda: Fn(linear_attention, qkv=nn.Linear(4, 12)),
-        "pooling by attention": lambda: Fn(
-            lambda s, x: (torch.softmax(s.a(x), 1) * x).sum(1), a=nn.Linear(4, 1)
-        ),
+        "pooling by attention": lambda: Fn(lambda s, x: (torch.softmax(s.a(x), 1) * x).sum(1), a=nn.Linear(4, 1)),
     }
     found |= {
         f"attention {name}": headed(body, (5, 4))._replace(refused="in eval mode" if name == "own dropout" else "")
@@ -102,9 +102,12 @@ def attention_cases() -> dict[str, Case]:
         "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**layer), 2),  # type: ignore[arg-type]
         "encoder in eval": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**layer), 2).eval(),  # type: ignore[arg-type]
         "causal encoder": lambda: Fn(
-            lambda s, x: s.e(x, mask=causal, is_causal=True), e=nn.TransformerEncoder(nn.TransformerEncoderLayer(**layer), 2)  # type: ignore[arg-type]
+            lambda s, x: s.e(x, mask=causal, is_causal=True),
+            e=nn.TransformerEncoder(nn.TransformerEncoderLayer(**layer), 2),  # type: ignore[arg-type]
         ),
-        "decoder": lambda: Fn(lambda s, x: s.d(x[:, :3], x), d=nn.TransformerDecoder(nn.TransformerDecoderLayer(**layer), 2)),  # type: ignore[arg-type]
+        "decoder": lambda: Fn(
+            lambda s, x: s.d(x[:, :3], x), d=nn.TransformerDecoder(nn.TransformerDecoderLayer(**layer), 2)
+        ),  # type: ignore[arg-type]
         "whole": lambda: Fn(lambda s, x: s.t(x, x[:, :3]), t=nn.Transformer(4, 2, 1, 1, 6, 0.0, batch_first=True)),
         "length first": lambda: Fn(
             lambda s, x: s.e(x.transpose(0, 1)).transpose(0, 1), e=nn.TransformerEncoderLayer(4, 2, 6, 0.0)
@@ -245,7 +248,9 @@ def refused_cases() -> dict[str, Case]:
             lambda: between(nn.BatchNorm1d(4, track_running_stats=False).eval()), refused="GroupNorm or LayerNorm"
         ),
         "refused instance norm with statistics": Case(
-            lambda: Headed(nn.InstanceNorm1d(3, track_running_stats=True), 12), (3, 4), refused="track_running_stats=False"
+            lambda: Headed(nn.InstanceNorm1d(3, track_running_stats=True), 12),
+            (3, 4),
+            refused="track_running_stats=False",
         ),
         "refused centred": wrong(lambda s, x: s.a(x - x.mean(0)), mixing),
         "refused in place": wrong(lambda s, x: s.a(x).relu_().add_(1), "no gradient for one example"),
@@ -262,7 +267,9 @@ def refused_cases() -> dict[str, Case]:
         "refused dictionary": wrong(lambda s, x: {"logits": s.a(x)}, "returns a dict"),
         "refused float64": Case(lambda: nn.Linear(4, 3).double(), refused="float32"),
         "refused bfloat16": Case(lambda: nn.Linear(4, 3).bfloat16(), refused="float32"),
-        "refused spectral norm": Case(lambda: parametrizations.spectral_norm(nn.Linear(4, 3)), refused="changes its buffer"),
+        "refused spectral norm": Case(
+            lambda: parametrizations.spectral_norm(nn.Linear(4, 3)), refused="changes its buffer"
+        ),
         "refused max norm": Case(lambda: Headed(nn.Embedding(9, 4, max_norm=1.0), 24), (6,), 9, "max_norm"),
         "refused sparse": Case(lambda: Headed(nn.Embedding(9, 4, sparse=True), 24), (6,), 9, "sparse"),
         "refused dropout in eval": wrong(lambda s, x: s.a(functional.dropout(x)), "in eval mode"),
@@ -276,7 +283,10 @@ def refused_cases() -> dict[str, Case]:
         "refused frozen": Case(lambda: frozen(nn.Linear(4, 3)), refused="no trainable"),
         "refused two inputs": Case(lambda: nn.Bilinear(4, 4, 3), refused="cannot be run on one tensor"),
         "refused complex": Case(
-            lambda: Fn(lambda s, x: (x.to(torch.complex64) @ s.w).abs(), w=nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))),
+            lambda: Fn(
+                lambda s, x: (x.to(torch.complex64) @ s.w).abs(),
+                w=nn.Parameter(torch.randn(4, 3, dtype=torch.complex64)),
+            ),
             refused="float32",
         ),
         "refused wrong shape": Case(lambda: nn.Linear(5, 3), refused="cannot be run on one tensor"),

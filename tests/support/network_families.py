@@ -7,10 +7,11 @@ from itertools import product
 from typing import Any
 
 import torch
-from support.model_families import Build, Case, Fn, Headed, frozen, headed, parameter
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, rnn
+
+from support.model_families import Build, Case, Fn, frozen, headed, parameter
 
 
 def norm_cases() -> dict[str, Case]:
@@ -143,7 +144,9 @@ def convolution_cases() -> dict[str, Case]:
             lambda s, x: functional.conv2d(x, s.a.weight - s.a.weight.mean((1, 2, 3), keepdim=True), s.a.bias),
             a=nn.Conv2d(2, 3, 3),
         ),
-        "channels last": lambda: Fn(lambda s, x: s.b(s.a(x).permute(0, 2, 3, 1)), a=nn.Conv2d(2, 3, 3), b=nn.Linear(3, 2)),
+        "channels last": lambda: Fn(
+            lambda s, x: s.b(s.a(x).permute(0, 2, 3, 1)), a=nn.Conv2d(2, 3, 3), b=nn.Linear(3, 2)
+        ),
     }
     found |= {f"images {name}": headed(body, (2, 6, 6)) for name, body in bodies.items()}
     found["images frames"] = headed(
@@ -216,7 +219,9 @@ def recurrent_cases() -> dict[str, Case]:
     )
     found["recurrent gru learned start"] = headed(
         lambda: Fn(
-            lambda s, x: s.r(x, s.h.expand(-1, len(x), -1).contiguous())[0], r=nn.GRU(3, 4, batch_first=True), h=parameter(1, 1, 4)
+            lambda s, x: s.r(x, s.h.expand(-1, len(x), -1).contiguous())[0],
+            r=nn.GRU(3, 4, batch_first=True),
+            h=parameter(1, 1, 4),
         ),
         (4, 3),
     )

@@ -231,15 +231,52 @@ def _same(parameter: ClientParameter, *args: object, **kwargs: object) -> Client
     known = all(
         isinstance(each, torch.dtype | torch.device | bool | Tensor) or each is None for each in wanted
     ) and not kwargs.get("copy")
-    kinds = [each if isinstance(each, torch.dtype) else each.dtype for each in wanted if hasattr(each, "dtype") or isinstance(each, torch.dtype)]  # type: ignore[union-attr]  # noqa: E501
-    places = [each if isinstance(each, torch.device) else each.device for each in wanted if isinstance(each, torch.device | Tensor)]  # noqa: E501
+    kinds = [
+        each if isinstance(each, torch.dtype) else each.dtype
+        for each in wanted
+        if hasattr(each, "dtype") or isinstance(each, torch.dtype)
+    ]  # type: ignore[union-attr]  # noqa: E501
+    places = [
+        each if isinstance(each, torch.device) else each.device
+        for each in wanted
+        if isinstance(each, torch.device | Tensor)
+    ]  # noqa: E501
     same = all(kind == parameter.dtype for kind in kinds) and all(place == parameter.device for place in places)
     return parameter if known and same else None
 
 
 _ABOUT = frozenset(
-    [getattr(Tensor, name).__get__ for name in "device dtype grad is_cuda is_leaf is_meta layout ndim requires_grad shape".split()]  # noqa: E501
-    + [getattr(Tensor, name) for name in "__hash__ __len__ __repr__ dim element_size is_complex is_contiguous is_floating_point numel size stride".split()]  # noqa: E501
+    [
+        getattr(Tensor, name).__get__
+        for name in [
+            "device",
+            "dtype",
+            "grad",
+            "is_cuda",
+            "is_leaf",
+            "is_meta",
+            "layout",
+            "ndim",
+            "requires_grad",
+            "shape",
+        ]
+    ]  # noqa: E501
+    + [
+        getattr(Tensor, name)
+        for name in [
+            "__hash__",
+            "__len__",
+            "__repr__",
+            "dim",
+            "element_size",
+            "is_complex",
+            "is_contiguous",
+            "is_floating_point",
+            "numel",
+            "size",
+            "stride",
+        ]
+    ]  # noqa: E501
     + [torch.is_floating_point, torch.is_complex, torch.numel]
 )
 _VIEWS: dict[Any, Callable[..., Any]] = {

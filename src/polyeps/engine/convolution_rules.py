@@ -258,7 +258,11 @@ class ConvolutionProducts:
 
 def _aligned(values: Tensor) -> Tensor:
     """Return values at an address of which torch's kernels make no difference."""
-    return values if values.data_ptr() % 64 == 0 and values.is_contiguous() else values.clone(memory_format=torch.contiguous_format)
+    return (
+        values
+        if values.data_ptr() % 64 == 0 and values.is_contiguous()
+        else values.clone(memory_format=torch.contiguous_format)
+    )
 
 
 def clients_rows(layout: Layout, rows: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -45,9 +45,31 @@ def check_model(
         _check_alone(subject, models[0], rows[:1])
     with _deterministic(subject.module, "in training"):
         loss, labels = _checked_loss(subject.loss, outputs.detach(), generator)
-        network = _settled(network, models, rows)
-        random_parts = compare_gradients(subject, network, loss, models, rows, labels)
-    return Network(network.layers, random_parts), loss
+        network = _agreeing(subject, network, loss, models, rows, labels)
+    return network, loss
+
+
+def _agreeing(
+    subject: CheckedModel, network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor
+) -> Network:
+    """Return the fastest network that agrees with autograd: the given one, the module as a whole, or a loop."""
+    module = subject.module
+    ways = (network, Network((VmapLayer(module, inputs=False),)), Network((LoopedLayer(module, inputs=False),)))
+    failed: Exception | None = None
+    for way in ways:
+        try:
+            settled = _settled(way, models, rows)
+            drawing = compare_gradients(subject, settled, loss, models, rows, labels)
+        except Exception as error:  # of a rule, or of user code under vmap
+            failed = failed or error
+            continue
+        if failed is not None and way is ways[-1]:
+            _warn_slow(name_of(module), failed)
+        return Network(settled.layers, drawing)
+    assert failed is not None
+    if isinstance(failed, InputError):
+        raise failed
+    raise InputError(f"{name_of(module)} cannot be trained: {failed}") from failed
 
 
 def _checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tuple[Loss, Tensor]:

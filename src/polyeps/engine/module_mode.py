@@ -150,7 +150,10 @@ def _randn_like(mode: ModuleMode, input: Tensor, *, dtype: torch.dtype | None = 
 def _options(kwargs: dict[str, Any]) -> dict[str, Any]:
     if kwargs.get("generator") is not None:
         raise InputError("the module draws from a generator of its own, which gives all rows the same; use torch's")
-    return {"dtype": kwargs.get("dtype") or torch.float32, **({"device": kwargs["device"]} if kwargs.get("device") else {})}
+    return {
+        "dtype": kwargs.get("dtype") or torch.float32,
+        **({"device": kwargs["device"]} if kwargs.get("device") else {}),
+    }
 
 
 def _bernoulli(mode: ModuleMode, input: Tensor, p: float | None = None, **_: Any) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyeps.engine.chains import chain_of
 from polyeps.engine.contributions import SMALLEST, Contribution
 from polyeps.engine.convolution import Convolution
 from polyeps.engine.fallback_layers import VmapLayer
@@ -16,8 +17,8 @@ from polyeps.engine.layers import Embedding, Layer, Linear, Norm, Parameterless
 from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.losses import Loss, per_row_error
 from polyeps.engine.pooling import relu_pool
-from polyeps.engine.row_draws import RowDraws
 from polyeps.engine.recurrent import LastState, Lstm
+from polyeps.engine.row_draws import RowDraws
 from polyeps.errors import InputError
 
 _AIM = 1 - 2**-16  # share of the clip below which norms and sums stay after rounding in float32
@@ -211,6 +212,10 @@ def _layers(module: nn.Module) -> list[Layer]:
         rule = _rule(module)
         if rule is not None:
             return [rule]
+    if not type(module).__module__.startswith("torch."):
+        chain = chain_of(module)
+        if chain is not None:
+            return _merged([layer for part in chain for layer in _layers(part)])
     return [VmapLayer(module)]
 
 
