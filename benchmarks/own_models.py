@@ -17,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, rows: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(rows).chunk(3, -1))
+        q, k, v = (torch.unflatten(part, -1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(rows).chunk(3, -1))
         found = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         mixed: Tensor = self.out(found.transpose(1, 2).flatten(2))
         return mixed
@@ -153,7 +154,7 @@ class Mlp(nn.Module):
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.parts = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
 
     def forward(self, rows: Tensor) -> Tensor:
         for part in self.parts[:-1]:
@@ -163,7 +164,7 @@ class Mlp(nn.Module):
 
 
 def layers(widths: tuple[int, ...]) -> nn.Module:
-    parts = [part for a, b in zip(widths, widths[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())]
+    parts = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*parts[:-1])
 
 

@@ -16,7 +16,7 @@ from support.network_families import chain
 
 
 def heads(rows: Tensor, count: int = 2) -> Tensor:
-    return rows.unflatten(-1, (count, -1)).transpose(1, 2)
+    return torch.unflatten(rows, -1, (count, -1)).transpose(1, 2)
 
 
 def attend(s: Any, x: Tensor, **options: Any) -> Tensor:
@@ -97,17 +97,17 @@ def attention_cases() -> dict[str, Case]:
             ),
             (5, 4),
         )
-    layer = {"d_model": 4, "nhead": 2, "dim_feedforward": 6, "dropout": 0.0, "batch_first": True}
+    layer: dict[str, Any] = {"d_model": 4, "nhead": 2, "dim_feedforward": 6, "dropout": 0.0, "batch_first": True}
     stacks: dict[str, Build] = {
-        "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**layer), 2),  # type: ignore[arg-type]
-        "encoder in eval": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**layer), 2).eval(),  # type: ignore[arg-type]
+        "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**layer), 2),
+        "encoder in eval": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**layer), 2).eval(),
         "causal encoder": lambda: Fn(
             lambda s, x: s.e(x, mask=causal, is_causal=True),
-            e=nn.TransformerEncoder(nn.TransformerEncoderLayer(**layer), 2),  # type: ignore[arg-type]
+            e=nn.TransformerEncoder(nn.TransformerEncoderLayer(**layer), 2),
         ),
         "decoder": lambda: Fn(
             lambda s, x: s.d(x[:, :3], x), d=nn.TransformerDecoder(nn.TransformerDecoderLayer(**layer), 2)
-        ),  # type: ignore[arg-type]
+        ),
         "whole": lambda: Fn(lambda s, x: s.t(x, x[:, :3]), t=nn.Transformer(4, 2, 1, 1, 6, 0.0, batch_first=True)),
         "length first": lambda: Fn(
             lambda s, x: s.e(x.transpose(0, 1)).transpose(0, 1), e=nn.TransformerEncoderLayer(4, 2, 6, 0.0)

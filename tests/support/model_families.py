@@ -177,7 +177,10 @@ def own_cases() -> dict[str, Case]:
             found.append(s.b(row))
         return torch.stack(found)
 
-    a, b = (lambda: nn.Linear(4, 3)), (lambda: nn.Linear(4, 3))
+    def a() -> nn.Module:
+        return nn.Linear(4, 3)
+
+    b = a
     simple: dict[str, Build] = {
         "0-dim": lambda: Fn(scaled, a=a(), gain=nn.Parameter(torch.tensor(1.5)), shift=parameter(3)),
         "residual": lambda: Fn(lambda s, x: s.b(x + torch.relu(s.a(x))), a=nn.Linear(4, 4), b=b()),
@@ -314,37 +317,17 @@ def frozen_weight() -> nn.Module:
     return made
 
 
-ACTIVATIONS = [
-    "CELU",
-    "ELU",
-    "GELU",
-    "Hardshrink",
-    "Hardsigmoid",
-    "Hardswish",
-    "Hardtanh",
-    "Identity",
-    "LeakyReLU",
-    "LogSigmoid",
-    "Mish",
-    "PReLU",
-    "ReLU",
-    "ReLU6",
-    "SELU",
-    "SiLU",
-    "Sigmoid",
-    "Softplus",
-    "Softshrink",
-    "Softsign",
-    "Tanh",
-    "Tanhshrink",
-]
+ACTIVATIONS = (
+    "CELU ELU GELU Hardshrink Hardsigmoid Hardswish Hardtanh Identity LeakyReLU LogSigmoid Mish PReLU ReLU ReLU6 SELU "
+    "SiLU Sigmoid Softplus Softshrink Softsign Tanh Tanhshrink"
+)
 
 
 def activation_cases() -> dict[str, Case]:
     def between(make: Build) -> Build:
         return lambda: Fn(lambda s, x: s.b(s.act(s.a(x))), a=nn.Linear(4, 6), act=make(), b=nn.Linear(6, 3))
 
-    kinds: dict[str, Build] = {name: getattr(nn, name) for name in ACTIVATIONS}
+    kinds: dict[str, Build] = {name: getattr(nn, name) for name in ACTIVATIONS.split()}
     kinds |= {
         "PReLU of channels": lambda: nn.PReLU(6),
         "Threshold": lambda: nn.Threshold(0.1, 0.0),

@@ -60,8 +60,8 @@ def norm_cases() -> dict[str, Case]:
 
 def used(module: nn.Module) -> nn.Module:
     """Return a normalisation in eval mode, with statistics."""
-    shape = (8, int(module.num_features), *(3,) * (2 if isinstance(module, nn.BatchNorm2d) else 0))  # type: ignore[call-overload]
-    module(torch.randn(shape) + 1)
+    assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
+    module(torch.randn(8, module.num_features, *(3,) * (2 * isinstance(module, nn.BatchNorm2d))) + 1)
     return module.eval()
 
 
@@ -94,7 +94,7 @@ def convolution_cases() -> dict[str, Case]:
     for dims, (name, options) in product((1, 2, 3), settings.items()):
         if dims == 3 and name in ("reflect", "circular", "one"):
             continue
-        kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+        kind: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
         given = {"in_channels": 4, "out_channels": 4, "kernel_size": 3, **options}
         found[f"convolution {dims}d {name}"] = headed(
             lambda kind=kind, given=given: kind(**given),  # type: ignore[misc]
@@ -236,18 +236,16 @@ def recurrent_cases() -> dict[str, Case]:
         ),
         (4, 3),
     )
-    cells: dict[str, nn.Module] = {}
     for name, cell in {"tanh": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}.items():
 
         def loop(s: Any, x: Tensor) -> Tensor:
-            state = None
+            state: Any = None
             for step in x.unbind(1):
                 state = s.r(step, state)
             last: Tensor = state[0] if isinstance(state, tuple) else state
             return last
 
         found[f"recurrent cell {name}"] = headed(lambda cell=cell, loop=loop: Fn(loop, r=cell(3, 4)), (4, 3))  # type: ignore[misc]
-    del cells
     found["recurrent packed"] = headed(lambda: Fn(packed, r=nn.GRU(3, 4, batch_first=True)), (4, 3))._replace(slow=True)
     return found
 

@@ -96,8 +96,9 @@ def _part(module: nn.Module, node: fx.Node, now: fx.Node) -> nn.Module | None:
             return None
         counted = isinstance(sizes[0], fx.Node) and _is_count(sizes[0], now)
         # (-1, width) is the same wherever it keeps rows apart; checks refuse it elsewhere
-        plain = (counted and sizes[1] == -1) or (sizes[0] == -1 and isinstance(sizes[1], int))
-        return nn.Flatten() if plain else None
+        if (counted and sizes[1] == -1) or (sizes[0] == -1 and isinstance(sizes[1], int)):
+            return nn.Flatten()
+        return None
     made = _FUNCTIONS.get(node.target)
     numbers = [*rest, *options.values()]
     if made is None or any(isinstance(each, fx.Node | Tensor) for each in numbers) or node.kwargs.get("return_indices"):

@@ -97,7 +97,7 @@ class ClientParameter(Tensor):
     """A stand-in for a parameter or for some of its rows, perhaps transposed."""
 
     of: ForwardPass
-    index: int
+    number: int
     span: tuple[int, int] | None  # rows of the parameter; None: it is a single number
     turned: bool
     _is_param = True
@@ -109,37 +109,37 @@ class ClientParameter(Tensor):
             span = (0, shape[0]) if span is None else span
             shape = (span[1] - span[0], *shape[1:])
         columns = of.columns[index]
-        made: ClientParameter = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: ClientParameter = Tensor._make_wrapper_subclass(
             ClientParameter,
             shape[::-1] if turned else shape,
             dtype=columns.dtype,
             device=columns.device,
             requires_grad=True,
         )
-        made.of, made.index, made.span, made.turned = of, index, span, turned
+        made.of, made.number, made.span, made.turned = of, index, span, turned
         return made
 
     @property
     def range(self) -> tuple[int, int]:
         """Return which of the parameter's numbers these are."""
-        shape = self.of.shapes[self.index]
+        shape = self.of.shapes[self.number]
         if self.span is None:
             return 0, 1
         width = torch.Size(shape[1:]).numel()
         return self.span[0] * width, self.span[1] * width
 
-    def values(self) -> Tensor:
+    def of_clients(self) -> Tensor:
         """Return every client's values, (n, ...), in the parameter's own orientation."""
         first, last = self.range
-        shape = self.of.shapes[self.index]
+        shape = self.of.shapes[self.number]
         kept = (self.span[1] - self.span[0], *shape[1:]) if self.span else ()
-        columns = self.of.columns[self.index][:, first:last]
-        return columns.unflatten(1, kept) if kept else columns[:, 0]
+        columns = self.of.columns[self.number][:, first:last]
+        return torch.unflatten(columns, 1, kept) if kept else columns[:, 0]
 
     def copied(self) -> Tensor:
         """Return the values of each row's client, as the module sees them."""
-        copy = self.of.copy_of(self.index)
-        if self.span is not None and self.span != (0, self.of.shapes[self.index][0]):
+        copy = self.of.copy_of(self.number)
+        if self.span is not None and self.span != (0, self.of.shapes[self.number][0]):
             copy = copy[self.span[0] : self.span[1]]
         return copy.mT if self.turned else copy
 
@@ -168,7 +168,7 @@ class ClientParameter(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise NoRuleError(f"{func} reached a parameter past torch's overrides")  # it holds no values
 
 
@@ -193,7 +193,7 @@ def _pass_of(args: Any, kwargs: dict[str, Any]) -> ForwardPass:
 def _rows(parameter: ClientParameter, first: int, last: int) -> ClientParameter:
     assert parameter.span is not None
     start = parameter.span[0]
-    return ClientParameter.make(parameter.of, parameter.index, (start + first, start + last))
+    return ClientParameter.make(parameter.of, parameter.number, (start + first, start + last))
 
 
 def _item(parameter: ClientParameter, key: object) -> ClientParameter | None:
@@ -220,63 +220,29 @@ def _chunk(parameter: ClientParameter, chunks: int, dim: int = 0) -> tuple[Clien
 
 
 def _turn(parameter: ClientParameter, *dims: int) -> ClientParameter | None:
-    if len(parameter.of.shapes[parameter.index]) != 2 or sorted(d % 2 for d in dims) not in ([], [0, 1]):
+    if len(parameter.of.shapes[parameter.number]) != 2 or sorted(d % 2 for d in dims) not in ([], [0, 1]):
         return None
-    return ClientParameter.make(parameter.of, parameter.index, parameter.span, not parameter.turned)
+    return ClientParameter.make(parameter.of, parameter.number, parameter.span, not parameter.turned)
 
 
 def _same(parameter: ClientParameter, *args: object, **kwargs: object) -> ClientParameter | None:
     """Return the parameter itself if a conversion changes neither its type nor its device."""
-    wanted = [*args, *kwargs.values()]
-    known = all(
-        isinstance(each, torch.dtype | torch.device | bool | Tensor) or each is None for each in wanted
-    ) and not kwargs.get("copy")
-    kinds = [
-        each if isinstance(each, torch.dtype) else each.dtype
-        for each in wanted
-        if hasattr(each, "dtype") or isinstance(each, torch.dtype)
-    ]  # type: ignore[union-attr]  # noqa: E501
-    places = [
-        each if isinstance(each, torch.device) else each.device
-        for each in wanted
-        if isinstance(each, torch.device | Tensor)
-    ]  # noqa: E501
-    same = all(kind == parameter.dtype for kind in kinds) and all(place == parameter.device for place in places)
-    return parameter if known and same else None
+    for each in [*args, *kwargs.values()]:
+        if isinstance(each, torch.dtype | Tensor) and getattr(each, "dtype", each) != parameter.dtype:
+            return None
+        if isinstance(each, torch.device | Tensor) and getattr(each, "device", each) != parameter.device:
+            return None
+        if each is not None and not isinstance(each, torch.dtype | torch.device | Tensor | bool):
+            return None
+    return None if kwargs.get("copy") else parameter
 
 
+_FIELDS = ("device", "dtype", "grad", "is_cuda", "is_leaf", "is_meta", "layout", "ndim", "requires_grad", "shape")
+_METHODS = ("__hash__", "__len__", "__repr__", "dim", "element_size", "is_complex", "is_contiguous")
+_SIZES = ("is_floating_point", "numel", "size", "stride")
 _ABOUT = frozenset(
-    [
-        getattr(Tensor, name).__get__
-        for name in [
-            "device",
-            "dtype",
-            "grad",
-            "is_cuda",
-            "is_leaf",
-            "is_meta",
-            "layout",
-            "ndim",
-            "requires_grad",
-            "shape",
-        ]
-    ]  # noqa: E501
-    + [
-        getattr(Tensor, name)
-        for name in [
-            "__hash__",
-            "__len__",
-            "__repr__",
-            "dim",
-            "element_size",
-            "is_complex",
-            "is_contiguous",
-            "is_floating_point",
-            "numel",
-            "size",
-            "stride",
-        ]
-    ]  # noqa: E501
+    [getattr(Tensor, name).__get__ for name in _FIELDS]
+    + [getattr(Tensor, name) for name in _METHODS + _SIZES]
     + [torch.is_floating_point, torch.is_complex, torch.numel]
 )
 _VIEWS: dict[Any, Callable[..., Any]] = {

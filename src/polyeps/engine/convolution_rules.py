@@ -123,8 +123,8 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(images)
         ctx.weight, ctx.bias, ctx.kind = weight, bias, kind
-        values = weight.values()
-        shifts = None if bias is None else bias.values()
+        values = weight.of_clients()
+        shifts = None if bias is None else bias.of_clients()
         found = [
             kind.outputs(mine.flatten(0, 1), values[client], None if shifts is None else shifts[client])
             for client, mine in clients_rows(weight.of.layout, images)
@@ -138,10 +138,10 @@ class _Convolution(torch.autograd.Function):
         gradients = torch.unflatten(gradients, 0, images.shape[:2])
         weight: ClientParameter = ctx.weight
         kind: Kind = ctx.kind
-        of, values = weight.of, weight.values()
-        of.record(weight.index, ConvolutionUse(weight.range, kind, images, gradients, values))
+        of, values = weight.of, weight.of_clients()
+        of.record(weight.number, ConvolutionUse(weight.range, kind, images, gradients, values))
         if ctx.bias is not None:
-            of.record(ctx.bias.index, RowUse(ctx.bias.range, gradients.flatten(3).sum((1, 3))))
+            of.record(ctx.bias.number, RowUse(ctx.bias.range, gradients.flatten(3).sum((1, 3))))
         if not ctx.needs_input_grad[1]:
             return None, None, None, None, None
         each = zip(clients_rows(of.layout, images), clients_rows(of.layout, gradients), strict=True)
@@ -258,18 +258,16 @@ class ConvolutionProducts:
 
 def _aligned(values: Tensor) -> Tensor:
     """Return values at an address of which torch's kernels make no difference."""
-    return (
-        values
-        if values.data_ptr() % 64 == 0 and values.is_contiguous()
-        else values.clone(memory_format=torch.contiguous_format)
-    )
+    if values.data_ptr() % 64 == 0 and values.is_contiguous():
+        return values
+    return values.clone(memory_format=torch.contiguous_format)
 
 
 def clients_rows(layout: Layout, rows: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yield each client with rows, and its rows."""
     for group in layout.groups:
-        for client, mine in zip(range(group.first, group.last), group.rows(rows) if group.width else (), strict=False):
-            yield client, mine
+        if group.width:
+            yield from zip(range(group.first, group.last), group.rows(rows), strict=True)
 
 
 CONVOLUTIONS: dict[Any, Callable[..., Tensor]] = {

@@ -88,7 +88,7 @@ class VmapLayer:
         return outputs.detach(), _Trace(leaf, outputs, run)
 
     def backward(
-        self, weights: Tensor, saved: _Trace, gradients: Tensor, layout: Layout, inputs: bool
+        self, _weights: Tensor, saved: Any, gradients: Tensor, layout: Layout, inputs: bool
     ) -> tuple[Tensor | None, Contribution | None]:
         wanted = inputs and saved.leaf.requires_grad
         onwards = saved.run.gradients(saved.outputs, gradients, saved.leaf if wanted else None)
@@ -130,12 +130,12 @@ class LoopedLayer(VmapLayer):
                 self._one(weights[owner], row, draws.of_row(place))
                 for place, (owner, row) in enumerate(zip(layout.owner.tolist(), rows, strict=True))
             ]
-        return torch.stack(outputs), (rows, draws)
+        return torch.stack(outputs), (weights, rows, draws)
 
     def backward(
-        self, weights: Tensor, saved: Any, gradients: Tensor, layout: Layout, inputs: bool
+        self, _weights: Tensor, saved: Any, gradients: Tensor, layout: Layout, inputs: bool
     ) -> tuple[Tensor | None, Contribution | None]:
-        rows, draws = saved
+        weights, rows, draws = saved
         wanted = inputs and rows.is_floating_point()
         found = [
             self._gradients(weights[owner], row, gradient, wanted, draws.of_row(place))
@@ -145,7 +145,7 @@ class LoopedLayer(VmapLayer):
         return onwards, RowGradients(layout, torch.stack([of for of, _ in found])) if self.size else None
 
     def floats_per_row(self, saved: Any) -> tuple[int, int]:
-        return saved[0].numel(), self.size
+        return saved[1].numel(), self.size
 
     def _gradients(
         self, weights: Tensor, row: Tensor, gradient: Tensor, wanted: bool, draws: RowDraws

@@ -1,8 +1,8 @@
 """Rules for functions of clients' parameters: linear maps, convolutions, lookups and recurrent layers.
 
 A rule gets a function's arguments as a module gave them, with stand-ins for parameters, computes the outputs of all
-rows at once and, in the backward pass, records the parameter's uses. `NoRuleError` sends the call back: the function then
-runs with a copy of the parameter for every row.
+rows at once and, in the backward pass, records the parameter's uses. `NoRuleError` sends the call back: the function
+then runs with a copy of the parameter for every row.
 """
 
 from __future__ import annotations
@@ -59,11 +59,9 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(rows)
         ctx.weight, ctx.bias = weight, bias
-        values = weight.values()
-        layout = weight.of.layout
-        return times(
-            layout, values.transpose(1, 2) if weight.turned else values, None if bias is None else bias.values(), rows
-        )
+        values = weight.of_clients()
+        shifts = None if bias is None else bias.of_clients()
+        return times(weight.of.layout, values.transpose(1, 2) if weight.turned else values, shifts, rows)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
@@ -72,12 +70,12 @@ class _Linear(torch.autograd.Function):
         weight: ClientParameter = ctx.weight
         of = weight.of
         left, right = (rows, gradients) if weight.turned else (gradients, rows)
-        of.record(weight.index, ProductUse(weight.range, right, left))
+        of.record(weight.number, ProductUse(weight.range, right, left))
         if ctx.bias is not None:
-            of.record(ctx.bias.index, RowUse(ctx.bias.range, gradients.sum(1)))
+            of.record(ctx.bias.number, RowUse(ctx.bias.range, gradients.sum(1)))
         if not ctx.needs_input_grad[1]:
             return None, None, None, None
-        values = weight.values()
+        values = weight.of_clients()
         return None, times(of.layout, values if weight.turned else values.transpose(1, 2), None, gradients), None, None
 
 
@@ -85,7 +83,7 @@ def matmul(of: ForwardPass, input: Tensor, other: Tensor) -> Tensor:
     """`torch.matmul` with a matrix of parameters on the right."""
     if not isinstance(other, ClientParameter) or other.dim() != 2 or isinstance(input, ClientParameter):
         raise NoRuleError
-    turned = ClientParameter.make(of, other.index, other.span, not other.turned)
+    turned = ClientParameter.make(of, other.number, other.span, not other.turned)
     return linear(of, input, turned)
 
 
@@ -93,7 +91,7 @@ def addmm(of: ForwardPass, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: f
     """`torch.addmm`, as in GPT-2's Conv1D."""
     if not isinstance(mat2, ClientParameter) or beta != 1 or alpha != 1 or isinstance(mat1, ClientParameter):
         raise NoRuleError
-    turned = ClientParameter.make(of, mat2.index, mat2.span, not mat2.turned)
+    turned = ClientParameter.make(of, mat2.number, mat2.span, not mat2.turned)
     if isinstance(input, ClientParameter) and input.dim() == 1:
         return linear(of, mat1, turned, input)
     return linear(of, mat1, turned) + input
@@ -143,7 +141,7 @@ class _Embedding(torch.autograd.Function):
     def forward(ctx: Any, _anchor: Tensor, tokens: Tensor, weight: ClientParameter, padding: int | None) -> Tensor:
         ctx.save_for_backward(tokens)
         ctx.weight, ctx.padding = weight, padding
-        return weight.values()[weight.of.layout.owner[:, None], tokens]
+        return weight.of_clients()[weight.of.layout.owner[:, None], tokens]
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
@@ -152,7 +150,7 @@ class _Embedding(torch.autograd.Function):
         weight: ClientParameter = ctx.weight
         if ctx.padding is not None:
             gradients = gradients * (tokens != ctx.padding).unsqueeze(-1)
-        weight.of.record(weight.index, LookupUse(weight.range, tokens, gradients))
+        weight.of.record(weight.number, LookupUse(weight.range, tokens, gradients))
         return None, None, None, None
 
 

@@ -151,8 +151,8 @@ def _run(subject: CheckedModel, vector: Tensor, candidates: list[Tensor]) -> tup
             raise InputError(f"{name_of(subject.module)} returns {outputs.dtype}; outputs must be float32")
         return rows, outputs
     raise InputError(
-        f"{name_of(subject.module)} cannot be run on one tensor of {_ROWS} rows of shape {tuple(candidates[0].shape[1:])}"
-        f" and {candidates[0].dtype}, the only input it gets: {failed}"
+        f"{name_of(subject.module)} cannot be run on one tensor of {_ROWS} rows of shape"
+        f" {tuple(candidates[0].shape[1:])} and {candidates[0].dtype}, the only input it gets: {failed}"
     )
 
 
@@ -223,8 +223,8 @@ def _deterministic(module: nn.Module, when: str) -> Iterator[None]:
                 buffer.data.copy_(before[name])
     if drawn:
         raise InputError(
-            f"{name_of(module)} draws from a global generator {when}, so runs could not be repeated; use torch's dropout"
-            " or torch.rand, with training=self.training, or remove its random parts"
+            f"{name_of(module)} draws from a global generator {when}, so runs could not be repeated; use torch's"
+            " dropout or torch.rand, with training=self.training, or remove its random parts"
         )
     if changed:
         raise InputError(f"the model changes its buffer '{changed[0]}' when it sees examples; remove that state")

@@ -188,14 +188,14 @@ def _attention(
     same = query.dim() == key.dim() == value.dim() == 4 and query.shape[:1] == key.shape[:1] == value.shape[:1]
     if dropout_p or enable_gqa or not same or (attn_mask is not None and attn_mask.dim() > 4):
         raise NoRuleError
-    parts = [of.physical(each).flatten(0, 1) for each in (query, key, value)]
+    q, k, v = (of.physical(each).flatten(0, 1) for each in (query, key, value))
     mask = attn_mask
     if attn_mask is not None:
         wide = attn_mask.reshape(*(1,) * (4 - attn_mask.dim()), *attn_mask.shape)
         wide = wide.expand(query.shape[0], *wide.shape[1:])
         mask = of.physical(wide).flatten(0, 1)
     with outside_vmap():
-        found = functional.scaled_dot_product_attention(*parts, attn_mask=mask, is_causal=is_causal, scale=scale)
+        found = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
         found = torch.unflatten(found, 0, (-1, query.shape[0]))
     return of.seen(found)
 

@@ -121,9 +121,9 @@ def _pairs(of: ForwardPass, params: Sequence[Tensor]) -> list[Pair]:
         return each if plain and isinstance(each, ClientParameter) else of.physical(each)
 
     matrices = [each for each in params if each.dim() == 2]
-    vectors = [each for each in params if each.dim() == 1] or [None] * len(matrices)
+    vectors: list[Tensor | None] = [each for each in params if each.dim() == 1]
     found: list[Pair] = []
-    for weight, bias in zip_longest(matrices, vectors[: len(matrices)]):
+    for weight, bias in zip_longest(matrices, vectors):
         plain = isinstance(weight, ClientParameter)
         found.append((rows(weight, plain), None if bias is None else rows(bias, plain)))
     return found

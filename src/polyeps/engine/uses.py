@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -127,7 +128,7 @@ def _by_range(uses: list[Use], size: int) -> list[tuple[Range, list[Use]]]:
     for use in uses:
         grouped.setdefault(use.range, []).append(use)
     ranges = sorted(grouped)
-    if all(before[1] <= after[0] for before, after in zip(ranges, ranges[1:], strict=False)):
+    if all(before[1] <= after[0] for before, after in pairwise(ranges)):
         return [(each, grouped[each]) for each in ranges]
     whole = [RowUse((0, size), _within(use, size)) for use in uses]
     return [((0, size), list(whole))]
