@@ -20,7 +20,7 @@ from polyeps.engine.layers import times
 from polyeps.engine.uses import LookupUse, ProductUse, RowUse
 from polyeps.errors import InputError
 
-Rule = Callable[..., Any]
+_Rule = Callable[..., Any]
 
 
 def linear(of: ForwardPass, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -185,7 +185,7 @@ def embedding_bag(
     return total / counted.sum(1).clamp(min=1) if mode == "mean" else total
 
 
-def _rules() -> dict[Any, Rule]:
+def _rules() -> dict[Any, _Rule]:
     from polyeps.engine.convolution_rules import CONVOLUTIONS
     from polyeps.engine.recurrent_rules import RECURRENT
 

@@ -11,33 +11,33 @@ from torch import Tensor
 
 from polyeps.engine.client_parameters import ClientParameter, ForwardPass, NoRuleError, outside_vmap
 
-State = tuple[Tensor, ...]  # the hidden state, and the cell of an LSTM
-Pair = tuple[Tensor, Tensor | None]  # weights and bias
-Cell = Callable[[Tensor, Tensor, State], State]  # of gates by input, gates by state, and the state before
+_State = tuple[Tensor, ...]  # the hidden state, and the cell of an LSTM
+_Pair = tuple[Tensor, Tensor | None]  # weights and bias
+_Cell = Callable[[Tensor, Tensor, _State], _State]  # of gates by input, gates by state, and the state before
 
 
-def _lstm(drive: Tensor, recur: Tensor, before: State) -> State:
+def _lstm(drive: Tensor, recur: Tensor, before: _State) -> _State:
     enter, forget, candidate, leave = (drive + recur).chunk(4, -1)
     cell = torch.sigmoid(forget) * before[1] + torch.sigmoid(enter) * torch.tanh(candidate)
     return torch.sigmoid(leave) * torch.tanh(cell), cell
 
 
-def _gru(drive: Tensor, recur: Tensor, before: State) -> State:
+def _gru(drive: Tensor, recur: Tensor, before: _State) -> _State:
     (reset, update, new), (again, more, old) = drive.chunk(3, -1), recur.chunk(3, -1)
     candidate = torch.tanh(new + torch.sigmoid(reset + again) * old)
     share = torch.sigmoid(update + more)
     return ((1 - share) * candidate + share * before[0],)
 
 
-def _tanh(drive: Tensor, recur: Tensor, _before: State) -> State:
+def _tanh(drive: Tensor, recur: Tensor, _before: _State) -> _State:
     return (torch.tanh(drive + recur),)
 
 
-def _relu(drive: Tensor, recur: Tensor, _before: State) -> State:
+def _relu(drive: Tensor, recur: Tensor, _before: _State) -> _State:
     return (torch.relu(drive + recur),)
 
 
-def _cell_rule(cell: Cell) -> Callable[..., Any]:
+def _cell_rule(cell: _Cell) -> Callable[..., Any]:
     def rule(
         of: ForwardPass,
         input: Tensor,
@@ -59,7 +59,7 @@ def _cell_rule(cell: Cell) -> Callable[..., Any]:
     return rule
 
 
-def _layers_rule(cell: Cell) -> Callable[..., Any]:
+def _layers_rule(cell: _Cell) -> Callable[..., Any]:
     def rule(
         of: ForwardPass,
         input: Tensor,
@@ -81,7 +81,7 @@ def _layers_rule(cell: Cell) -> Callable[..., Any]:
         pairs = [_pairs(of, params[first : first + each]) for first in range(0, len(params), each)]
         with outside_vmap():
             time = 2 if batch_first else 1  # rows are (T, examples, length, in) or (T, length, examples, in)
-            ends: list[State] = []
+            ends: list[_State] = []
             for depth in range(num_layers):
                 if depth and dropout and train:
                     rows = rows * of.draws.kept(tuple(rows.shape[1:]), 1 - dropout) / (1 - dropout)
@@ -101,8 +101,8 @@ def _layers_rule(cell: Cell) -> Callable[..., Any]:
 
 
 def _run(
-    of: ForwardPass, cell: Cell, rows: Tensor, state: State, pairs: list[Pair], time: int, backwards: bool
-) -> tuple[Tensor, State]:
+    of: ForwardPass, cell: _Cell, rows: Tensor, state: _State, pairs: list[_Pair], time: int, backwards: bool
+) -> tuple[Tensor, _State]:
     """Return the states of one layer in one direction, and the last one."""
     drives = _linear(of, rows, *pairs[0]).unbind(time)
     outputs: list[Tensor] = []
@@ -114,7 +114,7 @@ def _run(
     return torch.stack(outputs[::-1] if backwards else outputs, dim=time), state
 
 
-def _pairs(of: ForwardPass, params: Sequence[Tensor]) -> list[Pair]:
+def _pairs(of: ForwardPass, params: Sequence[Tensor]) -> list[_Pair]:
     """Return a layer's weights with their biases: of the input, of the state and, if any, of the projection."""
 
     def rows(each: Tensor, plain: bool) -> Tensor:
@@ -122,7 +122,7 @@ def _pairs(of: ForwardPass, params: Sequence[Tensor]) -> list[Pair]:
 
     matrices = [each for each in params if each.dim() == 2]
     vectors: list[Tensor | None] = [each for each in params if each.dim() == 1]
-    found: list[Pair] = []
+    found: list[_Pair] = []
     for weight, bias in zip_longest(matrices, vectors):
         plain = isinstance(weight, ClientParameter)
         found.append((rows(weight, plain), None if bias is None else rows(bias, plain)))
