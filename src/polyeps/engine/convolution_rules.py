@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from polyeps.engine.client_parameters import ClientParameter, ForwardPass, NoRuleError, outside_vmap
-from polyeps.engine.contributions import Contribution, RowGradients
+from polyeps.engine.contributions import SMALLEST, Contribution, RowGradients
 from polyeps.engine.layout import Layout
 from polyeps.engine.stable_products import align_matrices
 from polyeps.engine.uses import Range, RowUse
@@ -173,7 +173,7 @@ class ConvolutionUse:
 
     def formed(self) -> Tensor:
         size = self.range[1] - self.range[0]
-        if self.plain and self.positions * size < _SMALL:
+        if self.plain and (self.images.is_cuda or self.positions * size < _SMALL):
             patches, gradients = self.matrices(slice(None))
             return torch.bmm(align_matrices(gradients), align_matrices(patches).transpose(1, 2)).flatten(1)
         found = [
@@ -203,15 +203,22 @@ class ConvolutionProducts:
     def __init__(self, layout: Layout, use: ConvolutionUse) -> None:
         self.layout, self.use = layout, use
         self._formed: RowGradients | None = None
+        self._lengths: Tensor | None = None  # (T,) squared, of the output gradients
 
     def squared_norms(self) -> Tensor:
-        size = self.use.range[1] - self.use.range[0]
-        if size >= _FORMED:
-            squares = self._without_forming(size)
+        if not self.formed and all(group.width <= 32 for group in self.layout.groups):
+            squares = self._without_forming()
             if squares is not None:
                 return squares
         self._formed = RowGradients(self.layout, self.use.formed())
         return self._formed.squared_norms()
+
+    @property
+    def formed(self) -> bool:
+        """Return whether the rows' gradients are formed for their norms."""
+        use = self.use
+        size = use.range[1] - use.range[0]
+        return size < _FORMED or not use.plain or use.images.is_cuda or 4 * use.positions**2 > size
 
     def drop(self, rows: Tensor) -> None:
         if self._formed is not None:
@@ -228,23 +235,22 @@ class ConvolutionProducts:
         use = self.use
         gradients = use.gradients
         if factors is not None:
+            if self._lengths is not None:  # huge images may compensate for an underflow here
+                factors = factors.masked_fill(self._lengths * factors.square() < SMALLEST**2, 0.0)
             gradients = gradients * factors.to(gradients.dtype).reshape(-1, *(1,) * (gradients.dim() - 1))
         each = zip(clients_rows(self.layout, use.images), clients_rows(self.layout, gradients), strict=True)
         for (client, images), (_, given) in each:
             found = use.kind.of_weight(given.flatten(0, 1), images.flatten(0, 1), use.weights[client])
             gradient[client] += found.flatten()
 
-    def _without_forming(self, size: int) -> Tensor | None:
-        """Return the squared norms from the positions' inner products; None if too costly, or if terms cancel.
+    def _without_forming(self) -> Tensor | None:
+        """Return the squared norms from the positions' inner products; None if terms cancel.
 
         Σ over pairs of positions of (g · g') (a · a'), in float64. Where the norm is much smaller than its terms, what
         the sum adds up would differ from it by rounding, so the gradients are formed.
         """
         use = self.use
-        wide = any(group.width > 32 for group in self.layout.groups)
-        if not use.plain or wide or 4 * use.positions**2 > size:
-            return None
-        found = []
+        found, lengths = [], []
         for first in range(0, len(use.images), 8):
             a, g = (each.double() for each in use.matrices(slice(first, first + 8)))
             squares = (torch.bmm(a.transpose(1, 2), a) * torch.bmm(g.transpose(1, 2), g)).sum((1, 2))
@@ -253,6 +259,8 @@ class ConvolutionProducts:
             if bool((terms > _CANCELLED * squares.clamp(min=0).sqrt()).any()):
                 return None
             found.append(squares)
+            lengths.append(g.square().sum((1, 2)))
+        self._lengths = torch.cat(lengths)
         return torch.cat(found)
 
 

@@ -103,7 +103,8 @@ class VmapLayer:
         _, contribution = self.backward(run.columns[0], saved, torch.ones_like(saved.outputs), run.layout, False)
         parts = contribution.parts if isinstance(contribution, ContributionParts) else []
         unformed = (OuterProducts, LookupGradients, NoContribution)
-        return kept, sum(size for size, part in parts if not isinstance(part, unformed))
+        sizes = [size for size, part in parts if not isinstance(part, unformed) and getattr(part, "formed", True)]
+        return kept, sum(sizes)
 
     @contextmanager
     def _with_parameters_of(self, run: ForwardPass) -> Iterator[None]:
