@@ -18,7 +18,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.fallback_layers import call_module, evaluating
+from polyeps.engine.fallback_layers import RUNNING, call_module, evaluating
 from polyeps.engine.gradient_checks import CheckedModel
 from polyeps.engine.losses import BinaryHinge, BinaryLogistic, Loss
 from polyeps.engine.losses import cross_entropy as cross_entropy
@@ -130,7 +130,7 @@ class Model:
 
     def outputs(self, vector: Tensor, features: Tensor) -> Tensor:
         """One model's outputs for a batch of features in eval mode, e.g. for evaluation."""
-        with torch.no_grad(), evaluating(self.module):
+        with torch.no_grad(), RUNNING, evaluating(self.module):
             return call_module(self.module, self.unflatten(vector), features)
 
     @staticmethod

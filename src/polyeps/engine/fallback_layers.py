@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ from polyeps.engine.module_mode import ModuleMode
 from polyeps.engine.row_draws import RowDraws
 from polyeps.engine.uses import NoContribution, contribution_of_uses
 from polyeps.errors import InputError
+
+# Held while a module has other parameters or another mode than the user gave it: threads may share a module.
+RUNNING = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class VmapLayer:
             leaf = rows.detach()
             if self.inputs and rows.is_floating_point():
                 leaf.requires_grad_()
-            with self._with_parameters_of(run), ModuleMode(draws, run):
+            with RUNNING, self._with_parameters_of(run), ModuleMode(draws, run):
                 outputs: Tensor = vmap(one)(leaf)
         run.finished = True
         return outputs.detach(), _Trace(leaf, outputs, run)
@@ -104,7 +108,7 @@ class VmapLayer:
         parts = contribution.parts if isinstance(contribution, ContributionParts) else []
         unformed = (OuterProducts, LookupGradients, NoContribution)
         sizes = [size for size, part in parts if not isinstance(part, unformed) and getattr(part, "formed", True)]
-        return kept, sum(sizes)
+        return kept + sum(copy.numel() for copy in run.copies.values()), sum(sizes)
 
     @contextmanager
     def _with_parameters_of(self, run: ForwardPass) -> Iterator[None]:
@@ -167,7 +171,7 @@ class LoopedLayer(VmapLayer):
     def _one(self, weights: Tensor, row: Tensor, draws: RowDraws) -> Tensor:
         parts = torch.split(weights, self._sizes) if self._trained else ()
         values = {name: part.view(p.shape) for (name, p), part in zip(self._trained.items(), parts, strict=True)}
-        with ModuleMode(draws):
+        with RUNNING, ModuleMode(draws):
             outputs = call_module(self.module, values, row[None].clone())
         return check_one_tensor(self.module, outputs, 1)[0]
 
