@@ -56,10 +56,16 @@ def examples(case: Case) -> Tensor:
 
 
 def one_example(model: Model, vector: Tensor, row: Tensor, label: Tensor, draws: RowDraws) -> Tensor:
-    """The gradient of one example, by plain autograd through the module itself."""
+    """The gradient of one example, by plain autograd through the module itself and torch's own kernels.
+
+    Only if the module draws from torch's generator, it runs again with the engine's random numbers.
+    """
     leaf = vector.clone().requires_grad_()
-    with ModuleMode(draws):
-        outputs = functional_call(model.module, model.unflatten(leaf), (row[None].clone(),))
+    before = torch.random.get_rng_state()
+    outputs = functional_call(model.module, model.unflatten(leaf), (row[None].clone(),))
+    if not torch.equal(torch.random.get_rng_state(), before):
+        with ModuleMode(draws):
+            outputs = functional_call(model.module, model.unflatten(leaf), (row[None].clone(),))
     loss = torch.nn.functional.cross_entropy(outputs, label[None], reduction="sum")
     (gradient,) = torch.autograd.grad(loss, leaf)
     return gradient

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from polyeps.core import Records
-from polyeps.engine import function_rules
+from polyeps.engine import function_rules, module_mode, recurrent_rules
 from polyeps.engine.cuda_graphs import train_on_device
+from polyeps.engine.fallback_layers import LoopedLayer
 from polyeps.engine.loop import Settings, train_on_cpu
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.engine.row_draws import RowDraws, client_keys
@@ -137,6 +140,33 @@ def test_a_wrong_rule_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(function_rules, "ProductUse", faulty)
     with pytest.warns(UserWarning, match="not what autograd gives"):
         Model(Residual(nn.Linear(4, 4)), cross_entropy, (4,))
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.filterwarnings("ignore:.*one row after the other")
+def test_wrong_equations_of_a_recurrent_layer_are_not_used(
+    kind: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks compare with torch's kernels, not with the equations themselves."""
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = kind(4, 3, batch_first=True)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            last: Tensor = self.layers(rows)[0][:, -1]
+            return last + rows[:, -1, :3]
+
+    def faulty(drive: Tensor, recur: Tensor, before: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(torch.tanh(drive + recur).chunk(len(drive[0, 0]) // 3, -1)[0] * 1.01 for _ in before)
+
+    for function in (torch.rnn_tanh, torch.gru, torch.lstm):
+        monkeypatch.setitem(module_mode._ROWS, function, recurrent_rules._layers_rule(faulty))
+    broken = Model(Last(), cross_entropy, (5, 4))
+    assert isinstance(broken.network.layers[0], LoopedLayer)
+    monkeypatch.undo()
+    assert not isinstance(Model(Last(), cross_entropy, (5, 4)).network.layers[0], LoopedLayer)
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -236,7 +237,15 @@ def recurrent_cases() -> dict[str, Case]:
         ),
         (4, 3),
     )
-    for name, cell in {"tanh": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}.items():
+    cells: dict[str, Callable[..., nn.Module]] = {
+        "tanh": nn.RNNCell,
+        "relu": partial(nn.RNNCell, nonlinearity="relu"),
+        "gru": nn.GRUCell,
+        "lstm": nn.LSTMCell,
+        "gru bias=False": partial(nn.GRUCell, bias=False),
+        "lstm bias=False": partial(nn.LSTMCell, bias=False),
+    }
+    for name, cell in cells.items():
 
         def loop(s: Any, x: Tensor) -> Tensor:
             state: Any = None

@@ -24,7 +24,7 @@ from polyeps.errors import InputError
 class ModuleMode(TorchFunctionMode):
     """Replace random functions, and those that `vmap` cannot run or gets wrong.
 
-    Without a forward pass, the module runs on the one row of the draws.
+    Without a forward pass, the module runs on the one row of the draws, by plain torch wherever it draws nothing.
     """
 
     def __init__(self, draws: RowDraws, of: ForwardPass | None = None) -> None:
@@ -42,7 +42,7 @@ class ModuleMode(TorchFunctionMode):
         if func in _COMPOSED:
             with self:
                 return _COMPOSED[func](*args, **kwargs)
-        if func in _ROWS and (self.of is not None or func in RECURRENT):
+        if func in _ROWS and (self.of is not None or _drops_between_layers(func, args)):
             try:
                 return _ROWS[func](self.of or _OneRow(self), *args, **kwargs)
             except NoRuleError:
@@ -83,6 +83,11 @@ class _OneRow:
 
     def seen(self, rows: Tensor) -> Tensor:
         return rows[0]
+
+
+def _drops_between_layers(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Return whether recurrent layers are called with dropout; torch's kernels compute one row of any others."""
+    return func in RECURRENT and len(args) > 6 and bool(args[5]) and bool(args[6])
 
 
 def _like(values: Tensor, dtype: torch.dtype | None = None) -> dict[str, Any]:
