@@ -31,7 +31,7 @@ from polyeps.engine.row_draws import RowDraws, client_keys
 from polyeps.engine.units import examples_of
 from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.models import Model, from_module, of_units
-from polyeps.training import Training, dp_sgd
+from polyeps.training import Training, dp_sgd, sgd
 
 CLIP = 0.4
 CLIENTS = [[1, 7, 2], [3], [2, 1, 1, 5]]
@@ -225,7 +225,7 @@ def of_person(model: Model, vector: Tensor, features: Tensor, labels: Tensor, dr
     return gradient.double()
 
 
-def slow_sums(model: Model, vector: Tensor, records: Records, keys: Tensor) -> Tensor:
+def slow_sums(model: Model, vector: Tensor, records: Records, keys: Tensor, clip: float = CLIP) -> Tensor:
     """Every client's sum of clipped gradients in its first step."""
     assert records.units is not None
     sums = torch.zeros(records.clients, model.size, dtype=torch.float64)
@@ -234,7 +234,7 @@ def slow_sums(model: Model, vector: Tensor, records: Records, keys: Tensor) -> T
             rows = slice(*records.units[person].tolist())
             draws = RowDraws(keys[client : client + 1], torch.tensor([person - first]), torch.tensor([0]))
             one = of_person(model, vector, records.features[rows], records.labels[rows], draws)
-            sums[client] += one * min(1.0, CLIP / max(float(one.norm()), 1e-30))
+            sums[client] += one * min(1.0, clip / max(float(one.norm()), 1e-30))
     return sums
 
 
@@ -252,6 +252,17 @@ def test_sums_are_those_of_a_slow_loop(name: str, split: int, monkeypatch: pytes
     keys = client_keys(SeededStreams(0, ids(records), 0))
     expected = slow_sums(model, start, records, keys)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=2e-5 * CLIP)
+
+
+@pytest.mark.parametrize("name", ["two dropouts", "branching dropout", "lstm", "images"])
+def test_plain_training_is_that_of_a_slow_loop(name: str) -> None:
+    model = model_of(name)
+    records, start = persons(model), start_of(model)
+    plain = sgd(of_units(model, "patient"), rate=1.0, steps=1, learning_rate=1.0)
+    found = -plain.run(start, records, SeededStreams(0, ids(records), 0), None)
+    sums = slow_sums(model, start, records, client_keys(SeededStreams(0, ids(records), 0)), clip=1e9)
+    expected = sums / torch.from_numpy(records.counts)[:, None]
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", MODULES)
