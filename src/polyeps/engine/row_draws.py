@@ -51,7 +51,7 @@ class RowDraws:
 
     def of_row(self, row: int) -> RowDraws:
         """Return the draws of a single row, from their beginning."""
-        return self.of_rows(list(range(row, row + 1)))
+        return self.of_rows([row])
 
     def widened(self, times: int) -> RowDraws:
         """Return the draws of `times` records of each row, a person.
