@@ -1,7 +1,7 @@
 """Random numbers inside a model, such as dropout's: a function of the client's key, the step and the record alone.
 
 Counter-based (Philox), so a record's draws depend neither on the other rows of a batch, nor on how clients are grouped,
-nor on the device.
+nor on the device. Where a row is a person, every record of the person draws for itself.
 """
 
 from __future__ import annotations
