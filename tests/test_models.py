@@ -97,10 +97,10 @@ def test_batch_normalisation_is_refused_with_the_remedy(kind: type[nn.Module]) -
         Model(nn.Sequential(nn.Linear(3, 4), layer), cross_entropy, (3,))
 
 
-def test_dropout_is_refused_unless_it_drops_nothing() -> None:
-    with pytest.raises(InputError, match="global generator"):
-        Model(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)), cross_entropy, (3,))
-    Model(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0)), cross_entropy, (3,))
+def test_dropout_makes_a_model_random_only_where_it_drops() -> None:
+    assert Model(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)), cross_entropy, (3,)).network.random
+    assert not Model(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0)), cross_entropy, (3,)).network.random
+    assert not Model(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)).eval(), cross_entropy, (3,)).network.random
 
 
 def test_instance_norm_with_running_statistics_is_refused() -> None:

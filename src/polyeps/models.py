@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from polyeps.core import check_person
-from polyeps.engine.fallback_layers import call_module
+from polyeps.engine.fallback_layers import RUNNING, call_module, evaluating
+from polyeps.engine.gradient_checks import CheckedModel
 from polyeps.engine.losses import BinaryHinge, BinaryLogistic, Loss
 from polyeps.engine.losses import cross_entropy as cross_entropy
 from polyeps.engine.losses import hinge as hinge
-from polyeps.engine.module_checks import CheckedModel, candidate_rows, check_model, check_module
+from polyeps.engine.module_checks import candidate_rows, check_model, check_module
 from polyeps.engine.network import Network, floats_per_row, lower, one_vector_a_row
 from polyeps.engine.recurrent import LastState
 from polyeps.engine.units import EachRecord, UnitLoss, UnitNetwork
@@ -132,8 +133,8 @@ class Model:
         return vector
 
     def outputs(self, vector: Tensor, features: Tensor) -> Tensor:
-        """One model's outputs for a batch of features, e.g. for evaluation."""
-        with torch.no_grad():
+        """One model's outputs for a batch of features in eval mode, e.g. for evaluation."""
+        with torch.no_grad(), RUNNING, evaluating(self.module):
             return call_module(self.module, self.unflatten(vector), features)
 
     @staticmethod
@@ -234,7 +235,7 @@ def of_units(model: Model, person: str) -> Model:
     module, shape = EachRecord(model.module), (1, *model.input_shape)
     # Not checked again: the layers and the loss are those of the model of single records.
     made = Model(module, UnitLoss(model.loss), shape, model.input_type, model.start_at_zero, person, check=False)
-    object.__setattr__(made, "network", UnitNetwork(model.network.layers))
+    object.__setattr__(made, "network", UnitNetwork(model.network.layers, model.network.random))
     return made
 
 

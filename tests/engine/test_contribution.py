@@ -10,6 +10,7 @@ import torch
 from support.hostile import ROWS, Population, contributions, scattered, worst_contribution
 from torch import Tensor, nn
 
+from polyeps.engine import convolution_rules
 from polyeps.engine.fallback_layers import VmapLayer
 from polyeps.engine.layout import lay_out
 from polyeps.engine.network import Network, add_gradients, lower, record_gradients
@@ -90,6 +91,16 @@ def test_the_fallback_holds_the_clip_too(name: str) -> None:
     sizes = [p.numel() for p in module.parameters()]
     start = population(module, shape, 100, 5)
     assert worst_contribution(Network((VmapLayer(module),)), cross_entropy, start, sizes, 5, generations=4) <= MOST
+
+
+def test_norms_without_forming_gradients_hold_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution_rules, "_FORMED", 1)
+    module = nn.Sequential(nn.Conv2d(2, 8, 2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    sizes = [p.numel() for p in module.parameters()]
+    for seed in range(2):
+        start = population(module, (2, 2, 3), 100, seed)
+        found = worst_contribution(Network((VmapLayer(module),)), cross_entropy, start, sizes, seed, generations=6)
+        assert found <= MOST
 
 
 def cancelling(clients: int, apart: float, scale: float) -> tuple[nn.Module, Population]:

@@ -283,7 +283,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "float64": (lambda: nn.Linear(4, 3).double(), (4,), "float64.*float32"),
     "bfloat16": (lambda: nn.Linear(4, 3).bfloat16(), (4,), "bfloat16.*float32"),
     "rows flattened": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), (4,), "for 5 examples"),
-    "dropout": (lambda: sandwich(nn.Dropout(0.5)), (4,), "global generator"),
     "own dropout": (lambda: Own(lambda inner, rows: functional.dropout(inner(rows))), (4,), "global generator"),
     "noise": (lambda: sandwich(Does(lambda rows: rows + torch.rand_like(rows))), (4,), "global generator"),
     "spectral norm": (lambda: parametrizations.spectral_norm(nn.Linear(4, 3)), (4,), "changes its buffer"),

@@ -17,9 +17,9 @@ from polyeps.core import Records
 from polyeps.engine import units
 from polyeps.engine.cuda_graphs import train_on_device
 from polyeps.engine.deployed_training import RecordGradients
+from polyeps.engine.gradient_checks import CheckedModel, compare_gradients
 from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.losses import cross_entropy
-from polyeps.engine.module_checks import CheckedModel, _compare
 from polyeps.engine.network import add_gradients
 from polyeps.engine.noise import SeededStreams
 from polyeps.engine.sampling import Batches
@@ -215,7 +215,7 @@ def test_layers_are_those_that_autograd_checks(model: Model) -> None:
     rows = torch.randint(0, 9, shape, generator=drawn) if whole else torch.randn(shape, generator=drawn)
     labels = torch.randint(NO_RECORD, classes_of(model), (5, 4), generator=drawn)
     models = torch.stack([start_of(model), 0.5 * start_of(model)])
-    _compare(CheckedModel(made.module, shapes, made.loss), made.network, made.loss, models, rows, labels)
+    compare_gradients(CheckedModel(made.module, shapes, made.loss), made.network, made.loss, models, rows, labels)
 
 
 CLIENTS = [[1, 1, 9, 2], [40, 1, 3], [2, 2, 2, 2, 17]]

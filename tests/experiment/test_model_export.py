@@ -167,6 +167,26 @@ def test_models_that_onnx_cannot_express_are_refused(tmp_path: Path, monkeypatch
             as_onnx(saved)
 
 
+class Attending(nn.Module):
+    """A module of the user's in which torch's exporter fixes the number of records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.LSTM(1, 4, 2, batch_first=True), nn.Linear(4, 2)
+        self.attend = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        states = self.layers(rows.reshape(len(rows), -1, 1))[0]
+        found: Tensor = self.head(self.attend(states, states, states, need_weights=False)[0].mean(1))
+        return found
+
+
+def test_a_file_for_one_number_of_records_alone_is_refused(tmp_path: Path) -> None:
+    saved = replace(own(tmp_path / "m"), module=Attending())
+    with pytest.raises(InputError, match=r"takes no other number of records.*export it as safetensors"):
+        as_onnx(saved)
+
+
 def test_an_export_that_predicts_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "m", "lstm", {"vocabulary": 20, "length": 3})
     saved = load_model(tmp_path / "m")

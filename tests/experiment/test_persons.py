@@ -12,6 +12,7 @@ from support.commands import run as command
 from support.commands import run_json
 from support.deployed import DeployedGrid, on_its_own
 from support.federations import METHODS, finish, job_of, ledger_of
+from torch import nn
 
 from polyeps.algorithms import ALGORITHMS, Entry
 from polyeps.client import answer
@@ -250,6 +251,41 @@ def test_a_deployed_federation_of_clinics(tmp_path: Path) -> None:
         account = ledger.account(client)
         assert account.charges == 2
         assert (account.terms.unit, account.terms.person) == ("person", "patient")
+
+
+class OverVisit(nn.Module):
+    """The numbers of a visit one after the other, with dropout: a user's own module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.drop = nn.LSTM(1, 4, 2, batch_first=True, dropout=0.2), nn.Dropout(0.3)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.drop(self.layers(rows[:, :, None])[0].mean(1)))
+        return found
+
+
+def own_module(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return OverVisit()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedhdp", "fedsel"])
+def test_clinics_train_an_own_recurrent_module_with_dropout(method: str, tmp_path: Path) -> None:
+    wanted = clinical(method, model={"name": "own"})
+    parts = Parts(models={"own": own_module})
+    jobs = [prepare(wanted, wanted.algorithm[0], populate(wanted, 1, parts=parts), parts=parts) for _ in range(2)]
+    found = [finish(job, tmp_path / f"{place}.db") for place, job in enumerate(jobs)]
+    assert torch.equal(found[0].learned, found[1].learned)
+    assert bool(torch.isfinite(found[0].learned).all())
+    assert float(found[0].learned.abs().max()) > 0
+    job = jobs[0]
+    if method == "fedavg":
+        grid = DeployedGrid(job, tmp_path)
+        state = serve(
+            job.algorithm, OnFlower(grid), job.state, rounds=1, participation=Participation(), run="test", seed=1
+        )
+        assert float((state.model - job.state.model).abs().max()) > 0
 
 
 def test_what_a_deployed_clinic_sends_lies_on_the_grid_of_its_noise(tmp_path: Path) -> None:

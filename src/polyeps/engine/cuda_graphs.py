@@ -18,9 +18,10 @@ from polyeps.core import Records, Streams
 from polyeps.engine.deferred import Deferral
 from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
 from polyeps.engine.layout import Layout, TrainingStep, lay_out
-from polyeps.engine.loop import Learning, Pace, Settings, advance, deferral_of, pace, step_directly
+from polyeps.engine.loop import Learning, Pace, Settings, advance, deferral_of, drawing, pace, step_directly
 from polyeps.engine.noise import SeededStreams
 from polyeps.engine.philox import fill_normals
+from polyeps.engine.row_draws import client_keys
 from polyeps.errors import InputError
 from polyeps.models import Model
 
@@ -35,6 +36,8 @@ class Buffers(NamedTuple):
     velocity: Tensor | None
     gradient: Tensor | None  # (n, d); None where steps need not form it
     keys: Tensor  # (n,)
+    inner: Tensor | None  # (n,) keys of the draws inside the model
+    starts: Tensor | None  # (n,) first record of each client, with inner keys
     counter: Tensor  # (1,): the step to take next
     order: Tensor | None  # (S, n)
     records: Tensor  # (S, T)
@@ -70,6 +73,7 @@ def train_on_device(
         raise InputError("noise for deployment is drawn on the CPU; move the records there")
     if records.units is not None:
         raise InputError("on a device, persons' records are one padded block; move the records by to_records")
+    inner = client_keys(streams).to(starts.device) if model.network.random else None
     device = starts.device
     per_row = model.floats_per_row * (records.labels.shape[1] if records.labels.ndim > 1 else 1)
     steps = int(settings.steps.max(initial=0))
@@ -92,6 +96,8 @@ def train_on_device(
     deferral.begin(starts, fixed.rate, fixed.momentum)
     models = deferral.kept(starts)
     layout, buffers = _prepare(models, anchor, placed, fixed, streams)
+    if inner is not None:
+        buffers = buffers._replace(inner=inner, starts=records.spans[:, 0].to(device))
 
     def step() -> None:
         with _coarse_products(settings.clip is None):
@@ -132,13 +138,22 @@ def _coarse_products(allowed: bool) -> Iterator[None]:
 def _step(model: Model, deferral: Deferral, records: Records, layout: Layout, buffers: Buffers) -> None:
     now = buffers.counter
     fixed = buffers.pace
-    learning = Learning(deferral.network, model.loss, buffers.models, buffers.velocity, buffers.anchor)
+    learning = Learning(
+        deferral.network,
+        model.loss,
+        buffers.models,
+        buffers.velocity,
+        buffers.anchor,
+        buffers.inner,
+        buffers.starts,
+    )
     step = TrainingStep(
         layout,
         None if buffers.order is None else buffers.order.index_select(0, now)[0],
         buffers.records.index_select(0, now)[0],
         buffers.valid.index_select(0, now)[0],
     )
+    step = drawing(learning, records, step, now)
     rate, divisor = fixed.rate.index_select(0, now)[0], fixed.divisor.index_select(0, now)[0]
     if buffers.gradient is None:
         deferral.enter(now, len(buffers.records))
@@ -168,6 +183,8 @@ def _prepare(
         velocity=None if fixed.momentum is None else torch.zeros_like(models),
         gradient=None if fixed.plain and placed.order is None else torch.zeros_like(models),
         keys=keys,
+        inner=None,
+        starts=None,
         counter=torch.zeros(1, dtype=torch.int64, device=device),
         order=placed.order,
         records=placed.records,

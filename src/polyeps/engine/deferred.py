@@ -40,7 +40,8 @@ class Deferral:
         """Return the network that takes the steps."""
         if not self.layers:
             return self.whole
-        return Network(tuple(self.layers.get(i, layer) for i, layer in enumerate(self.whole.layers)))
+        layers = tuple(self.layers.get(i, layer) for i, layer in enumerate(self.whole.layers))
+        return Network(layers, self.whole.random)
 
     def kept(self, starts: Tensor) -> Tensor:
         """Return a copy of the columns of models (n, d) that steps write."""

@@ -13,16 +13,20 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from polyeps.core import Records, Streams
-from polyeps.engine.fallback_layers import check_one_tensor
+from polyeps.engine.fallback_layers import VmapLayer, check_one_tensor
 from polyeps.engine.layers import Linear
 from polyeps.engine.loop import Settings, draw_batches
+from polyeps.engine.module_mode import ModuleMode
 from polyeps.engine.network import output_gradients
+from polyeps.engine.row_draws import RowDraws, client_keys
 from polyeps.errors import InputError
 from polyeps.mechanisms.grid_sums import GridSum
 from polyeps.mechanisms.random_words import WordStreams, words_of
@@ -41,6 +45,7 @@ def train_deployed(model: Model, starts: Tensor, records: Records, streams: Stre
     assert settings.clip is not None
     assert settings.deviation is not None
     assert settings.divisor is not None
+    keys = client_keys(streams) if model.network.random else None
     batches = draw_batches(streams, records.spans.cpu().numpy(), settings)
     words = words_of(streams, "steps")
     ends = np.cumsum(batches.sizes.ravel()).reshape(batches.sizes.shape)
@@ -50,11 +55,15 @@ def train_deployed(model: Model, starts: Tensor, records: Records, streams: Stre
         grid = GridSum(float(settings.clip[client]), model.size, multiplier)
         alone = RecordGradients(model, starts[client])
         alone.check(records)
+        first = int(records.spans[client, 0])
+        if keys is not None:
+            alone.key = keys[client : client + 1]
         current = alone.weights
         velocity = torch.zeros_like(current)
         for step, noise in enumerate(_noise(grid, words, client, int(settings.steps[client]))):
             end = int(ends[step, client])
             chosen = batches.records[end - int(batches.sizes[step, client]) : end].tolist()
+            alone.step, alone.first = step, first
             total = alone.total(records, chosen, grid)
             released = (total.to(torch.int64).cpu() + noise).double() * grid.step  # (d,)
             gradient = (released / float(settings.divisor[client])).to(current)
@@ -93,7 +102,10 @@ class RecordGradients:
                 if parameter in placed:
                     module._parameters[name] = placed[parameter]
         self._parameters = tuple(placed.values())
+        self.key = torch.zeros(1, dtype=torch.int64)  # of the draws inside the module, with the step and the record
+        self.step = self.first = 0
         layers = model.network.layers
+        self._own = any(isinstance(layer, VmapLayer) for layer in layers)  # whether a user's module runs
         self._linear = layers[0] if len(layers) == 1 and isinstance(layers[0], Linear) else None
 
     def check(self, records: Records) -> None:
@@ -105,17 +117,39 @@ class RecordGradients:
         except Exception as error:  # any error of user code; it holds no record
             raise InputError(f"the model has no gradient even for a record of zeros ({error}); correct it") from error
 
-    def gradient(self, row: Tensor, label: Tensor) -> Tensor:
-        """Return the gradient (d,) of one record (1, ...), or of the records of one person (1, L, ...)."""
+    def gradient(self, row: Tensor, label: Tensor, number: int = 0) -> Tensor:
+        """Return the gradient (d,) of one record (1, ...), or of the records of one person (1, L, ...).
+
+        It is the client's record or person of this number.
+        """
         if self._linear is not None and self.model.person:
             return self._of_linear_person(self._linear, row, label)
+        draws = RowDraws(self.key, torch.tensor([number]), torch.tensor([self.step]))
         with torch.enable_grad():
-            outputs = check_one_tensor(self._module, self._module(row), 1)
+            outputs = self._outputs(row, draws)
         by_outputs = output_gradients(self.model.loss, outputs.detach(), label, None)
         if not outputs.requires_grad:
             return torch.zeros_like(self.weights)
         found = torch.autograd.grad(outputs, self._parameters, by_outputs, materialize_grads=True)
         return torch.cat([part.reshape(-1) for part in found])
+
+    def _outputs(self, row: Tensor, draws: RowDraws) -> Tensor:
+        """Return the outputs (1, ...) of a record, or (1, L, ...) of a person's records.
+
+        Only layers known to keep rows apart get all records of a person at once; a user's module gets one at a time, as
+        in simulations.
+        """
+        mode = ModuleMode if self.model.network.random else nullcontext
+        if not self.model.person or not self._own:
+            with mode(draws):
+                return check_one_tensor(self._module, self._module(row), 1)
+        module = cast(nn.Module, self._module.module)
+        draws = draws.widened(row.shape[1])
+        outputs = []
+        for place, record in enumerate(row[0]):
+            with mode(draws.of_row(place)):
+                outputs.append(check_one_tensor(module, module(record[None].clone()), 1))
+        return torch.cat(outputs)[None]
 
     def _of_linear_person(self, layer: Linear, row: Tensor, label: Tensor) -> Tensor:
         """Return a person's gradient under a single linear layer by two products, several times as fast as autograd."""
@@ -178,7 +212,7 @@ class RecordGradients:
         try:
             # Copies, so that alignment is always the same; an image is one row for a model of rows.
             row = records.features[alone].reshape(1, *shape)
-            return self.gradient(row.to(self.model.input_type, copy=True), labels.clone())
+            return self.gradient(row.to(self.model.input_type, copy=True), labels.clone(), record - self.first)
         except Exception:  # any error of user code
             logging.getLogger(__name__).warning("a record has no gradient under the model received; it counts as empty")
             return torch.zeros_like(self.weights)

@@ -1,91 +1,166 @@
-"""Layers for modules without a batched rule: one row at a time, by `vmap` or, where that fails, by a loop."""
+"""Layers for a user's modules: over all rows at once under `vmap` or, where that fails, one row after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
-from torch.overrides import TorchFunctionMode
+from torch.func import functional_call, vmap
 
-from polyeps.engine.contributions import Contribution, RowGradients
+from polyeps.engine.client_parameters import ClientParameter, ForwardPass
+from polyeps.engine.contributions import (
+    Contribution,
+    ContributionParts,
+    LookupGradients,
+    OuterProducts,
+    RowGradients,
+)
 from polyeps.engine.layout import Layout
+from polyeps.engine.module_mode import ModuleMode
+from polyeps.engine.row_draws import RowDraws
+from polyeps.engine.uses import NoContribution, contribution_of_uses
 from polyeps.errors import InputError
+
+# Held while a module has other parameters or another mode than the user gave it: threads may share a module.
+RUNNING = threading.RLock()
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """What a forward pass saves: the input rows, the outputs with their autograd graph, and the uses."""
+
+    leaf: Tensor
+    outputs: Tensor
+    run: ForwardPass
 
 
 @dataclass(frozen=True)
 class VmapLayer:
-    """Any module, one row at a time through `vmap`, which cannot mix rows; every row's gradient is formed."""
+    """Any module, run once over all rows through `vmap`, which cannot mix them.
+
+    Inside it, functions with rules work on the clients' own weights (`client_parameters`).
+    """
 
     module: nn.Module
+    inputs: bool = True  # whether the gradients of the input rows can be asked for
+    _trained: dict[str, nn.Parameter] = field(init=False, repr=False, compare=False)
+    _places: list[tuple[nn.Module, str, int]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        numbers = {parameter: number for number, parameter in enumerate(trained.values())}
+        places = [
+            (part, name, numbers[parameter])
+            for part in self.module.modules()
+            for name, parameter in part._parameters.items()
+            if parameter in numbers
+        ]
+        object.__setattr__(self, "_trained", trained)
+        object.__setattr__(self, "_places", places)
 
     @property
     def size(self) -> int:
-        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+        return sum(self._sizes)
 
-    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        over_clients = vmap(vmap(self._one, in_dims=(None, 0)))
-        with _SafeUnderVmap():
-            outputs = [over_clients(weights[g.first : g.last], g.rows(rows)).flatten(0, 1) for g in layout.groups]
-        return torch.cat(outputs), rows
+    @property
+    def _sizes(self) -> list[int]:
+        return [parameter.numel() for parameter in self._trained.values()]
+
+    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, _Trace]:
+        columns = list(torch.split(weights.detach(), self._sizes, dim=1)) or [weights]
+        draws = layout.draws.again() if layout.draws is not None else RowDraws.fixed(layout.rows, rows.device)
+        run = ForwardPass(layout, columns, [tuple(p.shape) for p in self._trained.values()], draws)
+
+        def one(row: Tensor) -> Tensor:
+            run.level = torch._C._functorch.current_level()
+            # A copy of the row: a module may work in place on its input.
+            outputs = self.module(row[None].clone())
+            return check_one_tensor(self.module, outputs, 1)[0]
+
+        with torch.enable_grad():
+            leaf = rows.detach()
+            if self.inputs and rows.is_floating_point():
+                leaf.requires_grad_()
+            with RUNNING, self._with_parameters_of(run), ModuleMode(draws, run):
+                outputs: Tensor = vmap(one)(leaf)
+        run.finished = True
+        return outputs.detach(), _Trace(leaf, outputs, run)
 
     def backward(
-        self, weights: Tensor, saved: Tensor, gradients: Tensor, layout: Layout, inputs: bool
+        self, _weights: Tensor, saved: Any, gradients: Tensor, layout: Layout, inputs: bool
     ) -> tuple[Tensor | None, Contribution | None]:
-        wanted = inputs and saved.is_floating_point()
-
-        def one(weights: Tensor, row: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
-            if wanted:
-                return cast(tuple[Tensor, ...], vjp(self._one, weights, row)[1](gradient))
-            return cast(tuple[Tensor, ...], vjp(lambda w: self._one(w, row), weights)[1](gradient))
-
-        over_clients = vmap(vmap(one, in_dims=(None, 0, 0)))
-        with _SafeUnderVmap():
-            found = [over_clients(weights[g.first : g.last], g.rows(saved), g.rows(gradients)) for g in layout.groups]
-        onwards = torch.cat([of[1].flatten(0, 1) for of in found]) if wanted else None
-        if not self.size:
+        wanted = inputs and saved.leaf.requires_grad
+        onwards = saved.run.gradients(saved.outputs, gradients, saved.leaf if wanted else None)
+        if not self._trained:
             return onwards, None
-        return onwards, RowGradients(layout, torch.cat([of[0].flatten(0, 1) for of in found]))
+        return onwards, contribution_of_uses(layout, self._sizes, saved.run.uses)
 
-    def _one(self, weights: Tensor, row: Tensor) -> Tensor:
-        named = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        parts = torch.split(weights, [p.numel() for p in named.values()])
-        values = {name: part.view(p.shape) for (name, p), part in zip(named.items(), parts, strict=True)}
-        # A copy of the row: a module may work in place on its input.
-        return check_one_tensor(self.module, call_module(self.module, values, row[None].clone()), 1)[0]
+    def floats_per_row(self, saved: Any) -> tuple[int, int]:
+        """Return how many floats a row's activations take, and what is formed of its gradient, from one row's trace."""
+        kept = _floats_kept(saved.outputs)
+        run = saved.run
+        _, contribution = self.backward(run.columns[0], saved, torch.ones_like(saved.outputs), run.layout, False)
+        parts = contribution.parts if isinstance(contribution, ContributionParts) else []
+        unformed = (OuterProducts, LookupGradients, NoContribution)
+        sizes = [size for size, part in parts if not isinstance(part, unformed) and getattr(part, "formed", True)]
+        return kept + sum(copy.numel() for copy in run.copies.values()), sum(sizes)
+
+    @contextmanager
+    def _with_parameters_of(self, run: ForwardPass) -> Iterator[None]:
+        """Put stand-ins in the places of the module's parameters."""
+        stand_ins = [ClientParameter.make(run, number) for number in range(len(self._trained))]
+        before = [part._parameters[name] for part, name, _ in self._places]
+        try:
+            for part, name, number in self._places:
+                part._parameters[name] = cast(nn.Parameter, stand_ins[number])
+            yield
+        finally:
+            for (part, name, _), parameter in zip(self._places, before, strict=True):
+                part._parameters[name] = parameter
 
 
 @dataclass(frozen=True)
 class LoopedLayer(VmapLayer):
-    """A module that `vmap` cannot run, for instance because its branches depend on the data."""
+    """A module that `vmap` cannot run, for instance because its branches depend on the data: a loop over rows."""
 
-    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        owners = layout.owner.tolist()
+    def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Any]:
+        draws = layout.draws if layout.draws is not None else RowDraws.fixed(layout.rows, rows.device)
         with torch.no_grad():
-            outputs = [self._one(weights[owner], row) for owner, row in zip(owners, rows, strict=True)]
-        return torch.stack(outputs), rows
+            outputs = [
+                self._one(weights[owner], row, draws.of_row(place))
+                for place, (owner, row) in enumerate(zip(layout.owner.tolist(), rows, strict=True))
+            ]
+        return torch.stack(outputs), (weights, rows, draws)
 
     def backward(
-        self, weights: Tensor, saved: Tensor, gradients: Tensor, layout: Layout, inputs: bool
+        self, _weights: Tensor, saved: Any, gradients: Tensor, layout: Layout, inputs: bool
     ) -> tuple[Tensor | None, Contribution | None]:
-        wanted = inputs and saved.is_floating_point()
+        weights, rows, draws = saved
+        wanted = inputs and rows.is_floating_point()
         found = [
-            self._gradients(weights[owner], row, gradient, wanted)
-            for owner, row, gradient in zip(layout.owner.tolist(), saved, gradients, strict=True)
+            self._gradients(weights[owner], row, gradient, wanted, draws.of_row(place))
+            for place, (owner, row, gradient) in enumerate(zip(layout.owner.tolist(), rows, gradients, strict=True))
         ]
         onwards = torch.stack([of_row for _, of_row in found]) if wanted else None
         return onwards, RowGradients(layout, torch.stack([of for of, _ in found])) if self.size else None
 
-    def _gradients(self, weights: Tensor, row: Tensor, gradient: Tensor, wanted: bool) -> tuple[Tensor, Tensor]:
+    def floats_per_row(self, saved: Any) -> tuple[int, int]:
+        return saved[1].numel(), self.size
+
+    def _gradients(
+        self, weights: Tensor, row: Tensor, gradient: Tensor, wanted: bool, draws: RowDraws
+    ) -> tuple[Tensor, Tensor]:
         """Return the gradients of the weights and, if `wanted`, of the row."""
         with torch.enable_grad():
             leaf, start = weights.detach().clone().requires_grad_(), row.detach()
             if wanted:
                 start = start.clone().requires_grad_()
-            output = self._one(leaf, start)
+            output = self._one(leaf, start, draws)
         leaves = (leaf, start) if wanted else (leaf,)
         if not output.requires_grad:
             return torch.zeros_like(leaf), torch.zeros_like(start)
@@ -93,25 +168,44 @@ class LoopedLayer(VmapLayer):
         filled = [torch.zeros_like(of) if by is None else by for of, by in zip(leaves, found, strict=True)]
         return filled[0], filled[-1]
 
-
-class _SafeUnderVmap(TorchFunctionMode):
-    """Replace `prelu`, whose gradient torch gets wrong under nested `vmap`.
-
-    It pairs rows with clients: an error, or a wrong result if there are as many rows as clients.
-    """
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.prelu:
-            return _prelu(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+    def _one(self, weights: Tensor, row: Tensor, draws: RowDraws) -> Tensor:
+        parts = torch.split(weights, self._sizes) if self._trained else ()
+        values = {name: part.view(p.shape) for (name, p), part in zip(self._trained.items(), parts, strict=True)}
+        with RUNNING, ModuleMode(draws):
+            outputs = call_module(self.module, values, row[None].clone())
+        return check_one_tensor(self.module, outputs, 1)[0]
 
 
-def _prelu(input: Tensor, weight: Tensor) -> Tensor:
-    by_channel = weight.numel() > 1 and input.dim() > 1
-    slope = weight.reshape(1, -1, *(1,) * (input.dim() - 2)) if by_channel else weight
-    return torch.where(input > 0, input, slope * input)
+def _floats_kept(outputs: Tensor) -> int:
+    """Return how many floats an autograd graph keeps."""
+    seen: dict[int, int] = {}
+    nodes = [outputs.grad_fn]
+    known = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+        for each in [*saved, *getattr(node, "saved_tensors", ())]:
+            if isinstance(each, Tensor):
+                seen[each.data_ptr()] = max(seen.get(each.data_ptr(), 0), each.numel())
+        new = {following for following, _ in node.next_functions} - known
+        known |= new
+        nodes += new
+    return sum(seen.values())
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module and its parts into eval mode for a while."""
+    training = [part for part in module.modules() if part.training]
+    try:
+        for part in training:
+            part.training = False
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 def check_one_tensor(module: nn.Module, outputs: object, count: int) -> Tensor:

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyeps.engine.row_draws import RowDraws
 from polyeps.engine.sampling import Batches
 
 
@@ -53,6 +54,7 @@ class Layout:
     clients: int
     groups: tuple[RowGroup, ...]
     owner: Tensor  # (T,) int64: the frame position of the client that owns the row
+    draws: RowDraws | None = None  # random numbers for the rows' models; None: nothing is trained
 
     @property
     def rows(self) -> int:
@@ -63,7 +65,8 @@ class Layout:
         if times == 1:
             return self
         groups = tuple(RowGroup(g.first, g.last, g.width * times, g.start * times) for g in self.groups)
-        return Layout(self.clients, groups, self.owner[:, None].expand(-1, times).flatten())
+        draws = None if self.draws is None else self.draws.widened(times)
+        return Layout(self.clients, groups, self.owner[:, None].expand(-1, times).flatten(), draws)
 
 
 class TrainingStep(NamedTuple):

@@ -24,8 +24,9 @@ from polyeps.engine.layout import Plan, TrainingStep, padding_is_cheaper, plan_e
 from polyeps.engine.losses import Loss
 from polyeps.engine.network import Network, add_gradients, add_rows, row_gradients
 from polyeps.engine.per_client import Floats, Whole
+from polyeps.engine.row_draws import RowDraws, client_keys
 from polyeps.engine.sampling import Batches, fixed_batches, poisson_batches
-from polyeps.engine.units import examples_of, split_by_length
+from polyeps.engine.units import examples_of, records_held, split_by_length
 from polyeps.models import Model
 
 # From this many parameters on, one client's matrix products are large enough for a call of their own, and copying
@@ -109,6 +110,8 @@ class Learning(NamedTuple):
     models: Tensor  # (n, d)
     velocity: Tensor | None
     anchor: Tensor  # (n, d)
+    keys: Tensor | None = None  # (n,) of each client's draws inside the model; None: it is not random
+    starts: Tensor | None = None  # (n,) first record of each client, with keys
 
 
 def train_on_cpu(
@@ -116,6 +119,7 @@ def train_on_cpu(
 ) -> Tensor:
     """Return the models (n, d) after local training from starts (n, d), for all clients of `records` at once."""
     keep_freed_memory()
+    keys = client_keys(streams) if model.network.random else None
     batches = draw_batches(streams, records.spans.numpy(), settings)
     parts = split_by_length(batches, records, model.floats_per_row)
     plans = [choose_plan(model, part, longest) for part, longest in parts]
@@ -125,10 +129,11 @@ def train_on_cpu(
     deferral.begin(starts, fixed.rate, fixed.momentum)
     models = deferral.kept(starts)
     velocity = None if fixed.momentum is None else torch.zeros_like(models)
-    learning = Learning(deferral.network, model.loss, models, velocity, anchor)
-    spare = records.spans[:, 0].numpy()
-    steps = zip(*(steps_of(plan, spare) for plan in plans), strict=True)
-    for number, (passes, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
+    first = records.spans[:, 0]
+    learning = Learning(deferral.network, model.loss, models, velocity, anchor, keys, first)
+    steps = zip(*(steps_of(plan, first.numpy()) for plan in plans), strict=True)
+    for number, (parts_of_step, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
+        passes = [drawing(learning, records, step, number) for step in parts_of_step]
         rate, divisor = fixed.rate[number], fixed.divisor[number]
         if fixed.plain and not ordered:
             deferral.enter(torch.tensor([number]), number)
@@ -176,6 +181,17 @@ def choose_plan(model: Model, batches: Batches, records: int = 1) -> Plan:
     return plan_sorted(batches, _GROUPS)
 
 
+def drawing(learning: Learning, records: Records, step: TrainingStep, number: int | Tensor) -> TrainingStep:
+    """Return a step, with the rows' random numbers if the model needs any; number (1,) on a device."""
+    if learning.keys is None or learning.starts is None:
+        return step
+    client = step.layout.owner if step.order is None else step.order.index_select(0, step.layout.owner)
+    now = number if isinstance(number, Tensor) else torch.tensor([number])
+    held = records_held(records, step.records)
+    draws = RowDraws(learning.keys[client], step.records - learning.starts[client], now, held)
+    return step._replace(layout=replace(step.layout, draws=draws))
+
+
 def advance(
     learning: Learning,
     records: Records,
@@ -189,7 +205,7 @@ def advance(
 
     The rows of a step may be computed in several passes.
     """
-    network, loss, models, velocity, anchor = learning
+    network, loss, models, velocity, anchor = learning[:5]
     for step in passes:
         rows, labels = examples_of(records, step.records, step.valid)
         if step.order is None:
@@ -222,7 +238,7 @@ def step_directly(
 
     A model too large for the cache is then read and written only half as often.
     """
-    network, loss, models, velocity, anchor = learning
+    network, loss, models, velocity, anchor = learning[:5]
     by = -rate / divisor if velocity is None else 1 / divisor
     found: list[list[Contribution | None]] = []
     for step in passes:

@@ -7,37 +7,24 @@ differs is refused.
 
 from __future__ import annotations
 
+import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.fallback_layers import LoopedLayer, VmapLayer, call_module, check_one_tensor
-from polyeps.engine.layout import Layout, RowGroup
+from polyeps.engine.fallback_layers import LoopedLayer, VmapLayer, evaluating
+from polyeps.engine.gradient_checks import CheckedModel, check_layout, compare_gradients, name_of
 from polyeps.engine.losses import Loss, RowWiseLoss, is_row_wise_loss, per_row_error
-from polyeps.engine.network import Network, add_gradients, record_gradients
+from polyeps.engine.network import Network
+from polyeps.engine.row_draws import RowDraws
 from polyeps.errors import InputError
 
 _ROWS = 5  # two of one client and three of another
 _MAGNITUDES = (0.3, 1.0, 30.0, 3.0, 0.03)
-
-
-@dataclass(frozen=True)
-class CheckedModel:
-    """A module to check, the shapes of its trainable parameters by name, and its loss."""
-
-    module: nn.Module
-    shapes: dict[str, tuple[int, ...]]
-    loss: Loss
-
-    def outputs(self, vector: Tensor, rows: Tensor) -> Tensor:
-        """Return the module's outputs under weights (d,); refuse them unless there is one row for each input."""
-        parts = torch.split(vector, [torch.Size(shape).numel() for shape in self.shapes.values()])
-        values = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
-        return check_one_tensor(self.module, call_module(self.module, values, rows.clone()), len(rows))
 
 
 def check_model(
@@ -50,14 +37,41 @@ def check_model(
     generator = torch.Generator().manual_seed(0)
     spread = 0.1 * torch.randn(2, len(start), generator=generator).to(start.device)
     models = start + spread
-    with _deterministic(subject.module):
+    with _deterministic(subject.module, "in eval mode"), evaluating(subject.module):
         rows, outputs = _run(subject, models[0], candidates)
-    with _deterministic(subject.module):
+    with evaluating(subject.module):
         _check_rows_apart(subject, models[0], rows, outputs)
+    with _deterministic(subject.module, "in training"):
+        _check_alone(subject, models[0], rows[:1])
+    with _deterministic(subject.module, "in training"):
         loss, labels = _checked_loss(subject.loss, outputs.detach(), generator)
-        network = _settled(network, models, rows)
-        _compare(subject, network, loss, models, rows, labels)
+        network = _agreeing(subject, network, loss, models, rows, labels)
     return network, loss
+
+
+def _agreeing(
+    subject: CheckedModel, network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor
+) -> Network:
+    """Return the fastest network that agrees with autograd: the given one, the module as a whole, or a loop."""
+    module = subject.module
+    ways = (network, Network((VmapLayer(module, inputs=False),)), Network((LoopedLayer(module, inputs=False),)))
+    failed: Exception | None = None
+    for way in ways:
+        try:
+            settled = _settled(way, models, rows)
+            drawing = compare_gradients(subject, settled, loss, models, rows, labels)
+        except Exception as error:  # of a rule, or of user code under vmap
+            failed = failed or error
+            continue
+        if failed is not None and way is ways[-1]:
+            _warn_slow(name_of(module), failed)
+        # a loop may draw on a branch that no check takes
+        looped = any(isinstance(layer, LoopedLayer) for layer in settled.layers)
+        return Network(settled.layers, drawing or looped)
+    assert failed is not None
+    if isinstance(failed, InputError):
+        raise failed
+    raise InputError(f"{name_of(module)} cannot be trained: {failed}") from failed
 
 
 def _checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tuple[Loss, Tensor]:
@@ -92,11 +106,11 @@ def _checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tu
     except InputError:
         raise
     except Exception as error:  # any error of user code under vmap
-        _warn_slow(f"the loss {_name(loss)}", error)
+        _warn_slow(f"the loss {name_of(loss)}", error)
         apart = looped
         found = looped.gradients(outputs, labels)
     if found.shape != gradients.shape or not _close(found, gradients):
-        raise InputError(f"`gradients` of {_name(loss)} does not return what autograd does; correct it or remove it")
+        raise InputError(f"`gradients` of {name_of(loss)} does not return what autograd does; correct it or remove it")
     return apart, labels
 
 
@@ -136,12 +150,28 @@ def _run(subject: CheckedModel, vector: Tensor, candidates: list[Tensor]) -> tup
             failed = failed or error
             continue
         if not outputs.is_floating_point():
-            raise InputError(f"{_name(subject.module)} returns {outputs.dtype}; outputs must be float32")
+            raise InputError(f"{name_of(subject.module)} returns {outputs.dtype}; outputs must be float32")
         return rows, outputs
     raise InputError(
-        f"{_name(subject.module)} cannot be run on one tensor of {_ROWS} rows of shape {tuple(candidates[0].shape[1:])}"
-        f" and {candidates[0].dtype}, the only input it gets: {failed}"
+        f"{name_of(subject.module)} cannot be run on one tensor of {_ROWS} rows of shape"
+        f" {tuple(candidates[0].shape[1:])} and {candidates[0].dtype}, the only input it gets: {failed}"
     )
+
+
+def _check_alone(subject: CheckedModel, vector: Tensor, row: Tensor) -> None:
+    """Refuse a module that autograd cannot differentiate for one example in training mode."""
+    try:
+        with torch.enable_grad():
+            leaf = vector.clone().requires_grad_()
+            total = subject.trained(leaf, row, RowDraws.fixed(1, row.device)).sum()
+        if total.requires_grad:
+            torch.autograd.grad(total, leaf, allow_unused=True)
+    except InputError:
+        raise
+    except Exception as error:  # any error of user code
+        raise InputError(
+            f"{name_of(subject.module)} has no gradient for one example in training mode, by plain autograd: {error}"
+        ) from error
 
 
 def _check_rows_apart(subject: CheckedModel, vector: Tensor, rows: Tensor, together: Tensor) -> None:
@@ -156,17 +186,17 @@ def _check_rows_apart(subject: CheckedModel, vector: Tensor, rows: Tensor, toget
 
 def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
     """Return the network with its vmap layers looped where `vmap` cannot run them."""
-    layout = _layout(((0, 1, 2), (1, 2, 3)), rows.device)
+    layout = check_layout(((0, 1, 2), (1, 2, 3)), rows.device)
     layers = []
     for layer, weights in zip(network.layers, network.columns(models), strict=True):
         found = layer
         try:
             outputs, saved = found.forward(weights, rows, layout)
-            found.backward(weights, saved, torch.ones_like(outputs), layout, True)
+            found.backward(weights, saved, torch.ones_like(outputs), layout, getattr(found, "inputs", True))
         except Exception as error:
             if not isinstance(layer, VmapLayer) or isinstance(error, InputError):
                 raise
-            _warn_slow(_name(layer.module), error)
+            _warn_slow(_slow_part(layer.module, error), error)
             found = LoopedLayer(layer.module)
             outputs, _ = found.forward(weights, rows, layout)
         layers.append(found)
@@ -174,84 +204,32 @@ def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
     return Network(tuple(layers))
 
 
-def _compare(subject: CheckedModel, network: Network, loss: Loss, models: Tensor, rows: Tensor, labels: Tensor) -> None:
-    """Refuse a network whose per-record gradients or clipped sums are not those of autograd."""
-    owner = torch.tensor([0, 0, 1, 1, 1], device=rows.device)
-    expected = torch.stack([_autograd(subject, models[i], rows[k], labels[k]) for k, i in enumerate(owner.tolist())])
-    found = torch.cat(
-        [record_gradients(network, loss, models[i], rows[owner == i], labels[owner == i]) for i in range(2)]
-    )
-    _same(subject, found, expected, "every record's gradient")
-    norms = torch.linalg.vector_norm(expected.double(), dim=1)
-    usable = norms[norms.isfinite() & (norms > 0)]
-    limit = float(usable.median()) / 2 if len(usable) else 1.0
-    factors = torch.where(norms.isfinite(), (limit / norms.clamp(min=1e-300)).clamp(max=1.0), 0.0)
-    each = expected.nan_to_num(0.0, 0.0, 0.0).double() * factors[:, None]
-    clip = torch.full((2,), limit, device=rows.device)
-    for groups, picked in ((((0, 1, 2), (1, 2, 3)), [0, 1, 2, 3, 4]), (((0, 2, 2),), [0, 1, 2, 3])):
-        sums = torch.zeros_like(models)
-        layout = _layout(groups, rows.device)
-        with torch.no_grad():
-            add_gradients(network, loss, models, rows[picked], labels[picked], layout, None, clip, sums)
-        of_clients = torch.zeros_like(models, dtype=torch.float64).index_add_(0, owner[picked], each[picked])
-        _same(subject, sums, of_clients.float(), "the clipped sum")
-
-
-def _autograd(subject: CheckedModel, vector: Tensor, row: Tensor, label: Tensor) -> Tensor:
-    with torch.enable_grad():
-        leaf = vector.clone().requires_grad_()
-        loss = subject.loss(subject.outputs(leaf, row[None]), label[None]).sum()
-    (found,) = torch.autograd.grad(loss, leaf, allow_unused=True) if loss.requires_grad else (None,)
-    return torch.zeros_like(leaf) if found is None else found
-
-
-def _same(subject: CheckedModel, found: Tensor, expected: Tensor, what: str) -> None:
-    """Refuse gradients that differ by more than rounding; name the parameters."""
-    sizes = [torch.Size(shape).numel() for shape in subject.shapes.values()]
-    length = torch.linalg.vector_norm(expected.nan_to_num(0.0, 0.0, 0.0).double(), dim=1, keepdim=True)
-    off = (found.double() - expected.double()).abs() > 2e-3 * length
-    off &= expected.isfinite()
-    wrong = [name for name, part in zip(subject.shapes, torch.split(off, sizes, dim=1), strict=True) if part.any()]
-    if wrong:
-        raise InputError(
-            f"for {_name(subject.module)}, {what} is not what autograd gives one example at a time, in"
-            f" {', '.join(repr(name) for name in wrong[:3])}; its rows cannot be clipped correctly, so it is refused"
-        )
-
-
 @contextmanager
-def _deterministic(module: nn.Module) -> Iterator[None]:
-    """Refuse a module that draws random numbers or changes its buffers; restore torch's generator."""
+def _deterministic(module: nn.Module, when: str) -> Iterator[None]:
+    """Refuse a module that draws global random numbers or changes its buffers; restore the generators."""
     before = {name: buffer.clone() for name, buffer in module.named_buffers() if not buffer.is_meta}
-    state = torch.random.get_rng_state()
+    state, others = torch.random.get_rng_state(), (random.getstate(), np.random.get_state())  # noqa: NPY002
     try:
         yield
-        drawn = not torch.equal(torch.random.get_rng_state(), state)
+        drawn = not torch.equal(torch.random.get_rng_state(), state) or random.getstate() != others[0]
+        drawn = drawn or not all(map(np.array_equal, np.random.get_state(), others[1]))  # noqa: NPY002
         changed = [
             name for name, buffer in module.named_buffers() if name in before and not torch.equal(buffer, before[name])
         ]
     finally:
         torch.random.set_rng_state(state)
+        random.setstate(others[0])
+        np.random.set_state(others[1])  # noqa: NPY002
         for name, buffer in module.named_buffers():
             if name in before and buffer.shape == before[name].shape:
                 buffer.data.copy_(before[name])
     if drawn:
         raise InputError(
-            f"{_name(module)} draws from torch's global generator, so runs could not be repeated; remove its random"
-            " parts, or call eval() on it"
+            f"{name_of(module)} draws from a global generator {when}, so runs could not be repeated; use torch's"
+            " dropout or torch.rand, with training=self.training, or remove its random parts"
         )
     if changed:
         raise InputError(f"the model changes its buffer '{changed[0]}' when it sees examples; remove that state")
-
-
-def _layout(groups: tuple[tuple[int, int, int], ...], device: torch.device) -> Layout:
-    """Return a layout of groups (first, last, width)."""
-    made: list[RowGroup] = []
-    owner: list[int] = []
-    for first, last, width in groups:
-        made.append(RowGroup(first, last, width, len(owner)))
-        owner += [client for client in range(first, last) for _ in range(width)]
-    return Layout(2, tuple(made), torch.tensor(owner, device=device))
 
 
 def _close(first: Tensor, second: Tensor) -> bool:
@@ -263,8 +241,16 @@ def _warn_slow(what: str, error: Exception) -> None:
     warnings.warn(f"{what} runs one row after the other, which is slow: vmap cannot run it ({reason})", stacklevel=2)
 
 
-def _name(thing: nn.Module | Callable[..., object]) -> str:
-    return getattr(thing, "__name__", type(thing).__name__)
+def _slow_part(module: nn.Module, error: Exception) -> str:
+    """Return the name of the innermost module in which an error was raised."""
+    paths = {id(part): path for path, part in module.named_modules()}
+    found, trace = type(module).__name__, error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and paths.get(id(owner)):
+            found = f"{type(module).__name__} (because of {type(owner).__name__} at '{paths[id(owner)]}')"
+        trace = trace.tb_next
+    return found
 
 
 def check_module(module: nn.Module) -> None:
@@ -272,18 +258,13 @@ def check_module(module: nn.Module) -> None:
     for name, part in module.named_modules():
         kind = type(part).__name__
         where = f"{kind} at '{name}'" if name else kind
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None):
             raise InputError(
                 f"{where} mixes the examples of a batch, so no example's gradient can be clipped on its own;"
-                " use GroupNorm or LayerNorm instead"
+                " use GroupNorm or LayerNorm instead, or call eval() on it to keep its statistics"
             )
         if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats:
             raise InputError(f"{where} keeps statistics across examples; build it with track_running_stats=False")
-        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and part.training:
-            raise InputError(
-                f"{where} draws from torch's global generator, so runs could not be repeated;"
-                " remove it (clipping and noise regularise already), set p=0 or call eval() on the module"
-            )
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and (part.max_norm is not None or part.sparse):
             raise InputError(f"{where} has max_norm or sparse gradients, which change weights as a whole; use neither")
     for name, parameter in module.named_parameters():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyeps.engine.chains import chain_of
 from polyeps.engine.contributions import SMALLEST, Contribution
 from polyeps.engine.convolution import Convolution
 from polyeps.engine.fallback_layers import VmapLayer
@@ -17,6 +18,7 @@ from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.losses import Loss, per_row_error
 from polyeps.engine.pooling import relu_pool
 from polyeps.engine.recurrent import LastState, Lstm
+from polyeps.engine.row_draws import RowDraws
 from polyeps.errors import InputError
 
 _AIM = 1 - 2**-16  # share of the clip below which norms and sums stay after rounding in float32
@@ -28,6 +30,7 @@ class Network:
     """The layers of a model, in order; their parameters are neighbouring columns of the models (n, d)."""
 
     layers: tuple[Layer, ...]
+    random: bool = False  # whether a layer draws random numbers, such as dropout
 
     @property
     def size(self) -> int:
@@ -81,11 +84,13 @@ def add_gradients(
     add_rows(network, found, factors, into)
 
 
-def record_gradients(network: Network, loss: Loss, model: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
+def record_gradients(
+    network: Network, loss: Loss, model: Tensor, rows: Tensor, labels: Tensor, draws: RowDraws | None = None
+) -> Tensor:
     """Return the gradient of every record on its own, (T, d), under one model (d,): each record is its own client."""
     count = len(rows)
     owner = torch.arange(count, device=rows.device)
-    layout = Layout(count, (RowGroup(0, count, 1, 0),) if count else (), owner)
+    layout = Layout(count, (RowGroup(0, count, 1, 0),) if count else (), owner, draws)
     into = model.new_zeros(count, len(model))
     with torch.no_grad():
         add_gradients(network, loss, model.expand(count, -1), rows, labels, layout, None, None, into)
@@ -149,8 +154,14 @@ def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
 
 def floats_per_row(network: Network, row: Tensor) -> int:
     """Estimate how many floats a row needs in a step: saved activations, their gradients, its own gradient."""
-    kept = sum(_floats(of_layer) for of_layer in _saved(network, row))
-    formed = sum(layer.size for layer in network.layers if not isinstance(layer, Linear | Embedding))
+    kept = formed = 0
+    for layer, saved in zip(network.layers, _saved(network, row), strict=True):
+        if isinstance(layer, VmapLayer):
+            activations, gradient = layer.floats_per_row(saved)
+            kept, formed = kept + activations, formed + gradient
+        else:
+            kept += _floats(saved)
+            formed += 0 if isinstance(layer, Linear | Embedding) else layer.size
     return 2 * kept + formed
 
 
@@ -182,7 +193,14 @@ def lower(module: nn.Module) -> Network:
     # Layers that share a parameter would count it twice, so the module runs as a whole.
     named = [parameter for _, parameter in module.named_parameters(remove_duplicate=False)]
     shared = len(set(map(id, named))) < len(named)
-    return network if network.size == trainable and not shared else Network((VmapLayer(module),))
+    if network.size != trainable or shared:
+        network = Network((VmapLayer(module),))
+    layers = list(network.layers)
+    for i, layer in enumerate(layers):
+        if not isinstance(layer, Parameterless):  # nothing below it needs a gradient
+            layers[i] = VmapLayer(layer.module, inputs=False) if isinstance(layer, VmapLayer) else layer
+            break
+    return Network(tuple(layers))
 
 
 def _layers(module: nn.Module) -> list[Layer]:
@@ -194,6 +212,10 @@ def _layers(module: nn.Module) -> list[Layer]:
         rule = _rule(module)
         if rule is not None:
             return [rule]
+    if not type(module).__module__.startswith("torch."):
+        chain = chain_of(module)
+        if chain is not None:
+            return _merged([layer for part in chain for layer in _layers(part)])
     return [VmapLayer(module)]
 
 

@@ -31,7 +31,7 @@ def normals(keys: Tensor, step: Tensor, size: int) -> Tensor:
     element = torch.arange(quads, device=keys.device)[None, :]
     zero = torch.zeros_like(element)
     words = philox((element, zero + step, zero, zero), keys[:, None])
-    pairs = [_box_muller(words[0], words[1]), _box_muller(words[2], words[3])]
+    pairs = [normal_pair(words[0], words[1]), normal_pair(words[2], words[3])]
     return torch.cat([normal for pair in pairs for normal in pair], dim=1)[:, :size]
 
 
@@ -61,7 +61,7 @@ def philox(counter: tuple[Tensor, ...], key: Tensor) -> tuple[Tensor, Tensor, Te
     return c0, c1, c2, c3
 
 
-def _box_muller(radial: Tensor, angular: Tensor) -> tuple[Tensor, Tensor]:
+def normal_pair(radial: Tensor, angular: Tensor) -> tuple[Tensor, Tensor]:
     signed = (radial - ((radial >> 31) << 32)).to(torch.float32)
     radius = signed.abs_().add_(0.5).mul_(2.0**-31).clamp_(max=1.0).log_().mul_(-2).sqrt_()
     angle = (angular - ((angular >> 31) << 32)).to(torch.float32).mul_(math.pi * 2.0**-31)

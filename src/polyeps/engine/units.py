@@ -112,6 +112,15 @@ def examples_of(records: Records, chosen: Tensor, valid: Tensor | None) -> tuple
     return features, labels.view(real.shape).masked_fill_(~real, NO_RECORD)
 
 
+def records_held(records: Records, chosen: Tensor) -> Tensor | None:
+    """Return how many records some persons hold, (T,); None where an example is one record."""
+    if records.units is not None:
+        return records.units.index_select(0, chosen).diff(dim=1)[:, 0]
+    if records.labels.ndim > 1:
+        return (records.labels.index_select(0, chosen) != NO_RECORD).sum(1)
+    return None
+
+
 def split_by_length(batches: Batches, records: Records, floats: int) -> list[tuple[Batches, int]]:
     """Return the parts of batches to compute one after the other, each with the most records of its examples.
 

@@ -73,7 +73,13 @@ def as_onnx(model: SavedModel, clients: bool = True) -> tuple[bytes, float]:
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     error = 0.0
     for count in (1, _TRIED):
-        (found,) = session.run(None, {"features": tried[:count].numpy()})
+        try:
+            (found,) = session.run(None, {"features": tried[:count].numpy()})
+        except Exception:  # onnxruntime's own types; torch's exporter may fix the number of records
+            raise InputError(
+                f"{model.path}: the ONNX file takes no other number of records than the {_TRIED} it was made with; "
+                "export it as safetensors"
+            ) from None
         with torch.no_grad():
             error = max(error, float((torch.from_numpy(found) - wrapped(tried[:count])).abs().max()))
     if not error <= _TOLERANCE:
