@@ -203,7 +203,7 @@ def test_a_delta_that_is_too_large_is_warned_of_in_plan_run_and_report(here: Pat
     assert "is not below" not in run("plan", "e.toml").stderr
     shown = run("plan", "e.toml", "--set", "budgets.delta={elm=0.005}").stderr
     assert "client 'elm': δ = 0.005 is not well below 1/64" in shown
-    assert "publish one of them with probability 0.32" in shown
+    assert "publishing one of them with probability 0.32" in shown
     spoken = run("run", "e.toml", "--set", "budgets.delta={elm=0.1}", "-o", "out")
     assert "client 'elm': δ = 0.1 is not below 1/64, one over the number of records" in spoken.stderr
     run("report", "out", "-o", "page.html")

@@ -135,7 +135,7 @@ def test_the_commands_say_patients(tmp_path: Path) -> None:
 
 
 def test_a_batch_is_of_patients() -> None:
-    with pytest.raises(InputError, match="client 'alder' has 24 patients, fewer than"):
+    with pytest.raises(InputError, match="client 'alder' has 24 patients to train on, fewer than"):
         job_of(clinical(training={"batch": 25}))
 
 

@@ -57,6 +57,13 @@ def _value(mechanism: Any, epsilon: float, _: Effort) -> Evidence:
     return Evidence(epsilon, epsilon, math.log(enumeration.largest_ratio(enumeration.value_laws(mechanism, epsilon))))
 
 
+def _sampled_by_text(top: int, epsilon: float, _: Effort) -> Evidence:
+    """Compare a coordinate among the top k with another under e^(ε·k), which the paper's text has for k·e^ε."""
+    hit = 1 / (1 + (_WIDE - top) * math.exp(-epsilon * top))
+    ratio = (hit / top) / ((1 - hit) / (_WIDE - top))
+    return Evidence(epsilon, abs(epsilon * top - math.log(top)), abs(math.log(ratio)))
+
+
 def _report(value: Any, first: float, second: float, _: Effort) -> Evidence:
     """Multiply the ratios of a coordinate that is large in one vector, small in another, with opposite values."""
     laws = enumeration.sampler_laws("ps", _WIDE, _TOP, first), enumeration.value_laws(value, second)
@@ -185,7 +192,7 @@ def fedsel_attacks() -> list[Attack]:
         attack("S1 EXP: tied ranks at their minimum", "published", law, _tied, "min", 100, 1.0),
         attack("S2 PE: as published, 1 of 10", "published", law, _selected, "pe", "published", 1, 1.0),
         attack("S2 PE: as published, 2 of 10", "published", law, _selected, "pe", "published", 2, 2.0),
-        attack("S3 PS: as published", "published", law, _selected, "ps", "published", _TOP, 2.0),
+        attack("S3 PS: by the formula in the paper's text", "published", law, _sampled_by_text, _TOP, 2.0),
         attack("Duchi: law of the value", "sound", law, _value, "duchi", 1.0),
         attack("grid-PM: law of the value", "sound", law, _value, "grid-pm", 1.0),
         attack("report: PS, then Duchi", "sound", law, _report, "duchi", 0.5, 0.5),
