@@ -181,10 +181,15 @@ def test_a_batch_is_the_sum_of_its_records_each_alone_to_the_last_bit(name: str,
 def test_a_record_for_which_the_module_fails_counts_as_empty(caplog: pytest.LogCaptureFixture) -> None:
     """An exception for some data would tell that they are there."""
     model = from_module(nn.Sequential(nn.Linear(7, 2)), cross_entropy, torch.rand(5, 7))
-    bad = Records(torch.rand(3, 7), torch.tensor([0, 9, 1]), torch.tensor([0, 3]))  # a label that is no class
+    drawn = torch.Generator().manual_seed(2)
+    labels = torch.randint(0, 2, (60,), generator=drawn)
+    labels[30] = 9  # no class
+    bad = Records(torch.randn(60, 7, generator=drawn), labels, torch.tensor([0, 60]))
     grid = GridSum(1.0, model.size, 1.0)
-    alone = RecordGradients(model, torch.zeros(model.size))
-    assert torch.equal(alone.total(bad, [0, 1, 2], grid), alone.total(bad, [0, 2], grid))
+    others = [record for record in range(60) if record != 30]
+    for size in (0.0, 1.0, 1e4):
+        alone = RecordGradients(model, size * torch.randn(model.size, generator=drawn))
+        assert torch.equal(alone.total(bad, list(range(60)), grid), alone.total(bad, others, grid))
     assert "counts as empty" in caplog.text
 
 
