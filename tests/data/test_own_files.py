@@ -97,5 +97,5 @@ def test_records_of_different_shape_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent does not exist: name a folder of client files, or one file"):
+    with pytest.raises(DataError, match=r"absent does not exist; check its path"):
         load_own(tmp_path / "absent")

@@ -44,7 +44,7 @@ def read_columns(path: Path) -> RawTable:
     if path.is_dir():
         raise DataError(f"{path} is a folder: name one client's file in it")
     if not path.is_file():
-        raise DataError(f"{path} does not exist: name a folder of client files, or one file")
+        raise DataError(f"{path} does not exist; check its path")
     match path.suffix.lower():
         case ".csv" | ".tsv":
             return _read_csv(path)
