@@ -334,7 +334,7 @@ def not_text(folder: Path) -> None:
 
 EPSILON = "epsilon = { elm = 4.0, alder = 1.0, cedar = 0.5, fir = 8.0, oak = 8.5, birch = 2.0 }"
 WRONG: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
-    "file missing": (line('"h.csv"', '"hh.csv"'), ("hh.csv does not exist", "name a folder")),
+    "file missing": (line('"h.csv"', '"hh.csv"'), ("hh.csv does not exist", "check its path")),
     "client misspelt": (line('"hospital"', '"hopsital"'), ("'hopsital', which data.client names", "mean 'hospital'?")),
     "label misspelt": (
         line('"outcome"', '"Outcome"'),
