@@ -177,6 +177,21 @@ def sgd(
     return Training(model, _runner(model, memory, read), price=None)
 
 
+def whole_gradient(
+    model: Model, *, clip: float | None = None, decay: float = 0.0, memory: int | None = None
+) -> Training:
+    """One step on all records of a client, with learning rate 1: the update is minus the gradient of the mean loss.
+
+    Guarantee: record, zero-out. With `clip` this is `dp_sgd` at rate 1, a Gaussian release without subsampling: each
+    record's gradient is clipped, and the noisy sum is divided by the number of records, which is public. Without `clip`
+    it is `sgd`, and there is no guarantee.
+    """
+    step: dict[str, Any] = {"rate": 1.0, "steps": 1, "learning_rate": 1.0, "decay": decay, "memory": memory}
+    if clip is None:
+        return sgd(model, **step)
+    return replace(dp_sgd(model, clip=clip, **step), claimed=None)  # no paper states an ε for it
+
+
 def _settings(cohort: CohortSettings, batching: Batching, common: Mapping[str, float], **others: Any) -> Settings:
     """Return the settings of a cohort; the common numbers hold for clients without a setting of their own."""
     return Settings(

@@ -21,6 +21,10 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "cmp-fed", "noise": "discrete-gaussian", "split": 0.3},
     {"name": "cmp-fed", "directions": "model"},
     {"name": "dp-randagg", "rank": 0},
+    {"name": "fedavg", "training": {"kind": "gradient"}},
+    {"name": "pfa-plus", "training": {"kind": "gradient", "clip": 0.5}, "server": {"momentum": 0.9, "averaging": 0.9}},
+    {"name": "fedavg", "training": {"kind": "gradient"}, "budgets": "none"},
+    {"name": "alone", "training": {"kind": "gradient"}, "server": {"learning_rate": 0.5}},
 ]
 
 
@@ -33,10 +37,16 @@ def written(values: dict[str, Any], path: Path) -> Path:
         if name == "algorithm":
             tables = [("[[algorithm]]", method) for method in table]
         for head, entries in tables:
-            # no table inside another one is in use here
-            lines += [head, *(f"{k} = {json.dumps(v)}" for k, v in entries.items() if not isinstance(v, dict))]
+            lines += [head, *(f"{key} = {_value(value)}" for key, value in entries.items())]
     path.write_text("\n".join(lines))
     return path
+
+
+def _value(value: Any) -> str:
+    """Return a value as TOML has it."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_value(inner)}' for key, inner in value.items())} }}"
+    return json.dumps(value)
 
 
 @pytest.mark.parametrize("method", VARIANTS, ids=lambda method: "-".join(map(str, method.values())))

@@ -9,7 +9,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from polyeps.errors import InputError
 from polyeps.experiment.changes import parsed, split_change
@@ -21,6 +30,7 @@ from polyeps.experiment.sections import SettingsTable, Title
 
 Checked = TypeVar("Checked", bound=BaseModel)
 _SEEDS = 2**63  # what a journal's column can hold
+_OF_STEPS = ("batch", "local_steps", "learning_rate", "momentum")  # settings of training.kind = "sgd" alone
 # Keys of earlier versions, and what to write instead.
 _FORMER = {"budgets.scale": "budgets.noise_multiplier", "budgets.menu": "budgets.levels"}
 
@@ -35,6 +45,9 @@ class ModelSettings(Section):
 class TrainingSettings(Section):
     """How clients train locally."""
 
+    # sgd: local steps on batches. gradient: one clipped gradient a round, over all records of the client; the server
+    # takes the step.
+    kind: Literal["sgd", "gradient"] = "sgd"
     batch: int = Field(default=8, ge=1)
     # The rate at which every client samples its records, so that their number stays hidden; without it, every client's
     # rate is batch over its number of records, which is then public.
@@ -44,6 +57,35 @@ class TrainingSettings(Section):
     clip: float = Field(default=1.0, gt=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)
     decay: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _only_what_has_an_effect(self) -> TrainingSettings:
+        if self.kind == "gradient":
+            if self.rate is not None:
+                raise ValueError(
+                    'rate hides how many records a client has, and kind = "gradient" divides by that number; leave '
+                    "out one of them"
+                )
+            if idle := [name for name in _OF_STEPS if name in self.model_fields_set]:
+                instead = "; set server." + idle[0] if idle[0] in ServerSettings.model_fields else ""
+                raise ValueError(
+                    f'{idle[0]} has no effect with kind = "gradient", one gradient over all records a round{instead}; '
+                    "leave it out"
+                )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, usual: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what has no effect, so that settings can be read back."""
+        return {name: value for name, value in usual(self).items() if self.kind == "sgd" or name not in _OF_STEPS}
+
+
+class ServerSettings(Section):
+    """The server's optimiser: what it does with the update that an algorithm has aggregated."""
+
+    learning_rate: float = Field(default=1.0, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    averaging: float = Field(default=0.0, ge=0, lt=1)  # of iterates: the decay of an exponential average
 
 
 class ParticipationSettings(Section):
@@ -67,6 +109,7 @@ class Method(SettingsTable):
     epsilon: float | None = Field(default=None, gt=0)
     label: Title | None = None
     training: dict[str, Any] = Field(default_factory=dict)  # settings in which it differs from [training]
+    server: dict[str, Any] = Field(default_factory=dict)  # settings in which it differs from [server]
 
     @property
     def title(self) -> str:
@@ -93,6 +136,7 @@ class Experiment(Section):
     budgets: BudgetSettings = Field(default_factory=BudgetSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
     training: TrainingSettings = Field(default_factory=TrainingSettings)
+    server: ServerSettings = Field(default_factory=ServerSettings)
     participation: ParticipationSettings = Field(default_factory=ParticipationSettings)
     algorithm: tuple[Method, ...] = (Method(name="fedavg"),)
 
@@ -135,8 +179,18 @@ class Experiment(Section):
         return value
 
     def training_of(self, method: Method) -> TrainingSettings:
-        """Return the training settings a method runs with."""
-        return checked(TrainingSettings, {**self.training.model_dump(), **method.training}, "algorithm.training")
+        """Return the training settings a method runs with.
+
+        A method with a kind of its own does not inherit settings that have no effect on it.
+        """
+        common = self.training.model_dump()
+        if method.training.get("kind") == "gradient":
+            common = {name: value for name, value in common.items() if name not in _OF_STEPS}
+        return checked(TrainingSettings, {**common, **method.training}, "algorithm.training")
+
+    def server_of(self, method: Method) -> ServerSettings:
+        """Return the settings of the server's optimiser that a method runs with."""
+        return checked(ServerSettings, {**self.server.model_dump(), **method.server}, "algorithm.server")
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, as JSON can hold them; `experiment` reads them back."""

@@ -15,6 +15,7 @@ from polyeps.accounting.calibration import ProgressCallback
 from polyeps.accounting.certificate import Form
 from polyeps.algorithms import Entry
 from polyeps.algorithms._averaging import Course, Federation
+from polyeps.algorithms._server_optimiser import ServerOptimiser, with_server_optimiser
 from polyeps.clients import Clients
 from polyeps.core import Algorithm, Budget, Field, PerClient, State
 from polyeps.engine.noise import SeededStreams
@@ -29,7 +30,7 @@ from polyeps.ledger import Ledger
 from polyeps.ledger.account import BudgetTerms
 from polyeps.participation import Participation, check_secret_cohorts, cohort_size
 from polyeps.server import Transport, serve
-from polyeps.training import Training, dp_sgd, sgd
+from polyeps.training import Training, dp_sgd, sgd, whole_gradient
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,12 @@ def prepare(
     options = checked_options(method, entry)
     if settings.rate is not None and entry.local != "training":
         raise InputError(f"training.rate has no effect on {method.name}, which protects whole clients; leave it out")
+    if settings.kind == "gradient" and entry.local != "training":
+        why = "protects sums of whole updates" if entry.local == "sums" else "has a gradient step of its own"
+        raise InputError(
+            f'training.kind = "gradient" does not apply to {method.name}, which {why}; give this algorithm '
+            'training = { kind = "sgd" }'
+        )
     groups = None
     noise, own = np.zeros(len(population.ids)), {"records": population.sizes}
     if entry.local == "sums":
@@ -166,7 +173,8 @@ def prepare(
     else:
         given = (_training(settings, population, budgets is not None, method.form),)
     try:
-        algorithm = entry.build(*given, **options)
+        optimiser = ServerOptimiser(**experiment.server_of(method).model_dump())
+        algorithm = with_server_optimiser(entry.build(*given, **options), optimiser, common=entry.common)
         cost = cost_of(algorithm, population.ids, own) if budgets is not None else None
     except InputError as problem:
         raise InputError(f"algorithm ({method.title}): {problem}") from None
@@ -280,6 +288,10 @@ def check_batches(settings: config.TrainingSettings, population: Population) -> 
 
 
 def _training(settings: config.TrainingSettings, population: Population, private: bool, form: Form) -> Training:
+    if settings.kind == "gradient":
+        if form == "published":
+            raise InputError('training.kind = "gradient" is in no paper, so it has no published form; leave out form')
+        return whole_gradient(population.trained, clip=settings.clip if private else None, decay=settings.decay)
     if settings.rate is not None:
         if form == "published":
             raise InputError("training.rate: a published form draws batches of a fixed size; leave out rate")
