@@ -22,6 +22,7 @@ from torch import Tensor
 from polyeps.core import Adjacency, Arithmetic, PerClient, Records, Streams, Unit
 from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deployed_training import train_deployed
+from polyeps.engine.full_batches import train_on_all
 from polyeps.engine.loop import Settings, train_on_cpu
 from polyeps.engine.per_client import Batching, CohortSettings, Sampler, settings_of
 from polyeps.errors import InputError
@@ -235,7 +236,9 @@ def _runner(
         numbers = replace(numbers, learning_rate=numbers.learning_rate * factor)
         _check_examples(model, records)
         try:
-            return _train(model, starts, anchor, records, streams, numbers, memory, graphs)
+            # Where the number of records is hidden, full batches are drawn like others: their shape depends on it.
+            settled = not empty and records.units is None and numbers.batch is None and bool((numbers.rate == 1).all())
+            return _train(model, starts, anchor, records, streams, numbers, memory, None if settled else graphs)
         except Exception:
             if not streams.exact or numbers.deviation is not None:
                 raise
@@ -255,7 +258,7 @@ def _train(
     streams: Streams,
     settings: Settings,
     memory: int | None,
-    graphs: CudaGraphs,
+    graphs: CudaGraphs | None,  # None: every batch holds all records
 ) -> Tensor:
     clients, device = records.clients, records.features.device
     _check(model, starts, records, streams)
@@ -269,6 +272,8 @@ def _train(
         before, fixed = starts[rows], pulled_to[rows]
         if some.exact and settings.deviation is not None:
             after = train_deployed(model, before, mine, some, settings.select(rows))
+        elif graphs is None:
+            after = train_on_all(model, before, fixed, mine, some, settings.select(rows), memory)
         elif device.type == "cpu":
             after = train_on_cpu(model, before, fixed, mine, some, settings.select(rows))
         else:

@@ -200,6 +200,12 @@ def add_products(
     for group in layout.groups:
         a = group.rows(left).flatten(1, -2)  # (c, w * L, out)
         b = group.rows(right).flatten(1, -2)
+        if clipped and layout.settled and group.width > _WIDE:
+            summed = _by_blocks(a, b)
+            weights[group.first : group.last] += summed
+            if bias:
+                gradient[group.first : group.last, size:] += a.sum(1, dtype=torch.float64)
+            continue
         if clipped:
             a, b = _exact(group, a), _exact(group, b)
         same = a.dtype == gradient.dtype
@@ -211,6 +217,20 @@ def add_products(
             weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)
         if bias:
             gradient[group.first : group.last, size:] += a.sum(1)
+
+
+def _by_blocks(left: Tensor, right: Tensor) -> Tensor:
+    """Return leftᵀ right of each client, (c, out, in) float64, for left (c, w, out) and right (c, w, in).
+
+    Blocks of rows are multiplied in float32, as for clients with few rows, and added in float64: several times as fast
+    as float64 throughout.
+    """
+    clients, width, out = left.shape
+    total = left.new_zeros(clients, out, right.shape[2], dtype=torch.float64)
+    for first in range(0, width, _WIDE):
+        some = slice(first, first + _WIDE)
+        total += torch.bmm(left[:, some].transpose(1, 2), right[:, some])
+    return total
 
 
 def _by_sum(rows: Tensor, times: int) -> Tensor:

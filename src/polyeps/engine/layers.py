@@ -189,6 +189,10 @@ def times(layout: Layout, weights: Tensor, bias: Tensor | None, rows: Tensor) ->
         mine = weights[group.first : group.last].transpose(1, 2)
         block = group.rows(rows).flatten(1, -2)  # (c, w * positions, in)
         into = group.rows(outputs).flatten(1, -2)
+        if layout.settled:  # each row always has the same place, so that no other row changes its rounding
+            found = torch.bmm(mine.transpose(1, 2), block.transpose(1, 2)).transpose(1, 2)  # fastest for few outputs
+            torch.add(found, 0.0 if bias is None else bias[group.first : group.last, None], out=into)
+            continue
         multiply(block, mine, None if bias is None else bias[group.first : group.last, None], into)
     return outputs
 

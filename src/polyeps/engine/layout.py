@@ -55,6 +55,7 @@ class Layout:
     groups: tuple[RowGroup, ...]
     owner: Tensor  # (T,) int64: the frame position of the client that owns the row
     draws: RowDraws | None = None  # random numbers for the rows' models; None: nothing is trained
+    settled: bool = False  # whether the number of rows and the place of each are public: in full batches alone
 
     @property
     def rows(self) -> int:
@@ -66,7 +67,8 @@ class Layout:
             return self
         groups = tuple(RowGroup(g.first, g.last, g.width * times, g.start * times) for g in self.groups)
         draws = None if self.draws is None else self.draws.widened(times)
-        return Layout(self.clients, groups, self.owner[:, None].expand(-1, times).flatten(), draws)
+        owner = self.owner[:, None].expand(-1, times).flatten()
+        return Layout(self.clients, groups, owner, draws, self.settled)
 
 
 class TrainingStep(NamedTuple):

@@ -132,7 +132,7 @@ def train_on_cpu(
     first = records.spans[:, 0]
     learning = Learning(deferral.network, model.loss, models, velocity, anchor, keys, first)
     steps = zip(*(steps_of(plan, first.numpy()) for plan in plans), strict=True)
-    for number, (parts_of_step, drawn) in enumerate(zip(steps, _noise(streams, settings, model.size), strict=True)):
+    for number, (parts_of_step, drawn) in enumerate(zip(steps, draw_noise(streams, settings, model.size), strict=True)):
         passes = [drawing(learning, records, step, number) for step in parts_of_step]
         rate, divisor = fixed.rate[number], fixed.divisor[number]
         if fixed.plain and not ordered:
@@ -205,7 +205,7 @@ def advance(
 
     The rows of a step may be computed in several passes.
     """
-    network, loss, models, velocity, anchor = learning[:5]
+    network, loss, models = learning[:3]
     for step in passes:
         rows, labels = examples_of(records, step.records, step.valid)
         if step.order is None:
@@ -216,6 +216,12 @@ def advance(
         add_gradients(network, loss, framed_models, rows, labels, step.layout, step.valid, clip, framed)
         if step.order is not None:
             gradient.index_add_(0, step.order, framed)
+    move(learning, fixed, rate, divisor, gradient)
+
+
+def move(learning: Learning, fixed: Pace, rate: Tensor, divisor: Tensor, gradient: Tensor) -> None:
+    """Move the models of all clients by a step, in place, given their gradient sums (n, d), which are overwritten."""
+    _, _, models, velocity, anchor = learning[:5]
     if velocity is None and fixed.decay is None:
         if fixed.pull is not None:
             models.lerp_(anchor, rate * fixed.pull)  # one pass over the models instead of three
@@ -260,7 +266,7 @@ def step_directly(
         models.addcmul_(velocity, rate, value=-1)
 
 
-def _noise(streams: Streams, settings: Settings, size: int) -> Iterator[Tensor | None]:
+def draw_noise(streams: Streams, settings: Settings, size: int) -> Iterator[Tensor | None]:
     """Yield the noise on every client's gradient sum for each step, (n, d), or None; drawn several steps at once."""
     total = int(settings.steps.max(initial=0))
     if settings.deviation is None:
