@@ -62,6 +62,9 @@ class Training:
     arithmetic: Arithmetic = "ideal"
     # (noise multiplier, runs, δ, a client's settings) -> the ε that a paper states for them
     claimed: Callable[[float, int, float, Mapping[str, float]], float] | None = None
+    reach: float = (
+        math.inf
+    )  # how far a run can move a model, noise aside; with a server's optimiser, how far a round can
 
     @property
     def unit(self) -> Unit:
@@ -141,7 +144,10 @@ def dp_sgd(
     adjacency: Adjacency = "replace-one" if batching.fixed else "add-remove" if hide_records else "zero-out"
     arithmetic: Arithmetic = "ideal" if batching.fixed else "exact-when-deployed"
     # A client that hides how many records it has must not stand out by having none.
-    return Training(model, _runner(model, memory, read, empty=hide_records), price, adjacency, arithmetic, claimed)
+    reach = learning_rate * steps * clip / (1 - momentum)
+    return Training(
+        model, _runner(model, memory, read, empty=hide_records), price, adjacency, arithmetic, claimed, reach
+    )
 
 
 def sgd(

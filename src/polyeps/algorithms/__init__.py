@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from polyeps.algorithms._averaging import ask_updates, mean, step, with_local_noise
 from polyeps.algorithms.alone import alone
+from polyeps.algorithms.balanced import balanced
 from polyeps.algorithms.cmp_fed import cmp_fed, dp_randagg
 from polyeps.algorithms.fedavg import fedavg, public_only
 from polyeps.algorithms.fedhdp import fedhdp
@@ -50,6 +51,7 @@ ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
             common=False,
         ),
         "weiavg": Entry(weiavg, "mean of all updates, weighted by the disclosed budgets"),
+        "balanced": Entry(balanced, "mean of all updates, weighted by their noise and by how much clients differ"),
         "pfa": Entry(pfa, "private updates projected onto the subspace of the public ones"),
         "pfa-plus": Entry(pfa_plus, "PFA with the last round's subspace and thin private uploads"),
         "pdp-fl": Entry(pdp_fl, "PFA with groups and weights estimated from updates, without disclosed budgets"),

@@ -40,6 +40,11 @@ class ServerOptimiser:
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"server.{name} must be at least 0 and below 1, not {getattr(self, name)}")
 
+    @property
+    def gain(self) -> float:
+        """How far an update moves the model in the end, in lengths of the update."""
+        return self.learning_rate / (1 - self.momentum)
+
     def memory(self, size: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of what it keeps for a model of so many parameters, all zero at first."""
         shapes = {_VELOCITY: (size,), _ITERATE: (size,), _STEPS: ()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -134,6 +134,7 @@ def prepare(
     participation = _participation(experiment, population)
     uses = expected_rounds(experiment, participation, len(population.ids))
     options = checked_options(method, entry)
+    optimiser = ServerOptimiser(**experiment.server_of(method).model_dump())
     if settings.rate is not None and entry.local != "training":
         raise InputError(f"training.rate has no effect on {method.name}, which protects whole clients; leave it out")
     if settings.kind == "gradient" and entry.local != "training":
@@ -171,9 +172,9 @@ def prepare(
         )
         given = (sgd(population.trained, rate=1.0, steps=1, learning_rate=1.0, decay=settings.decay), course)
     else:
-        given = (_training(settings, population, budgets is not None, method.form),)
+        training = _training(settings, population, budgets is not None, method.form)
+        given = (replace(training, reach=training.reach * optimiser.gain),)
     try:
-        optimiser = ServerOptimiser(**experiment.server_of(method).model_dump())
         algorithm = with_server_optimiser(entry.build(*given, **options), optimiser, common=entry.common)
         cost = cost_of(algorithm, population.ids, own) if budgets is not None else None
     except InputError as problem:

@@ -1,0 +1,99 @@
+"""Weights from noise and differences between clients: estimates against what was drawn, weights against a solver."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from polyeps.aggregation.client_effects import COORDINATES, ClientEffects
+
+
+def drawn(noise: list[float], spread: float, rounds: int = 30, size: int = 4000, seed: int = 0) -> ClientEffects:
+    """Rounds of updates with a common drift, an effect that stays and fresh noise."""
+    rng = np.random.default_rng(seed)
+    clients = len(noise)
+    effects = ClientEffects.restored({}, clients, size)
+    own = rng.normal(0, spread, (clients, size))
+    for number in range(rounds):
+        common = np.exp(-number / 10) * np.sin(np.arange(size))
+        rows = common + own + rng.normal(size=(clients, size)) * np.array(noise)[:, None]
+        effects.take(torch.arange(clients), torch.from_numpy(rows).float())
+    return effects
+
+
+def test_noise_is_found_beside_a_drift_and_effects_many_times_its_size() -> None:
+    noise = [0.05, 0.05, 0.2, 1.0, 5.0]
+    found = drawn(noise, spread=0.5).variances
+    assert found.sqrt().tolist() == pytest.approx(noise, rel=0.02)
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.1, 0.5])
+def test_the_spread_is_found_although_most_clients_are_noisy(spread: float) -> None:
+    found = [drawn([0.05] * 5 + [3.0] * 20, spread, seed=seed).spread for seed in range(4)]
+    assert np.mean(found) == pytest.approx(spread**2, rel=0.1)
+
+
+def test_no_spread_is_found_where_there_is_none() -> None:
+    found = [drawn([0.1] * 5 + [3.0] * 20, 0.0, seed=seed).spread for seed in range(4)]
+    assert max(found) < 3e-5  # a tenth of the noise of the means over rounds
+
+
+def test_limits() -> None:
+    clients = torch.arange(4)
+    equal = drawn([1.0] * 4, 0.3).weights(clients, 10.0)
+    assert equal.tolist() == pytest.approx([0.25] * 4, abs=0.005)  # equal noise: the plain mean
+    noise = [0.1, 0.1, 1.0, 2.0]
+    alike = drawn(noise, 0.0).weights(clients, 10.0)
+    inverse = 1 / np.square(noise)
+    assert alike.tolist() == pytest.approx((inverse / inverse.sum()).tolist(), abs=0.01)  # no effects: inverse variance
+    unlike = drawn(noise, 1.0).weights(clients, 1e6)
+    assert unlike.tolist() == pytest.approx([0.25] * 4, abs=0.001)  # effects beyond all noise: the plain mean
+    ignored = drawn([0.1, 0.1, 0.1, 1e6], 0.1).weights(clients, 10.0)
+    assert float(ignored[3]) < 1e-6  # infinite noise
+
+
+def test_without_any_noise_the_mean_is_plain() -> None:
+    effects = ClientEffects.restored({}, 3, 5)
+    for _ in range(3):
+        effects.take(torch.arange(3), torch.ones(3, 5))
+    assert effects.weights(torch.arange(3), 7.0).tolist() == pytest.approx([1 / 3] * 3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=6),
+    st.floats(0, 1e3),
+)
+def test_weights_are_the_best_ones(variances: list[float], effects: float) -> None:
+    n, v = len(variances), np.array(variances)
+    known = ClientEffects(torch.zeros(n, 1), torch.zeros(n, 1), torch.full((n,), 2.0).double(), torch.tensor(v))
+    type_with_spread = type("Known", (ClientEffects,), {"spread": property(lambda _: effects)})
+    known.__class__ = type_with_spread
+    weights = known.weights(torch.arange(n), 1.0).numpy()
+    assert weights.sum() == pytest.approx(1)
+    assert weights.min() >= 0
+
+    def loss(w: np.ndarray) -> float:
+        return float(effects * ((w - 1 / n) ** 2).sum() + (w**2 * v).sum())
+
+    best = minimize(loss, np.full(n, 1 / n), constraints={"type": "eq", "fun": lambda w: w.sum() - 1}, method="SLSQP")
+    assert loss(weights) <= best.fun * (1 + 1e-6) + 1e-12
+
+
+def test_clients_that_answer_now_and_then_and_large_models() -> None:
+    effects = ClientEffects.restored({}, 6, 3 * COORDINATES)
+    rng = torch.Generator().manual_seed(1)
+    noise = torch.tensor([0.1, 0.1, 0.1, 2.0, 2.0, 2.0])
+    for number in range(40):
+        some = torch.randperm(5, generator=rng)[:3]  # client 5 never answers
+        rows = torch.randn(3, 3 * COORDINATES, generator=rng) * noise[some, None] + 1 / (number + 1)
+        effects = ClientEffects.restored(effects.kept, 6, 3 * COORDINATES)
+        effects.take(some, rows)
+    assert effects.sums.shape == (6, COORDINATES)
+    assert effects.variances[:5].sqrt().tolist() == pytest.approx(noise[:5].tolist(), rel=0.1)
+    assert effects.variances[5].isnan()
+    weights = effects.weights(torch.tensor([0, 4]), 1.0)
+    assert weights.sum() == pytest.approx(1)
+    assert weights[0] > 0.98
