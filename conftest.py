@@ -10,6 +10,9 @@ import torch
 # are compared bit for bit must be computed alike.
 torch.set_num_threads(1)
 
+# Encoded records of tests stay out of the user's cache; tests of that cache have one of their own.
+os.environ["POLYEPS_FEATURE_CACHE"] = "0"
+
 # Ledgers and journals flush every row: temporary folders in memory save a fifth of the time.
 _memory = Path("/dev/shm")
 if _memory.is_dir() and os.access(_memory, os.W_OK) and shutil.disk_usage(_memory).free > 2**31:

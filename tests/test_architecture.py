@@ -16,7 +16,7 @@ LAYERS = [
     {"errors"},
     {"core"},
     {"accounting"},
-    {"mechanisms", "engine", "models", "data", "aggregation", "messages", "model_files"},
+    {"mechanisms", "engine", "models", "data", "aggregation", "messages", "model_files", "encoders"},
     {"training", "ledger"},
     {"algorithms"},
     {"clients", "participation", "client", "server"},

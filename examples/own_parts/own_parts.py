@@ -13,9 +13,9 @@ from polyeps import Experiment, run
 experiment = Experiment(
     name="own-parts",
     rounds=12,
-    data={"name": "digits", "encoder": "projection"},
+    data={"name": "digits"},
     budgets={"epsilons": [2.0, 3.0, 4.0, 8.0, 9.0, 10.0], "delta": 1e-4},
-    model={"name": "small-net"},
+    model={"name": "small-net", "encoder": "projection"},
     training={"local_steps": 10, "learning_rate": 0.5},
     algorithm=[{"name": "trimmed-mean", "trim": 0.2}, {"name": "fedavg"}],
 )

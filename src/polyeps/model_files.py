@@ -32,6 +32,7 @@ _ON_REQUEST = "left out on request"
 
 _Count = Annotated[int, Field(ge=1, lt=1 << 40)]
 _PartName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]{0,200}$")]  # as in an experiment
+_NumberType = Literal["float32", "int64", "int32", "int16", "int8", "uint8", "bool"]
 _CERTIFICATE: TypeAdapter[Certificate] = TypeAdapter(Certificate)
 
 
@@ -71,13 +72,17 @@ class ModelMetadata(_Part):
     model: Architecture
     parameters: tuple[str, ...] = Field(min_length=1)  # trained tensors in the order of the model's vector
     input_shape: tuple[_Count, ...] = Field(min_length=1, max_length=8)
-    input_type: Literal["float32", "int64", "int32", "int16", "int8", "uint8", "bool"]
+    input_type: _NumberType
     classes: tuple[str, ...] = Field(min_length=1)
     label: str | None = None  # column of the label in an own table
     columns: tuple[Column, ...] | None = None  # how the columns of a table become features
     features: tuple[str, ...] = ()  # names of the features, if they have any
     words: tuple[str, ...] = ()  # of texts
     encoder: _PartName | None = None  # applied to the features before the model
+    encoder_size: _Count | None = None  # parameters of a built-in encoder
+    encoder_bandwidth: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    record_shape: tuple[_Count, ...] | None = Field(default=None, max_length=8)  # before encoding
+    record_type: _NumberType | None = None
     code: dict[str, str] = Field(default_factory=dict)  # SHA-256 of modules that the model and the encoder come from
     guarantee: dict[str, Any]  # fields of a certificate that all clients share
     clients: dict[str, ClientGuarantee] | None = Field(default=None, max_length=MOST_CLIENTS)
@@ -85,8 +90,9 @@ class ModelMetadata(_Part):
 
     @model_validator(mode="after")
     def _fits(self) -> ModelMetadata:
-        if math.prod(self.input_shape) > _LARGEST_RECORD:
-            raise ValueError(f"a record of shape {self.input_shape} is too large")
+        for shape in (self.input_shape, self.record_shape or ()):
+            if math.prod(shape) > _LARGEST_RECORD:
+                raise ValueError(f"a record of shape {shape} is too large")
         if len(set(self.classes)) < len(self.classes) or len(set(self.parameters)) < len(self.parameters):
             raise ValueError("two classes or two parameters have the same name")
         if not all(name.isprintable() for name in (*self.classes, *self.features, *(self.clients or ()))):

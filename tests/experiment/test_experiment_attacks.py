@@ -228,7 +228,7 @@ def remembering() -> Any:
 
 
 def test_an_encoder_does_not_see_records_first() -> None:
-    found = populate(experiment(data={"encoder": "own"}), 1, parts=Parts(encoders={"own": remembering}))
+    found = populate(experiment(model={"encoder": "own"}), 1, parts=Parts(encoders={"own": remembering}))
     plain = populate(experiment(), 1)
     assert not torch.allclose(FITTED[0], torch.from_numpy(plain.dataset.features).mean(0), atol=1e-2)
     assert torch.allclose(found.records.features + FITTED[0], plain.records.features, atol=1e-5)
@@ -245,7 +245,7 @@ def late() -> Any:
 
 def test_an_encoder_that_mixes_later_records_is_refused() -> None:
     with pytest.raises(InputError, match="differently with other records beside it"):
-        populate(experiment(data={"encoder": "own"}), 1, parts=Parts(encoders={"own": late}))
+        populate(experiment(model={"encoder": "own"}), 1, parts=Parts(encoders={"own": late}))
 
 
 # Run folders

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from polyeps.errors import InputError
 from polyeps.experiment import onnx_layers
+from polyeps.experiment.encoders import FrozenEncoder
 from polyeps.experiment.model_export import as_onnx, as_torch
 from polyeps.experiment.saved_model import SavedModel, load_model
 from polyeps.model_files import ModelMetadata, read_model_file
@@ -160,7 +161,7 @@ def test_models_that_onnx_cannot_express_are_refused(tmp_path: Path, monkeypatch
         as_onnx(saved)
     assert "\n" not in str(problem.value)
     with pytest.raises(InputError, match="has the encoder"):
-        as_onnx(replace(saved, encoder=lambda: abs))
+        as_onnx(replace(saved, encoder=FrozenEncoder("own", lambda: abs, (4,), torch.device("cpu"))))
     for missing in ("onnxscript", "onnxruntime"):
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(InputError, match=rf"{missing}.*pip install 'polyeps\[onnx\]'"):

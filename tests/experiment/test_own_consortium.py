@@ -282,12 +282,12 @@ def test_scikit_learn_transformers_that_learn_nothing_or_from_public_data() -> N
     from sklearn.preprocessing import FunctionTransformer, PolynomialFeatures, StandardScaler
 
     data = from_frame(table(), label="outcome", client="hospital", schema={"bp": {"range": [50, 250]}})
-    settings: dict[str, Any] = {"algorithm": "fedavg", "budgets": {"epsilon": 1.0}, "data": {"encoder": "own"}}
+    settings: dict[str, Any] = {"algorithm": "fedavg", "budgets": {"epsilon": 1.0}, "model": {"encoder": "own"}}
 
     def encoded(make: Callable[[], Any]) -> Any:
         return populate(config.experiment(settings), 1, parts=Parts(encoders={"own": make}, data=data)).dataset
 
-    plain = populate(config.experiment({**settings, "data": {}}), 1, parts=Parts(data=data)).dataset.features
+    plain = populate(config.experiment({**settings, "model": {}}), 1, parts=Parts(data=data)).dataset.features
     squares = encoded(lambda: PolynomialFeatures(2)).features
     assert np.allclose(squares, np.concatenate([plain**0, plain, plain**2], axis=1), atol=1e-5)
     assert np.allclose(encoded(lambda: FunctionTransformer(np.exp)).features, np.exp(plain), atol=1e-5)

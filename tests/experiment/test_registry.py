@@ -44,7 +44,7 @@ class Tracker:
 EVERY_KEY: dict[str, dict[str, Any]] = {
     "algorithm.name": {"algorithm": {"name": "own:algorithm"}},
     "model.name": {"model": {"name": "own:model"}},
-    "data.encoder": {"data": {"encoder": "own:encoder"}},
+    "model.encoder": {"model": {"encoder": "own:encoder"}},
     "metrics": {"metrics": ["own:metric"]},
     "trackers": {"trackers": ["own:Tracker"]},
 }
@@ -304,7 +304,7 @@ def test_an_own_model_may_be_a_built_in_one_of_another_size() -> None:
 
 
 def encoded(make: Callable[[], Callable[[Tensor], Any]]) -> Any:
-    return populate(experiment(data={"encoder": "own"}), 1, parts=Parts(encoders={"own": make}))
+    return populate(experiment(model={"encoder": "own"}), 1, parts=Parts(encoders={"own": make}))
 
 
 def test_an_encoder_is_applied_to_training_and_test_records() -> None:
@@ -332,13 +332,13 @@ def fitted_at_first() -> Callable[[Tensor], Tensor]:
     [
         (lambda: lambda records: records - records.mean(0), "differently with other records beside it"),
         (lambda: lambda records: records / records.abs().max(), "differently with other records beside it"),
-        (fitted_at_first, "differently with other records beside it"),
+        (fitted_at_first, "differently when it is made anew"),
         (lambda: lambda records: records + torch.rand(1), "differently with other records beside it"),
         (lambda: lambda records: records[:5], "one row for each record"),
         (lambda: lambda records: records.sum((1, 2, 3)), "one row for each record"),
         (lambda: lambda records: records / 0, "finite features"),
-        (lambda: 1 / 0, "data.encoder = own failed: ZeroDivisionError"),
-        (lambda: lambda _: "x", "data.encoder = own failed: TypeError"),
+        (lambda: 1 / 0, "model.encoder = own failed: ZeroDivisionError"),
+        (lambda: lambda _: "x", "model.encoder = own failed: TypeError"),
     ],
 )
 def test_encoders_that_mix_records_are_refused(make: Any, said: str) -> None:

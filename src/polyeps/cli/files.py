@@ -48,7 +48,7 @@ def jobs_of(
     if seed is not None and seed not in experiment.seeds:
         raise InputError(f"--seed {seed}: the file's seeds are {', '.join(map(str, experiment.seeds))}; choose one")
     parts = Parts(code=Code(file.parent.absolute()) if trust_code else None)
-    population = populate(experiment, experiment.seeds[0] if seed is None else seed, parts=parts)
+    population = populate(experiment, experiment.seeds[0] if seed is None else seed, parts=parts, plans=True)
     for method in experiment.algorithm:
         yield prepare(experiment, method, population, progress, parts)
 

@@ -17,6 +17,17 @@ from polyeps.errors import DataError, InputError
 LabelArray = NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class RecordLayout:
+    """The records of a data set before an encoder was applied to them."""
+
+    shape: tuple[int, ...]  # of a record
+    kind: str  # of its numbers: "float32", "int64"
+    columns: tuple[str, ...]
+    words: tuple[str, ...]
+    digest: str  # of all of them
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Training records to be divided among clients, and test records."""
@@ -38,6 +49,7 @@ class Dataset:
     schema: Schema | None = None  # how the columns of a table became features
     columns: tuple[str, ...] = ()  # names of the features, if they have any
     words: tuple[str, ...] = ()  # of a text: word number imdb.FIRST_WORD + i is words[i]
+    encoded_from: RecordLayout | None = None  # what an encoder made the features from, if there is one
     own: bool = False  # whether it is a table of the user's own, and no public data set
     remarks: tuple[str, ...] = ()  # what a user should know about how it was read
 
@@ -59,7 +71,12 @@ class Dataset:
         found = hashlib.sha256(
             repr((self.classes, self.group_names, self.features.shape, self.test_features.shape)).encode()
         )
-        for part in (self.features, self.labels, self.test_features, self.test_labels, self.groups, self.persons):
+        parts = [self.labels, self.test_labels, self.groups, self.persons]
+        if self.encoded_from is None:
+            parts = [self.features, self.labels, self.test_features, self.test_labels, self.groups, self.persons]
+        else:  # another device rounds features otherwise
+            found.update(self.encoded_from.digest.encode())
+        for part in parts:
             found.update(b"" if part is None else np.ascontiguousarray(part).tobytes())
         return found.hexdigest()
 

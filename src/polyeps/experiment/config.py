@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from polyeps.encoders import EncoderChoice
 from polyeps.errors import InputError
 from polyeps.experiment.changes import parsed, split_change
 from polyeps.experiment.data_settings import BudgetSettings as BudgetSettings
@@ -32,7 +33,11 @@ Checked = TypeVar("Checked", bound=BaseModel)
 _SEEDS = 2**63  # what a journal's column can hold
 _OF_STEPS = ("batch", "local_steps", "learning_rate", "momentum")  # settings of training.kind = "sgd" alone
 # Keys of earlier versions, and what to write instead.
-_FORMER = {"budgets.scale": "budgets.noise_multiplier", "budgets.menu": "budgets.levels"}
+_FORMER = {
+    "budgets.scale": "budgets.noise_multiplier",
+    "budgets.menu": "budgets.levels",
+    "data.encoder": "model.encoder",
+}
 
 
 class ModelSettings(Section):
@@ -40,6 +45,26 @@ class ModelSettings(Section):
 
     name: str = "logistic"
     hidden: tuple[int, ...] | None = None  # widths of the mlp's layers
+    # A fixed, data-independent function of a record, applied before training: built in, given to `run`, or
+    # "module:name".
+    encoder: str | None = None
+    encoder_size: int | None = Field(default=None, ge=1)  # number of features, of built-in encoders
+    encoder_bandwidth: float | None = Field(default=None, gt=0)  # of random-fourier: where its kernel falls to 0.61
+
+    @model_validator(mode="after")
+    def _parameters_have_an_encoder(self) -> Self:
+        if self.encoder_choice is None and (
+            given := [key for key in ("encoder_size", "encoder_bandwidth") if getattr(self, key) is not None]
+        ):
+            raise InputError(f"model.{given[0]} has no effect without model.encoder; leave it out, or name an encoder")
+        return self
+
+    @property
+    def encoder_choice(self) -> EncoderChoice | None:
+        """The encoder with its parameters, if there is one."""
+        if self.encoder is None:
+            return None
+        return EncoderChoice(self.encoder, self.encoder_size, self.encoder_bandwidth)
 
 
 class TrainingSettings(Section):

@@ -37,7 +37,6 @@ class DataSettings(Section):
     labels_per_client: int = Field(default=2, ge=1)
     alpha: float = Field(default=0.5, gt=0)
     test_share: float = Field(default=0.2, gt=0, lt=1)  # held out where no test split was published
-    encoder: str | None = None  # a fixed, data-independent function of a record, applied before training
     # Of each client's records, the share that it does not train on: models are tested on it client by client.
     own_test: float = Field(default=0.0, ge=0, lt=1)
     # Test on this share of the training records instead of the test split: to choose settings by.

@@ -172,7 +172,7 @@ def _from_file(experiment: config.Experiment, file: Path) -> Dataset:
 def _split(experiment: config.Experiment, held: Dataset, seed: int, parts: Parts) -> Dataset:
     """Return the records of a stand-in, with test records set apart by person; persons do not matter afterwards."""
     data = experiment.data.model_copy(update={"partition": None})
-    found = dataset_of(data, seed, replace(parts, data=held))
+    found = dataset_of(experiment.model_copy(update={"data": data}), seed, replace(parts, data=held))
     return replace(found, groups=None, group_names=(), test_groups=None, persons=None, test_persons=None, person="")
 
 

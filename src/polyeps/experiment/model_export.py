@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from polyeps.encoders.scattering import Scattering
 from polyeps.errors import InputError
 from polyeps.experiment.onnx_layers import graph_of
 from polyeps.experiment.saved_model import SavedModel, probabilities
@@ -47,25 +48,51 @@ class _Probabilities(nn.Module):
         return probabilities(self.module(features))
 
 
+class _Encoded(nn.Module):
+    """An encoder followed by the model that was trained on its features."""
+
+    def __init__(self, encoder: nn.Module, module: nn.Module, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.encoder, self.module, self.shape = encoder, module, shape
+
+    def forward(self, records: Tensor) -> Tensor:
+        found: Tensor = self.module(self.encoder(records).float().reshape(-1, *self.shape))
+        return found
+
+
+def _with_encoder(model: SavedModel) -> nn.Module:
+    """Return a model with its encoder, if both are modules that ONNX can express."""
+    assert model.encoder is not None
+    encoder = model.encoder.encoder
+    if not isinstance(encoder, nn.Module):
+        raise InputError(
+            f"{model.path} has the encoder {model.metadata.encoder}, which is no nn.Module, and ONNX holds no other "
+            "code; export it as safetensors"
+        )
+    if any(isinstance(one, Scattering) for one in encoder.modules()):
+        raise InputError(
+            f"{model.path} has the encoder {model.metadata.encoder}, whose Fourier transforms ONNX cannot express; "
+            "export it as safetensors, or train on random-convolutions"
+        )
+    return _Encoded(encoder, model.module, model.metadata.input_shape)
+
+
 def as_onnx(model: SavedModel, clients: bool = True) -> tuple[bytes, float]:
     """Return an ONNX file, and how far its probabilities are from ours on a few random records.
 
-    It takes encoded features, any number of records at a time, and returns the probabilities of the classes. The
-    classes, the encoding and the rest of the model's description are in its metadata.
+    It takes features, or the records that the model's encoder takes, any number at a time, and returns the
+    probabilities of the classes. The classes and the rest of the model's description are in its metadata.
     """
     try:
         import onnx  # noqa: F401
         import onnxruntime
     except ImportError as missing:
         raise InputError(f"ONNX needs {missing.name}, which is not installed: pip install 'polyeps[onnx]'") from None
-    if model.encoder is not None:
-        raise InputError(
-            f"{model.path} has the encoder {model.metadata.encoder}, code which ONNX does not hold; export it as "
-            "safetensors"
-        )
     tried, about = _random_records(model.metadata), model.metadata
-    wrapped = _Probabilities(model.module).eval()
-    proto = graph_of(model.module, about.input_shape, tried.dtype, len(about.classes))
+    wrapped = _Probabilities(model.module if model.encoder is None else _with_encoder(model)).eval()
+    proto = None
+    if model.encoder is None:
+        proto = graph_of(model.module, about.input_shape, tried.dtype, len(about.classes))
     if proto is None:
         proto = _by_torch(model, wrapped, tried)
     _tidy(proto, about if clients else about.without_clients())
@@ -114,12 +141,13 @@ def _by_torch(model: SavedModel, wrapped: nn.Module, tried: Tensor) -> Any:
 
 def _random_records(metadata: ModelMetadata) -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    kind: torch.dtype = getattr(torch, metadata.input_type)
+    kind: torch.dtype = getattr(torch, metadata.record_type or metadata.input_type)
+    shape = metadata.record_shape or metadata.input_shape
     if kind.is_floating_point:
-        return 2 * torch.rand(_TRIED, *metadata.input_shape, generator=generator) - 1
+        return 2 * torch.rand(_TRIED, *shape, generator=generator) - 1
     most = metadata.model.arguments.get("vocabulary", 2)
     assert isinstance(most, int)
-    return torch.randint(0, most, (_TRIED, *metadata.input_shape), generator=generator).to(kind)
+    return torch.randint(0, most, (_TRIED, *shape), generator=generator).to(kind)
 
 
 def _tidy(proto: Any, metadata: ModelMetadata) -> None:

@@ -99,9 +99,11 @@ def _metadata(
 ) -> ModelMetadata:
     population = job.population
     dataset, model, own = population.dataset, population.model, population.dataset.own
-    known = facts(job, experiment)
+    known, before = facts(job, experiment), dataset.encoded_from
     clients = _clients(job, *ended) if experiment.budgets.disclosed and len(population.ids) <= MOST_CLIENTS else None
-    modules = {name.partition(":")[0] for name in (experiment.model.name, experiment.data.encoder or "") if ":" in name}
+    modules = {
+        name.partition(":")[0] for name in (experiment.model.name, experiment.model.encoder or "") if ":" in name
+    }
     return ModelMetadata(
         polyeps=__version__,
         torch=str(torch.__version__),
@@ -119,9 +121,13 @@ def _metadata(
         classes=dataset.classes,
         label=experiment.data.label if own else None,
         columns=None if dataset.schema is None else dataset.schema.columns,
-        features=dataset.columns,
-        words=dataset.words,
-        encoder=experiment.data.encoder,
+        features=dataset.columns if before is None else before.columns,
+        words=dataset.words if before is None else before.words,
+        encoder=experiment.model.encoder,
+        encoder_size=experiment.model.encoder_size,
+        encoder_bandwidth=experiment.model.encoder_bandwidth,
+        record_shape=None if before is None else before.shape,
+        record_type=cast(Any, None if before is None else before.kind),  # checked there
         code={name: code.digests[name] for name in sorted(modules) if name in code.digests} if code else {},
         guarantee={
             **{field.name: known[field.name] for field in fields(Certificate) if field.name in known},

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyeps.accounting.calibration import ProgressCallback
 from polyeps.aggregation.client_groups import split_by_epsilon
 from polyeps.core import Budget, Records
 from polyeps.data.dataset import Dataset, hold_out, validation
@@ -26,7 +27,7 @@ from polyeps.data.table_readers import read_columns
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.client_budgets import budgets_of, clients_named
-from polyeps.experiment.encoders import encoded
+from polyeps.experiment.encoders import encoded, planned
 from polyeps.experiment.model_choice import model_for
 from polyeps.experiment.registry import BUILT_IN, Parts
 from polyeps.experiment.seeds import generator, seed_for
@@ -80,10 +81,18 @@ class Population:
         return features.reshape(-1, *self.model.input_shape), torch.from_numpy(self.dataset.test_labels).to(self.device)
 
 
-def populate(experiment: config.Experiment, seed: int, device: str = "cpu", parts: Parts = BUILT_IN) -> Population:
-    """Return the clients of a seed, with their records and budgets."""
+def populate(
+    experiment: config.Experiment,
+    seed: int,
+    device: str = "cpu",
+    parts: Parts = BUILT_IN,
+    progress: ProgressCallback | None = None,
+    *,
+    plans: bool = False,
+) -> Population:
+    """Return the clients of a seed, with their records and budgets; for `plans`, records need not be encoded."""
     wanted = experiment.data
-    dataset = dataset_of(wanted, seed, parts)
+    dataset = dataset_of(experiment, seed, parts, device, progress, plans=plans)
     kind = partition_kind(wanted, dataset)
     if dataset.own and kind == "as-in-file":
         _check_as_named(wanted, dataset)
@@ -107,10 +116,23 @@ def populate(experiment: config.Experiment, seed: int, device: str = "cpu", part
     return Population(dataset, partition, budgets, model, start, seed, torch.device(device), groups, own_tests)
 
 
-def dataset_of(wanted: config.DataSettings, seed: int, parts: Parts = BUILT_IN) -> Dataset:
+def dataset_of(
+    experiment: config.Experiment,
+    seed: int,
+    parts: Parts = BUILT_IN,
+    device: str = "cpu",
+    progress: ProgressCallback | None = None,
+    *,
+    plans: bool = False,
+) -> Dataset:
     """Return the records of a seed, with test records set apart, as the model takes them."""
-    dataset = _dataset(wanted, seed, parts.data)
-    return dataset if wanted.encoder is None else encoded(dataset, wanted.encoder, parts)
+    dataset, encoder = _dataset(experiment.data, seed, parts.data), experiment.model.encoder_choice
+    if encoder is None:
+        return _split(experiment.data, dataset, seed)
+    if plans:
+        return planned(_split(experiment.data, dataset, seed), encoder, parts)
+    # Before the split, so that all seeds share the features.
+    return _split(experiment.data, encoded(dataset, encoder, parts, device, progress), seed)
 
 
 def partition_kind(wanted: config.DataSettings, dataset: Dataset) -> str:
@@ -200,8 +222,11 @@ def _dataset(wanted: config.DataSettings, seed: int, given: Dataset | None) -> D
         dataset = synthetic(wanted.name, generator=generator(seed, "records"))
     else:
         dataset = _loaded(wanted.name)
-    if wanted.partition == "by-column":
-        dataset = by_column(dataset, wanted.client)
+    return by_column(dataset, wanted.client) if wanted.partition == "by-column" else dataset
+
+
+def _split(wanted: config.DataSettings, dataset: Dataset, seed: int) -> Dataset:
+    """Return a data set with test records: a share of the training records, where settings or a lack of them say so."""
     if wanted.validation:
         return validation(dataset, wanted.validation, generator(seed, "validation"))
     if not len(dataset.test_labels):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,12 +13,15 @@ from typing import Any
 from polyeps.accounting.calibration import ProgressCallback
 from polyeps.server import Round
 
+_LONG = 2.0  # seconds after which work is worth a line
+
 
 @dataclass(frozen=True)
 class Watch:
     """Callbacks that show the progress of a run; an error in one of them stops the run."""
 
     calibrating: ProgressCallback | None = None
+    encoding: ProgressCallback | None = None  # records that an encoder has encoded
     round_done: Callable[[str, Round, int, Mapping[str, float]], None] = lambda *_: None
     job_done: Callable[[str], None] = lambda *_: None
 
@@ -47,6 +51,7 @@ def watching(jobs: int = 1) -> Iterator[Watch]:
     job, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
     columns = (job, BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn())
     latest: dict[str, str] = {}
+    began: dict[str, float] = {}
     with Progress(*columns, console=console, transient=True, disable=not live) as bars:
         rows: dict[str, Any] = {}
         overall = bars.add_task("all jobs", total=jobs, note="") if jobs > 1 else None
@@ -55,6 +60,15 @@ def watching(jobs: int = 1) -> Iterator[Watch]:
             if "calibration" not in rows:
                 rows["calibration"] = bars.add_task("calibrating", total=total, note="")
             bars.update(rows["calibration"], completed=done, total=total, visible=done < total)
+
+        def encoding(done: int, total: int) -> None:
+            if "encoding" not in rows:
+                rows["encoding"] = bars.add_task("encoding records", total=total, note="")
+                began["encoding"] = time.monotonic()
+            bars.update(rows["encoding"], completed=done, total=total, visible=done < total)
+            if not live and "encoding" in began and done < total and time.monotonic() - began["encoding"] > _LONG:
+                del began["encoding"]
+                print(f"polyeps: encoding {total} records", file=sys.stderr)
 
         def round_done(job: str, round: Round, rounds: int, metrics: Mapping[str, float]) -> None:
             if job not in rows:
@@ -74,4 +88,4 @@ def watching(jobs: int = 1) -> Iterator[Watch]:
                 said = f"last {latest.pop(job)}" if job in latest else "not evaluated"
                 print(f"polyeps: {job} is done, {said}", file=sys.stderr)
 
-        yield Watch(calibrating, round_done, job_done)
+        yield Watch(calibrating, encoding, round_done, job_done)

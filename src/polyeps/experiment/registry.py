@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from polyeps.algorithms import ALGORITHMS, Entry
 from polyeps.core import Algorithm
 from polyeps.data.dataset import Dataset
+from polyeps.encoders import ENCODER_NAMES
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import whose_budgets
@@ -118,7 +119,12 @@ class Parts:
     data: Dataset | None = None  # a table given in Python, instead of the data that the experiment names
 
     def __post_init__(self) -> None:
-        taken = {"algorithms": [*ALGORITHMS, *_FORMER], "models": MODELS, "metrics": _MEASURED}
+        taken = {
+            "algorithms": [*ALGORITHMS, *_FORMER],
+            "models": MODELS,
+            "encoders": ENCODER_NAMES,
+            "metrics": _MEASURED,
+        }
         for kind, names in self.names.items():
             for name in names:
                 if name in taken.get(kind, ()):

@@ -74,7 +74,7 @@ class _Work:
             self.population = prepared.population
             return prepared
         if self.population is None or self.population.seed != seed:
-            self.population = populate(self.experiment, seed, self.device, self.parts)
+            self.population = populate(self.experiment, seed, self.device, self.parts, self.watch.encoding)
         return prepare(self.experiment, method, self.population, self.watch.calibrating, self.parts)
 
     def tell(self, event: str, *arguments: Any) -> None:

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from polyeps.accounting.certificate import Certificate
 from polyeps.data.imdb import number_words, tokenise
 from polyeps.data.schema import Schema, Where
+from polyeps.encoders import EncoderChoice
 from polyeps.errors import DataError, InputError
+from polyeps.experiment.encoders import FrozenEncoder, frozen
 from polyeps.experiment.journal import Journal
 from polyeps.experiment.model_choice import own_model
 from polyeps.experiment.outcome import model_path
@@ -40,7 +42,7 @@ class SavedModel:
     path: Path
     metadata: ModelMetadata
     module: nn.Module  # with its weights, ready to predict
-    encoder: Callable[[], Encoder] | None = None
+    encoder: FrozenEncoder | None = None
 
     def __repr__(self) -> str:
         about = self.metadata
@@ -106,7 +108,8 @@ class SavedModel:
         schema, held = self.schema, self.metadata
         if held.words and TEXT in table:
             texts = [tokenise(str(text).encode()) for text in table[TEXT]]
-            return number_words(texts, [word.encode() for word in held.words], prod(held.input_shape))
+            length = prod(held.record_shape or held.input_shape)
+            return number_words(texts, [word.encode() for word in held.words], length)
         if schema is not None:
             _check_columns([column.name for column in schema.columns], table, name)
             return schema.encode(table, where, name)
@@ -122,7 +125,7 @@ class SavedModel:
     def _inputs(self, found: NDArray[Any], where: Where, name: str) -> Tensor:
         """Return features as the module takes them, encoded where the model has an encoder."""
         if self.encoder is not None:
-            found = self._encoded(found)
+            found = self._encoded(found, where, name)
         shape, size = self.metadata.input_shape, int(np.prod(found.shape[1:]))
         if found.ndim < 2 or size != prod(shape):
             raise DataError(
@@ -149,18 +152,26 @@ class SavedModel:
             raise DataError(f"{where(at[0])}: {found[at]} is not a whole number from 0 to {limit - 1}; correct it")
         return torch.from_numpy(found.astype(np.int64)).to(kind)
 
-    def _encoded(self, found: NDArray[Any]) -> NDArray[Any]:
+    def _encoded(self, found: NDArray[Any], where: Where, name: str) -> NDArray[Any]:
+        """Return the features of raw records, given in their own shape or flat."""
         assert self.encoder is not None
-        floats = found.astype(np.float32) if found.dtype.kind == "f" else found
-        try:
-            with torch.no_grad():
-                rows = torch.as_tensor(self.encoder()(torch.from_numpy(floats.copy()))).float().cpu().numpy()
-        except Exception as problem:
-            reason = f"{type(problem).__name__}: {problem}"
-            raise InputError(f"the model's encoder {self.metadata.encoder} failed: {reason}") from problem
-        if rows.ndim < 2 or len(rows) != len(found) or not np.isfinite(rows).all():
-            raise InputError(f"the model's encoder {self.metadata.encoder} must return finite features, a row a record")
-        return np.asarray(rows)
+        shape, size = self.metadata.record_shape, int(np.prod(found.shape[1:]))
+        if shape is not None:
+            if found.ndim < 2 or size != prod(shape):
+                raise DataError(
+                    f"{name} has {size if found.ndim > 1 else 'no'} numbers a record, and the model's encoder "
+                    f"{self.metadata.encoder} takes {prod(shape)}; give as many, in the order of the training"
+                )
+            found = found.reshape(-1, *shape)
+        kind = self.metadata.record_type or ("float32" if found.dtype.kind == "f" else str(found.dtype))
+        if kind != "float32":
+            return self.encoder(self._whole(found, where, getattr(torch, kind)).numpy())
+        with np.errstate(over="ignore"):
+            floats = np.ascontiguousarray(found, dtype=np.float32)
+        if not np.isfinite(floats).all():
+            row = int(np.argwhere(~np.isfinite(floats))[0][0])
+            raise DataError(f"{where(row)}: a feature is too large for 32 bits; correct it")
+        return self.encoder(floats)
 
 
 def load_model(
@@ -182,7 +193,10 @@ def load_model(
     code = None if code_folder is None else Code(Path(code_folder).absolute(), dict(metadata.code), resumed=True)
     parts = Parts(models=models or {}, encoders=encoders or {}, code=code)
     model = _built(path, metadata, parts)
-    encoder = metadata.encoder and parts.find("data.encoder", metadata.encoder, parts.encoders, "encoders")
+    encoder = None
+    if metadata.encoder is not None:
+        choice = EncoderChoice(metadata.encoder, metadata.encoder_size, metadata.encoder_bandwidth)
+        encoder = frozen(choice, metadata.record_shape or (), parts)
     module = model.module
     _check_tensors(path, module.state_dict(), tensors)
     if tuple(model.slices) != metadata.parameters or model.input_shape != metadata.input_shape:
@@ -193,7 +207,7 @@ def load_model(
         raise InputError(f"{path}: {metadata.model.name} takes {model.input_type}, not {metadata.input_type}")
     module.load_state_dict(tensors, assign=any(parameter.is_meta for parameter in module.parameters()))
     module.eval()
-    return SavedModel(path, metadata, module, encoder or None)
+    return SavedModel(path, metadata, module, encoder)
 
 
 def find_model(path: Path, method: str | None = None, seed: int | None = None) -> Path:

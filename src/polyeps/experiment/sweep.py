@@ -118,7 +118,7 @@ def check_runs(sweep: Sweep, progress: ProgressCallback | None = None) -> None:
         try:
             parts.tracking(one.experiment, Path(one.folder))
             parts.measuring(one.experiment)
-            population = populate(one.experiment, one.experiment.seeds[0], parts=parts)
+            population = populate(one.experiment, one.experiment.seeds[0], parts=parts, plans=True)
             for method in one.experiment.algorithm:
                 prepare(one.experiment, method, population, parts=parts)
         except InputError as problem:
