@@ -1,0 +1,259 @@
+"""Measure the accuracy of rules for averaging under mixed budgets, with the recipe and as the papers train.
+
+    python benchmarks/accuracy.py --json > benchmarks/results/accuracy.json
+    python benchmarks/accuracy.py --cells mnist-shards-mixgauss3 --methods ours,weiavg --seeds 3
+    python benchmarks/accuracy.py --quick
+
+A cell is DATA-PARTITION-BUDGETS, such as mnist-dirichlet-mixgauss2 or, IID, adult-uniform. Data: mnist, fashion, adult,
+or another data set by its name. Partitions: iid, shards (ten a client, sorted by label), two-labels (ten clients with
+two labels each), dirichlet (0.1). Budgets: a distribution of ε, the same share of liberal clients in every seed. All
+other cells have 50 clients; δ = 1e-5. Every seed draws budgets and partition anew.
+
+The recipe: fixed features (scattering of images; tables as they are), one clipped gradient over all
+records a client and round, a server optimiser with momentum and averaging. METHOD/pixels trains as PFA's paper does:
+logistic regression on plain records, 100 rounds of 100 DP-SGD steps on batches of 8. Each method has a learning rate
+of its own in each cell, chosen on a tenth of the training records with a seed that is not measured. Every run has a
+ledger, and fails if a client would exceed its budget; `spent` is the largest share of a budget that was spent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+
+from polyeps.errors import InputError
+from polyeps.experiment import config
+from polyeps.experiment.journal import Journal
+from polyeps.experiment.run import run
+
+CELLS = (
+    "mnist-iid-mixgauss1",
+    "mnist-shards-mixgauss1",
+    "mnist-shards-mixgauss3",
+    "mnist-two-labels-mixgauss1",
+    "fashion-iid-mixgauss1",
+    "fashion-shards-mixgauss3",
+    "adult-mixgauss1",
+)
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"name": "fedavg"},
+    "weiavg": {"name": "weiavg"},
+    "public-only": {"name": "public-only"},
+    "pfa": {"name": "pfa"},
+    "robust-hdp": {"name": "robust-hdp"},
+    "ours": {"name": "balanced"},
+    "maximum": {"name": "fedavg", "budgets": "maximum"},
+    "non-private": {"name": "fedavg", "budgets": "none"},
+}
+PIXELS = "/pixels"
+DATA = {"fashion": "fashion-mnist"}
+IMAGES = ("mnist", "fashion-mnist", "digits")
+PARTITIONS: dict[str, dict[str, Any]] = {
+    "iid": {"partition": "iid"},
+    "shards": {"partition": "shards", "shards_per_client": 10},
+    "two-labels": {"partition": "labels", "labels_per_client": 2},
+    "dirichlet": {"partition": "dirichlet", "alpha": 0.1},
+}
+RATES = (3.0, 10.0, 30.0, 100.0, 200.0)  # of the recipe: how far a round can move the model
+PIXEL_RATES = (0.01, 0.03, 0.1, 0.3)
+CHOICE_SEED = 1000
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of the recipe; an ablation changes one of them at a time."""
+
+    features: bool = True  # fixed features; without them, plain records
+    full_batch: bool = True  # one gradient over all records; without it, 100 steps on batches of 8
+    optimiser: bool = True  # momentum and averaging; without it, plain steps
+    planned: bool = False  # batches and steps planned by budget, where they are not full
+    rounds: int = 150
+    clip: float = 0.03
+    size: int | None = None  # features are projected at random onto so many; None: all of them
+
+    def experiment(self, cell: str, method: str, rate: float) -> dict[str, Any]:
+        """Return the settings of an experiment in a cell, without its seeds."""
+        data, partition, budgets = parts_of(cell)
+        clients = 10 if partition == "two-labels" else 50
+        encoder: dict[str, Any] = {}
+        if self.features and data in IMAGES:
+            encoder = {"encoder": "scattering"} | ({"encoder_size": self.size} if self.size else {})
+        server = {"learning_rate": 1.0}
+        if self.full_batch:
+            training: dict[str, Any] = {"kind": "gradient", "clip": self.clip}
+            server = {"learning_rate": rate / self.clip}
+        elif self.planned:
+            training = {"batch": "auto", "local_steps": "auto", "learning_rate": rate, "clip": 1.0}
+        else:
+            training = {"batch": 8, "local_steps": 100, "learning_rate": rate, "clip": 1.0}
+        if self.optimiser:
+            server = {"learning_rate": server["learning_rate"] * (1 - 0.9), "momentum": 0.9, "averaging": 0.9}
+        return {
+            "rounds": self.rounds,
+            "evaluate_every": self.rounds,
+            "data": {"name": data, "clients": clients, **PARTITIONS[partition]},
+            "budgets": {"distribution": budgets, "stratified": True, "delta": 1e-5},
+            "model": {"name": "logistic", **encoder},
+            "training": training,
+            "server": server,
+            "algorithm": [METHODS[method]],
+        }
+
+
+TODAY = Recipe(features=False, full_batch=False, optimiser=False, rounds=100)
+
+# Parts of the recipe, each added to WeiAvg as the papers train it, and each taken away from the whole.
+ABLATION: dict[str, tuple[Recipe, tuple[float, ...]]] = {
+    "weiavg/today": (TODAY, PIXEL_RATES),
+    "ours/+weights": (TODAY, PIXEL_RATES),
+    "weiavg/+features": (replace(TODAY, features=True), PIXEL_RATES),
+    "weiavg/+full-batch": (replace(TODAY, full_batch=True, rounds=150), RATES),
+    "weiavg/+optimiser": (replace(TODAY, optimiser=True), PIXEL_RATES),
+    "weiavg/+work-plan": (replace(TODAY, planned=True), PIXEL_RATES),
+    "ours/-features": (Recipe(features=False), RATES),
+    "ours/-full-batch": (Recipe(full_batch=False, rounds=100), PIXEL_RATES),
+    "ours/-optimiser": (Recipe(optimiser=False), RATES),
+    "weiavg/-weights": (Recipe(), RATES),
+    "ours/all": (Recipe(), RATES),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method in one cell: what is to be measured."""
+
+    cell: str
+    method: str  # with /pixels, as the papers train
+    seeds: tuple[int, ...]
+    rates: tuple[float, ...]
+    recipe: Recipe
+    device: str
+    threads: int = 1
+
+    @property
+    def base(self) -> str:
+        """The rule for averaging, whatever the training."""
+        return self.method.partition("/")[0]
+
+
+def parts_of(cell: str) -> tuple[str, str, str]:
+    """Return the data, the partition and the budgets that a cell's name stands for."""
+    data, _, rest = cell.partition("-")
+    partition, _, budgets = rest.rpartition("-")
+    if not budgets or (partition or "iid") not in PARTITIONS:
+        raise InputError(
+            f"cell {cell!r} is not DATA-PARTITION-BUDGETS; partitions are {', '.join(PARTITIONS)}, as in {CELLS[1]}"
+        )
+    return DATA.get(data, data), partition or "iid", budgets
+
+
+def measured(entry: Entry, rate: float, seeds: Sequence[int], validation: float = 0.0) -> tuple[list[float], float]:
+    """Return the accuracy of each seed, and the largest share of a budget that the ledgers say was spent."""
+    values = entry.recipe.experiment(entry.cell, entry.base, rate)
+    values["data"]["validation"] = validation
+    values["seeds"] = list(seeds)
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(config.experiment(values), Path(folder) / "run", device=entry.device, progress=False)
+        journal = Journal(found.folder / "journal.db")
+        rows = journal.query("SELECT spent, epsilon FROM clients WHERE epsilon IS NOT NULL")
+        spent = max((row["spent"] / row["epsilon"] for row in rows), default=0.0)
+        journal.close()
+    return [accuracies[-1] for accuracies in found.accuracy.values()], spent
+
+
+def result_of(entry: Entry) -> dict[str, Any]:
+    """Choose the learning rate of a method on validation records, and measure it on test records."""
+    torch.set_num_threads(entry.threads)
+    rate = entry.rates[0]
+    if len(entry.rates) > 1:
+        tried = {one: measured(entry, one, [CHOICE_SEED], validation=0.1)[0][0] for one in entry.rates}
+        rate = max(tried, key=lambda one: tried[one])
+    began = time.perf_counter()
+    accuracies, spent = measured(entry, rate, entry.seeds)
+    if spent > 1:
+        raise InputError(f"{entry.method} in {entry.cell}: a client has spent {spent:.2%} of its budget")
+    return {
+        "mean": fmean(accuracies),
+        "sd": stdev(accuracies) if len(accuracies) > 1 else None,
+        "seeds": {str(seed): value for seed, value in zip(entry.seeds, accuracies, strict=True)},
+        "learning_rate": rate,
+        "spent": spent,
+        "seconds": (time.perf_counter() - began) / len(entry.seeds),
+    }
+
+
+def entries(wanted: argparse.Namespace) -> list[Entry]:
+    """Return what is to be measured, cell by cell."""
+    recipe, today, rates, pixel_rates = Recipe(), TODAY, RATES, PIXEL_RATES
+    if wanted.quick:
+        recipe = replace(recipe, rounds=60, size=300)
+        today = replace(today, rounds=20)
+        rates, pixel_rates = (30.0,), (0.1,)
+    kinds = {**dict.fromkeys(METHODS, (recipe, rates)), **{one + PIXELS: (today, pixel_rates) for one in METHODS}}
+    if wanted.ablation:
+        kinds = ABLATION
+    names = wanted.methods.split(",") if wanted.methods else list(kinds)
+    for name in names:
+        if name not in kinds:
+            raise InputError(f"there is no method {name!r}; choose from {', '.join(kinds)}")
+    seeds = tuple(range(1, wanted.seeds + 1))
+    threads = max(1, (os.cpu_count() or 1) // wanted.processes)
+    return [
+        Entry(cell, name, seeds, kinds[name][1], kinds[name][0], wanted.device, threads)
+        for cell in wanted.cells.split(",")
+        for name in names
+    ]
+
+
+def show(cell: str, found: dict[str, dict[str, Any]]) -> str:
+    """Return a table of one cell: accuracy in per cent, with the standard deviation over seeds."""
+    lines = [f"{cell}: test accuracy in %"]
+    for method, result in found.items():
+        spread = "" if result["sd"] is None else f" ± {100 * result['sd']:.1f}"
+        lines.append(f"  {method:28} {100 * result['mean']:5.1f}{spread}   rate {result['learning_rate']:g}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cells", default=",".join(CELLS), help="DATA-PARTITION-BUDGETS, separated by commas")
+    parser.add_argument("--methods", help="separated by commas; all by default")
+    parser.add_argument("--seeds", type=int, help="how many; 5 by default, 1 with --quick")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, features and seeds; rates are not chosen")
+    parser.add_argument("--ablation", action="store_true", help="parts of the recipe, each alone and all but one")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--processes", type=int, default=1, help="how many methods to measure at once")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    wanted = parser.parse_args()
+    wanted.seeds = wanted.seeds or (1 if wanted.quick else 5)
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        todo = entries(wanted)
+        with ProcessPoolExecutor(wanted.processes, mp_context=get_context("spawn")) as pool:
+            for number, (entry, result) in enumerate(zip(todo, pool.map(result_of, todo), strict=True), start=1):
+                found.setdefault(entry.cell, {})[entry.method] = result
+                print(
+                    f"{number}/{len(todo)} {entry.cell} {entry.method} {result['mean']:.1%}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    except InputError as problem:
+        sys.exit(f"accuracy.py: {problem}")
+    print(json.dumps(found, indent=2) if wanted.json else "\n\n".join(show(*cell) for cell in found.items()))
+
+
+if __name__ == "__main__":
+    main()
