@@ -13,6 +13,7 @@ from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.algorithms.fedsel import compressed, exact, fedsel, flat
 from polyeps.algorithms.pdp_fl import pdp_fl
 from polyeps.algorithms.pfa import pfa, pfa_plus
+from polyeps.algorithms.robust_hdp import robust_hdp
 from polyeps.algorithms.weiavg import weiavg
 from polyeps.core import Algorithm
 
@@ -54,6 +55,7 @@ ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
         "pfa-plus": Entry(pfa_plus, "PFA with the last round's subspace and thin private uploads"),
         "pdp-fl": Entry(pdp_fl, "PFA with groups and weights estimated from updates, without disclosed budgets"),
         "pdp-fl-plus": Entry(pdp_fl, "PFA+ with groups estimated from updates", options={"delayed": True}),
+        "robust-hdp": Entry(robust_hdp, "mean of all updates, weighted by noise that is estimated by robust PCA"),
         "fedsel": Entry(
             fedsel,
             "one coordinate, chosen privately, and its private value",
