@@ -11,6 +11,7 @@ from polyeps.algorithms.cmp_fed import cmp_fed, dp_randagg
 from polyeps.algorithms.fedavg import fedavg, public_only
 from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.algorithms.fedsel import compressed, exact, fedsel, flat
+from polyeps.algorithms.idp import idp
 from polyeps.algorithms.pdp_fl import pdp_fl
 from polyeps.algorithms.pfa import pfa, pfa_plus
 from polyeps.algorithms.robust_hdp import robust_hdp
@@ -37,6 +38,7 @@ class Entry:
     # protected by noise on sums, which may have any training inside; builders are given a `Federation` instead.
     local: Literal["training", "gradient", "sums"] = "training"
     idle: tuple[str, ...] = ()  # options that change nothing without noise: refused under budgets = "none"
+    rates: bool = False  # whether budgets set clients' sampling rates, under one noise multiplier for all
     common: bool = True  # whether clients train a common model; without one, each client's own model is evaluated
 
 
@@ -56,6 +58,7 @@ ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
         "pdp-fl": Entry(pdp_fl, "PFA with groups and weights estimated from updates, without disclosed budgets"),
         "pdp-fl-plus": Entry(pdp_fl, "PFA+ with groups estimated from updates", options={"delayed": True}),
         "robust-hdp": Entry(robust_hdp, "mean of all updates, weighted by noise that is estimated by robust PCA"),
+        "idp": Entry(idp, "one noise multiplier for all; each client samples at a rate of its own", rates=True),
         "fedsel": Entry(
             fedsel,
             "one coordinate, chosen privately, and its private value",
