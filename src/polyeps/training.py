@@ -22,7 +22,7 @@ from torch import Tensor
 from polyeps.core import Adjacency, Arithmetic, PerClient, Records, Streams, Unit
 from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deployed_training import train_deployed
-from polyeps.engine.loop import Settings, train_on_cpu
+from polyeps.engine.loop import Settings, drift_per_step, train_on_cpu
 from polyeps.engine.per_client import Batching, CohortSettings, Sampler, settings_of
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import check_clip
@@ -46,6 +46,7 @@ class Trainer(Protocol):
         *,
         settings: PerClient = _NONE,  # the clients' own numbers
         rate_factor: float = 1.0,  # multiplies all learning rates, for rates that fall from round to round
+        drift: Tensor | None = None,  # (n, d): added to each model in equal parts, one after each of its steps
     ) -> Tensor: ...  # (n, d)
 
 
@@ -213,6 +214,7 @@ def _runner(
         *,
         settings: PerClient = _NONE,
         rate_factor: float = 1.0,
+        drift: Tensor | None = None,
     ) -> Tensor:
         cohort = settings_of(records, settings, empty=empty)
         numbers = read(cohort, noise_multiplier)
@@ -220,7 +222,7 @@ def _runner(
         numbers = replace(numbers, learning_rate=numbers.learning_rate * factor)
         _check_examples(model, records)
         try:
-            return _train(model, starts, anchor, records, streams, numbers, memory, graphs)
+            return _train(model, starts, anchor, records, streams, numbers, memory, graphs, drift)
         except Exception:
             if not streams.exact or numbers.deviation is not None:
                 raise
@@ -241,23 +243,30 @@ def _train(
     settings: Settings,
     memory: int | None,
     graphs: CudaGraphs,
+    drift: Tensor | None,
 ) -> Tensor:
     clients, device = records.clients, records.features.device
     _check(model, starts, records, streams)
     features = records.features.reshape(_shape(model, records))  # a linear model takes an image as one row
     starts = starts.to(device).expand(clients, model.size)
     pulled_to = starts if anchor is None else anchor.to(device).expand(clients, model.size)
+    moved = None
+    if drift is not None:
+        if drift.shape != (clients, model.size):
+            raise InputError(f"drift must be ({clients}, {model.size}), not {tuple(drift.shape)}")
+        moved = drift_per_step(drift.to(device), settings)
     updates = torch.empty(clients, model.size, device=device)
     for rows in _chunks(model, records, settings, memory):
         mine = replace(records, features=features, offsets=records.spans[rows])
         some = streams.select(range(rows.start, rows.stop))
         before, fixed = starts[rows], pulled_to[rows]
+        apart = None if moved is None else moved[rows]
         if some.exact and settings.deviation is not None:
-            after = train_deployed(model, before, mine, some, settings.select(rows))
+            after = train_deployed(model, before, mine, some, settings.select(rows), drift=apart)
         elif device.type == "cpu":
-            after = train_on_cpu(model, before, fixed, mine, some, settings.select(rows))
+            after = train_on_cpu(model, before, fixed, mine, some, settings.select(rows), drift=apart)
         else:
-            after = train_on_device(model, before, fixed, mine, some, settings.select(rows), graphs)
+            after = train_on_device(model, before, fixed, mine, some, settings.select(rows), graphs, drift=apart)
         torch.sub(after, before, out=updates[rows])
     return updates
 

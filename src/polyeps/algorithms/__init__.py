@@ -8,6 +8,7 @@ from typing import Any, Literal
 from polyeps.algorithms._averaging import ask_updates, mean, step, with_local_noise
 from polyeps.algorithms.alone import alone
 from polyeps.algorithms.cmp_fed import cmp_fed, dp_randagg
+from polyeps.algorithms.dp_scaffold import dp_scaffold
 from polyeps.algorithms.fedavg import fedavg, public_only
 from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.algorithms.fedsel import compressed, exact, fedsel, flat
@@ -59,6 +60,11 @@ ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
         "pdp-fl-plus": Entry(pdp_fl, "PFA+ with groups estimated from updates", options={"delayed": True}),
         "robust-hdp": Entry(robust_hdp, "mean of all updates, weighted by noise that is estimated by robust PCA"),
         "idp": Entry(idp, "one noise multiplier for all; each client samples at a rate of its own", rates=True),
+        "dp-scaffold": Entry(
+            dp_scaffold,
+            "mean of updates corrected by control variates, for clients with different data",
+            ("own", "none"),
+        ),
         "fedsel": Entry(
             fedsel,
             "one coordinate, chosen privately, and its private value",
