@@ -23,7 +23,7 @@ from polyeps.core import Adjacency, Arithmetic, PerClient, Records, Streams, Uni
 from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deployed_training import train_deployed
 from polyeps.engine.full_batches import train_on_all
-from polyeps.engine.loop import Settings, train_on_cpu
+from polyeps.engine.loop import Settings, drift_per_step, train_on_cpu
 from polyeps.engine.per_client import Batching, CohortSettings, Sampler, settings_of
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import check_clip
@@ -47,6 +47,7 @@ class Trainer(Protocol):
         *,
         settings: PerClient = _NONE,  # the clients' own numbers
         rate_factor: float = 1.0,  # multiplies all learning rates, for rates that fall from round to round
+        drift: Tensor | None = None,  # (n, d): added to each model in equal parts, one after each of its steps
     ) -> Tensor: ...  # (n, d)
 
 
@@ -62,9 +63,7 @@ class Training:
     arithmetic: Arithmetic = "ideal"
     # (noise multiplier, runs, δ, a client's settings) -> the ε that a paper states for them
     claimed: Callable[[float, int, float, Mapping[str, float]], float] | None = None
-    reach: float = (
-        math.inf
-    )  # how far a run can move a model, noise aside; with a server's optimiser, how far a round can
+    reach: float = math.inf  # how far a round can move the model, noise aside
 
     @property
     def unit(self) -> Unit:
@@ -235,6 +234,7 @@ def _runner(
         *,
         settings: PerClient = _NONE,
         rate_factor: float = 1.0,
+        drift: Tensor | None = None,
     ) -> Tensor:
         cohort = settings_of(records, settings, empty=empty)
         numbers = read(cohort, noise_multiplier)
@@ -243,8 +243,9 @@ def _runner(
         _check_examples(model, records)
         try:
             # Where the number of records is hidden, full batches are drawn like others: their shape depends on it.
-            settled = not empty and records.units is None and numbers.batch is None and bool((numbers.rate == 1).all())
-            return _train(model, starts, anchor, records, streams, numbers, memory, None if settled else graphs)
+            settled = not empty and drift is None and records.units is None and numbers.batch is None
+            whole = settled and bool((numbers.rate == 1).all())
+            return _train(model, starts, anchor, records, streams, numbers, memory, None if whole else graphs, drift)
         except Exception:
             if not streams.exact or numbers.deviation is not None:
                 raise
@@ -265,25 +266,32 @@ def _train(
     settings: Settings,
     memory: int | None,
     graphs: CudaGraphs | None,  # None: every batch holds all records
+    drift: Tensor | None,
 ) -> Tensor:
     clients, device = records.clients, records.features.device
     _check(model, starts, records, streams)
     features = records.features.reshape(_shape(model, records))  # a linear model takes an image as one row
     starts = starts.to(device).expand(clients, model.size)
     pulled_to = starts if anchor is None else anchor.to(device).expand(clients, model.size)
+    moved = None
+    if drift is not None:
+        if drift.shape != (clients, model.size):
+            raise InputError(f"drift must be ({clients}, {model.size}), not {tuple(drift.shape)}")
+        moved = drift_per_step(drift.to(device), settings)
     updates = torch.empty(clients, model.size, device=device)
     for rows in _chunks(model, records, settings, memory):
         mine = replace(records, features=features, offsets=records.spans[rows])
         some = streams.select(range(rows.start, rows.stop))
         before, fixed = starts[rows], pulled_to[rows]
+        apart = None if moved is None else moved[rows]
         if some.exact and settings.deviation is not None:
-            after = train_deployed(model, before, mine, some, settings.select(rows))
+            after = train_deployed(model, before, mine, some, settings.select(rows), drift=apart)
         elif graphs is None:
             after = train_on_all(model, before, fixed, mine, some, settings.select(rows), memory)
         elif device.type == "cpu":
-            after = train_on_cpu(model, before, fixed, mine, some, settings.select(rows))
+            after = train_on_cpu(model, before, fixed, mine, some, settings.select(rows), drift=apart)
         else:
-            after = train_on_device(model, before, fixed, mine, some, settings.select(rows), graphs)
+            after = train_on_device(model, before, fixed, mine, some, settings.select(rows), graphs, drift=apart)
         torch.sub(after, before, out=updates[rows])
     return updates
 

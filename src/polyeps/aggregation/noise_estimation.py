@@ -7,10 +7,14 @@ large by the signal that is left in it, so the least of them is the best.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 _MEDIAN = 0.4549364231195724  # of the square of a standard normal
+_MOST = 100  # iterations of a factor analysis
+_LEAST = 1e-3  # share of an update's energy that counts as noise at least
 
 
 def estimate_noise_variances(rows: Tensor) -> Tensor:
@@ -44,3 +48,33 @@ def _alone(updates: Tensor, rounds: Tensor) -> Tensor:
     centred = updates - updates.nanmean(1, keepdim=True)
     spread = centred.square().nansum(1).div((rounds - 1).clamp(min=1)[:, None]).mean(1)
     return torch.where(rounds > 2, torch.minimum(found, spread), found)  # centring removes a constant signal
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
+def low_rank_noise_variances(rows: Tensor) -> Tensor:
+    """Return each client's noise variance per coordinate (n,), in float64, from one round's updates (n, d).
+
+    It is a factor analysis by principal axes: inner products of updates are those of a few shared directions plus the
+    clients' noise on the diagonal. Directions count as shared where they exceed what noise alone shows (the edge of
+    Marchenko and Pastur). What a client shares with no other one counts as its noise.
+    """
+    clients, size = rows.shape
+    # Scaled rows: float32 products of updates that differ by orders of magnitude stay exact enough.
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).clamp(min=torch.finfo(torch.float32).tiny)
+    scaled = rows / norms[:, None].to(rows.dtype)
+    products = (scaled @ scaled.T).double()
+    if clients < 2 or size <= clients:
+        return torch.square(norms).div(size)
+    energy = products.diagonal().clamp(min=_LEAST)  # 1, or 0 for an update of zero
+    edge = (1 + math.sqrt(clients / size)) ** 2
+    noise = energy.clone()
+    for _ in range(_MOST):
+        scale = noise.rsqrt()
+        values, vectors = torch.linalg.eigh(products * scale[:, None] * scale)
+        shared = (vectors.square() * torch.where(values > edge, values - 1, 0.0)).sum(1) * noise
+        found = torch.maximum(energy - shared, _LEAST * energy)
+        settled = bool(((found - noise).abs() <= 1e-4 * noise).all())
+        noise = found
+        if settled:
+            break
+    return torch.square(norms).mul(noise).div(size)

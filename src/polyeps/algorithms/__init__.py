@@ -9,11 +9,14 @@ from polyeps.algorithms._averaging import ask_updates, mean, step, with_local_no
 from polyeps.algorithms.alone import alone
 from polyeps.algorithms.balanced import balanced
 from polyeps.algorithms.cmp_fed import cmp_fed, dp_randagg
+from polyeps.algorithms.dp_scaffold import dp_scaffold
 from polyeps.algorithms.fedavg import fedavg, public_only
 from polyeps.algorithms.fedhdp import fedhdp
 from polyeps.algorithms.fedsel import compressed, exact, fedsel, flat
+from polyeps.algorithms.idp import idp
 from polyeps.algorithms.pdp_fl import pdp_fl
 from polyeps.algorithms.pfa import pfa, pfa_plus
+from polyeps.algorithms.robust_hdp import robust_hdp
 from polyeps.algorithms.weiavg import weiavg
 from polyeps.core import Algorithm
 
@@ -37,6 +40,7 @@ class Entry:
     # protected by noise on sums, which may have any training inside; builders are given a `Federation` instead.
     local: Literal["training", "gradient", "sums"] = "training"
     idle: tuple[str, ...] = ()  # options that change nothing without noise: refused under budgets = "none"
+    rates: bool = False  # whether budgets set clients' sampling rates, under one noise multiplier for all
     common: bool = True  # whether clients train a common model; without one, each client's own model is evaluated
 
 
@@ -56,6 +60,13 @@ ALGORITHMS: Mapping[str, Entry] = MappingProxyType(
         "pfa-plus": Entry(pfa_plus, "PFA with the last round's subspace and thin private uploads"),
         "pdp-fl": Entry(pdp_fl, "PFA with groups and weights estimated from updates, without disclosed budgets"),
         "pdp-fl-plus": Entry(pdp_fl, "PFA+ with groups estimated from updates", options={"delayed": True}),
+        "robust-hdp": Entry(robust_hdp, "mean of all updates, weighted by noise that is estimated by robust PCA"),
+        "idp": Entry(idp, "one noise multiplier for all; each client samples at a rate of its own", rates=True),
+        "dp-scaffold": Entry(
+            dp_scaffold,
+            "mean of updates corrected by control variates, for clients with different data",
+            ("own", "none"),
+        ),
         "fedsel": Entry(
             fedsel,
             "one coordinate, chosen privately, and its private value",

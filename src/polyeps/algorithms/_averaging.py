@@ -194,3 +194,17 @@ def _are_high(epsilons: tuple[float | None, ...], rule: Split, at: float | None)
 def check_split(rule: Split, at: float | None) -> None:
     """Refuse a bad rule or parameter before any client trains."""
     _are_high((1.0, 2.0), rule, at)
+
+
+def of_everybody(state: State, kept: Payload, name: str) -> Tensor:
+    """Return a number of every enrolled client, 0 for clients that joined since."""
+    held = torch.zeros(len(state.enrolled), dtype=torch.float64)
+    if name in kept:
+        held[: len(kept[name])] = kept[name].cpu()
+    return held
+
+
+def places_of(state: State, ids: Iterable[str]) -> list[int]:
+    """Return the places of some clients among all that are enrolled."""
+    where = {client.id: place for place, client in enumerate(state.enrolled)}
+    return [where[client] for client in ids]

@@ -32,7 +32,7 @@ from pydantic import Field
 from polyeps.aggregation.client_groups import group_by_log_norms, group_by_norms
 from polyeps.aggregation.noise_estimation import estimate_noise_variances
 from polyeps.aggregation.subspace import inverse_variance_weights, variances_of_norms
-from polyeps.algorithms._averaging import ask_updates, step, with_local_noise
+from polyeps.algorithms._averaging import ask_updates, of_everybody, places_of, step, with_local_noise
 from polyeps.algorithms._projection import Rank, SubspaceOf, combine, directions_of, project_locally, thin_round
 from polyeps.core import Algorithm, Ask, Payload, Replies, State
 from polyeps.training import Training
@@ -60,13 +60,13 @@ def pdp_fl(
 
     def round(state: State, ask: Ask) -> State:
         if delayed and state.round >= warm_up and "basis" in state.kept:
-            known = {name: _of_everybody(state, state.kept, name) for name in KNOWN if name in state.kept}
+            known = {name: of_everybody(state, state.kept, name) for name in KNOWN if name in state.kept}
             low_noise, weight = estimates(known, size, grouping, weights, groups)
             public = {client.id for client, yes in zip(state.enrolled, low_noise, strict=True) if yes}
             if public:
 
                 def weigh(ids: tuple[str, ...]) -> list[float]:
-                    return [float(weight[place]) for place in _places(state, ids)]
+                    return [float(weight[place]) for place in places_of(state, ids)]
 
                 return thin_round(state, ask, public, weigh, directions, training, per_tensor)
         replies = ask_updates(state, ask, state.roster)
@@ -74,7 +74,7 @@ def pdp_fl(
             return state
         memory = remember(state, replies, grouping, anew=grouping == "mixture" and not delayed)
         low_noise, weight = estimates(memory, size, grouping, weights, groups)
-        places = _places(state, replies.ids)
+        places = places_of(state, replies.ids)
         chosen = np.flatnonzero(low_noise[places]).tolist()
         rows = replies.payload["update"]
         update, basis = combine(rows, weight[places].tolist(), chosen, directions, state.round)
@@ -90,8 +90,8 @@ def remember(state: State, replies: Replies, grouping: Grouping, anew: bool) -> 
     Where clients are grouped by noise, return the same for the estimated noise.
     """
     before = {} if anew else state.kept
-    sums, noise, seen = (_of_everybody(state, before, name) for name in KNOWN)
-    places = _places(state, replies.ids)
+    sums, noise, seen = (of_everybody(state, before, name) for name in KNOWN)
+    places = places_of(state, replies.ids)
     norms = torch.linalg.vector_norm(replies.payload["update"], dim=1, dtype=torch.float64).cpu()
     finite = torch.isfinite(norms) & (norms > 0)  # an update without a length gives no estimate
     sums[places] += torch.where(finite, norms.log(), 0.0)
@@ -129,16 +129,3 @@ def estimates(
         weight[known] = inverse_variance_weights(variances_of_norms(squares, size), signal).numpy()
         weight[~known] = weight[known].min()
     return low_noise, weight
-
-
-def _of_everybody(state: State, kept: Payload, name: str) -> torch.Tensor:
-    """Return a number of every enrolled client, 0 for clients that joined since."""
-    held = torch.zeros(len(state.enrolled), dtype=torch.float64)
-    if name in kept:
-        held[: len(kept[name])] = kept[name].cpu()
-    return held
-
-
-def _places(state: State, ids: tuple[str, ...]) -> list[int]:
-    where = {client.id: place for place, client in enumerate(state.enrolled)}
-    return [where[client] for client in ids]

@@ -96,8 +96,12 @@ def _compare(
     setting: Setting,
     clients: int,
     effort: Effort,
+    undo: Callable[[list[Tensor]], list[Tensor]] = list,
 ) -> Evidence:
-    """Ask clients with and without canaries for a task in every round, and score the sums in their replies."""
+    """Ask clients with and without canaries for a task in every round, and score the sums in their replies.
+
+    `undo` removes from the sums of all rounds what the server knows that earlier rounds have added.
+    """
     scores, paid = [], 0.0
     for present in (True, False):
         found = ask_trials(
@@ -109,13 +113,15 @@ def _compare(
             delta=_DELTA,
             streams=deployed if setting.deployed else seeded(effort.seed_for(str(present))),
         )
-        scores.append(_scores([sums(reply) for reply in found.replies], setting))
+        scores.append(_scores(undo([sums(reply) for reply in found.replies]), setting))
         paid = found.charged
     shown = bound_from_scores(scores[0], scores[1], _DELTA, effort.confidence)
     return Evidence(paid, paid, shown, _DELTA, len(scores[0]))
 
 
-def _pair(name: str, setting: Setting, effort: Effort, trials: int, action: str, seen: str, sent: Payload) -> Evidence:
+def _pair(
+    name: str, setting: Setting, effort: Effort, trials: int, action: str, seen: str, sent: Payload, **others: Any
+) -> Evidence:
     """Ask for an action of an algorithm; `seen` is the tensor of the replies that is scored."""
     entry = ALGORITHMS[name]
     model = binary_logistic(_WIDE)
@@ -124,12 +130,25 @@ def _pair(name: str, setting: Setting, effort: Effort, trials: int, action: str,
     task = (action, {"model": torch.zeros(_WIDE), **sent})
     clients = max(1, effort.trials(trials) // _WIDE)
     records = partial(_canaries, setting=setting)
-    return _compare(algorithm, records, task, itemgetter(seen), setting, clients, effort)
+    return _compare(algorithm, records, task, itemgetter(seen), setting, clients, effort, **others)
 
 
 def trained(algorithm_name: str, setting: Setting, trials: int, effort: Effort) -> Evidence:
     """Train by an algorithm and score every update."""
     return _pair(algorithm_name, setting, effort, trials, "train", "update", {})
+
+
+def _corrected(setting: Setting, trials: int, effort: Effort) -> Evidence:
+    """Send DP-SCAFFOLD's clients a control of zero, and add the last round's to every update.
+
+    A client then subtracts its last update without correction from the next, and all the server has to undo is that.
+    """
+
+    def undo(seen: list[Tensor]) -> list[Tensor]:
+        return [total.float() for total in torch.stack(seen).double().cumsum(0)]
+
+    sent = {"control": torch.zeros(_WIDE)}
+    return _pair("dp-scaffold", setting, effort, trials, "train", "update", sent, undo=undo)
 
 
 def _projected(algorithm_name: str, setting: Setting, trials: int, effort: Effort) -> Evidence:
@@ -202,7 +221,26 @@ def dp_sgd_attacks() -> list[Attack]:
         attack("DP-SGD, clip 0.001", "sound", pair, trained, "fedavg", small_clip, few),
         *(
             attack(f"{name}: train", "sound", pair, trained, name, SUBSAMPLED, few)
-            for name in ("fedavg", "public-only", "weiavg", "pfa", "pfa-plus", "pdp-fl", "pdp-fl-plus")
+            for name in (
+                "fedavg",
+                "public-only",
+                "weiavg",
+                "pfa",
+                "pfa-plus",
+                "pdp-fl",
+                "pdp-fl-plus",
+                "robust-hdp",
+                "idp",
+            )
+        ),
+        attack("dp-scaffold: train, controls of 4 rounds", "sound", pair, _corrected, SUBSAMPLED, few),
+        attack(
+            "dp-scaffold, deployed: controls of 2 rounds",
+            "sound",
+            pair,
+            _corrected,
+            replace(GAUSSIAN, rounds=2, deployed=True),
+            4000,
         ),
         *(
             attack(f"{name}: project, hostile basis", "sound", pair, _projected, name, SUBSAMPLED, few)

@@ -18,7 +18,7 @@ from polyeps.core import Records, Streams
 from polyeps.engine.deferred import Deferral
 from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
 from polyeps.engine.layout import Layout, TrainingStep, lay_out
-from polyeps.engine.loop import Learning, Pace, Settings, advance, deferral_of, drawing, pace, step_directly
+from polyeps.engine.loop import Learning, Pace, Settings, add_drift, advance, deferral_of, drawing, pace, step_directly
 from polyeps.engine.noise import SeededStreams
 from polyeps.engine.philox import fill_normals
 from polyeps.engine.row_draws import client_keys
@@ -42,6 +42,7 @@ class Buffers(NamedTuple):
     order: Tensor | None  # (S, n)
     records: Tensor  # (S, T)
     valid: Tensor  # (S, T)
+    drift: Tensor | None  # (n, d) added in every step
     pace: Pace
 
 
@@ -67,6 +68,7 @@ def train_on_device(
     streams: Streams,
     settings: Settings,
     graphs: CudaGraphs,
+    drift: Tensor | None = None,
 ) -> Tensor:
     """Train as `train_on_cpu` does, on the device that holds `records`, with noise drawn there."""
     if settings.deviation is not None and not isinstance(streams, SeededStreams):
@@ -82,7 +84,7 @@ def train_on_device(
     optional = tuple(values is None for values in settings.__dict__.values())
     data = (records.features.data_ptr(), records.labels.data_ptr(), *records.features.shape)
     alike = starts.stride(0) == 0  # a deferred layer then has one start for all clients
-    key = (model, data, steps, len(starts), alike, optional)
+    key = (model, data, steps, len(starts), alike, optional, drift is None)
     held = graphs.get(key)
     # At least as wide as last time, so that rounds soon share one shape.
     last = None if held is None else held.shape
@@ -92,10 +94,13 @@ def train_on_device(
     if held is not None and held.shape == placed.shape:
         deferral = held.deferral
     else:
-        held, deferral = None, deferral_of(model, starts, fixed, max(placed.shape.widths), placed.order is not None)
+        apart = placed.order is not None or drift is not None
+        held, deferral = None, deferral_of(model, starts, fixed, max(placed.shape.widths), apart)
     deferral.begin(starts, fixed.rate, fixed.momentum)
     models = deferral.kept(starts)
     layout, buffers = _prepare(models, anchor, placed, fixed, streams)
+    if drift is not None:
+        buffers = buffers._replace(drift=drift.clone())
     if inner is not None:
         buffers = buffers._replace(inner=inner, starts=records.spans[:, 0].to(device))
 
@@ -165,6 +170,7 @@ def _step(model: Model, deferral: Deferral, records: Records, layout: Layout, bu
             fill_normals(buffers.gradient, buffers.keys, now)
             buffers.gradient.mul_(fixed.deviation)
         advance(learning, records, (step,), fixed, rate, divisor, buffers.gradient)
+    add_drift(buffers.models, buffers.drift, rate)
     now.add_(1)
 
 
@@ -189,6 +195,7 @@ def _prepare(
         order=placed.order,
         records=placed.records,
         valid=placed.valid,
+        drift=None,
         pace=fixed,
     )
     return lay_out(clients, list(placed.shape.cuts), np.array(placed.shape.widths), device), buffers

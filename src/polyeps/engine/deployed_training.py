@@ -36,7 +36,14 @@ _AT_ONCE = 1 << 23  # numbers of records' gradients held at a time
 _NOISE_BLOCK = 1 << 20  # numbers of noise drawn at once: enough to hide the cost of calls
 
 
-def train_deployed(model: Model, starts: Tensor, records: Records, streams: Streams, settings: Settings) -> Tensor:
+def train_deployed(
+    model: Model,
+    starts: Tensor,
+    records: Records,
+    streams: Streams,
+    settings: Settings,
+    drift: Tensor | None = None,
+) -> Tensor:
     """Return the models (n, d) after local DP-SGD from starts (n, d); deployed, n is 1."""
     if settings.batch is not None:
         raise InputError("a deployed client draws Poisson batches; batches of fixed size are for simulations only")
@@ -72,6 +79,8 @@ def train_deployed(model: Model, starts: Tensor, records: Records, streams: Stre
             if settings.momentum is not None:
                 gradient = velocity.mul_(float(settings.momentum[client])).add_(gradient)
             current.add_(gradient, alpha=-float(settings.learning_rate[client]))
+            if drift is not None and settings.learning_rate[client]:
+                current.add_(drift[client])
         trained.append(current)
     return torch.stack(trained)
 

@@ -115,7 +115,13 @@ class Learning(NamedTuple):
 
 
 def train_on_cpu(
-    model: Model, starts: Tensor, anchor: Tensor, records: Records, streams: Streams, settings: Settings
+    model: Model,
+    starts: Tensor,
+    anchor: Tensor,
+    records: Records,
+    streams: Streams,
+    settings: Settings,
+    drift: Tensor | None = None,
 ) -> Tensor:
     """Return the models (n, d) after local training from starts (n, d), for all clients of `records` at once."""
     keep_freed_memory()
@@ -125,7 +131,7 @@ def train_on_cpu(
     plans = [choose_plan(model, part, longest) for part, longest in parts]
     fixed = pace(settings, batches.sizes, starts.device)
     width, ordered = max(int(p.widths.max(initial=0)) for p in plans), any(p.order is not None for p in plans)
-    deferral = deferral_of(model, starts, fixed, width, ordered)
+    deferral = deferral_of(model, starts, fixed, width, ordered or drift is not None)
     deferral.begin(starts, fixed.rate, fixed.momentum)
     models = deferral.kept(starts)
     velocity = None if fixed.momentum is None else torch.zeros_like(models)
@@ -138,10 +144,22 @@ def train_on_cpu(
         if fixed.plain and not ordered:
             deferral.enter(torch.tensor([number]), number)
             step_directly(learning, records, passes, fixed, rate, divisor)
-            continue
-        gradient = torch.zeros_like(models) if drawn is None else drawn
-        advance(learning, records, passes, fixed, rate, divisor, gradient)
+        else:
+            gradient = torch.zeros_like(models) if drawn is None else drawn
+            advance(learning, records, passes, fixed, rate, divisor, gradient)
+        add_drift(models, drift, rate)
     return deferral.joined(models)
+
+
+def drift_per_step(drift: Tensor, settings: Settings) -> Tensor:
+    """Return what is added to models in each of a client's steps, (n, d)."""
+    return torch.div(drift, torch.from_numpy(np.maximum(settings.steps, 1)).to(drift)[:, None])
+
+
+def add_drift(models: Tensor, drift: Tensor | None, rate: Tensor) -> None:
+    """Add a step's drift to the models of clients that take the step, in place; rate (n, 1) is 0 for the others."""
+    if drift is not None:
+        models.addcmul_(drift, (rate > 0).to(models))
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import effective_budgets, guaranteed, whose_budgets
 from polyeps.experiment.noise_calibration import Cost, claimed_noise, cost_of, expected_rounds, real_costs, sound_noise
 from polyeps.experiment.population import Population
+from polyeps.experiment.rate_calibration import rates_by_budget
 from polyeps.experiment.registry import BUILT_IN, Parts, checked_options, entry_of
 from polyeps.experiment.seeds import seed_for
 from polyeps.ledger import Ledger
@@ -143,8 +144,12 @@ def prepare(
             f'training.kind = "gradient" does not apply to {method.name}, which {why}; give this algorithm '
             'training = { kind = "sgd" }'
         )
+    if entry.rates and (settings.rate is not None or method.form == "published"):
+        named = "training.rate" if settings.rate is not None else "form"
+        raise InputError(f"{method.name} finds a sampling rate for every client's budget; leave out {named}")
     groups = None
-    noise, own = np.zeros(len(population.ids)), {"records": population.sizes}
+    noise = np.zeros(len(population.ids))
+    own: dict[str, NDArray[Any]] = {"records": population.sizes}
     if entry.local == "sums":
         groups = _groups(population, budgets)
 
@@ -193,6 +198,11 @@ def prepare(
             claimed = guaranteed(budgets)
             noise = claimed_noise(claimed, cost, uses)
             budgets = real_costs(noise, claimed, cost, uses)
+        elif entry.rates:
+            common = experiment.budgets.noise_multiplier
+            noise, own["rate"] = rates_by_budget(
+                budgets, cost, population.sizes, settings.batch, uses, common, progress
+            )
         else:
             noise = sound_noise(experiment, budgets, cost, uses, progress)
     discloses: tuple[Field, ...] = ("epsilon", "examples") if experiment.budgets.disclosed else ()

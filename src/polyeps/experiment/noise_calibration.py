@@ -48,13 +48,14 @@ class Cost:
 
     def event(self, noise_multiplier: float, row: int) -> Any:
         """Return the price for one client."""
-        return self.price(float(noise_multiplier), self._of(row))
+        return self.price(float(noise_multiplier), self.of(row))
 
     def claim(self, noise_multiplier: float, rounds: int, delta: float, row: int) -> float | None:
         """Return the ε that the paper states for one client after some rounds, if it states one."""
-        return self.claimed(float(noise_multiplier), rounds, delta, self._of(row))
+        return self.claimed(float(noise_multiplier), rounds, delta, self.of(row))
 
-    def _of(self, row: int) -> dict[str, float]:
+    def of(self, row: int) -> dict[str, float]:
+        """Return the settings of one client."""
         return {name: float(own[row]) for name, own in self.settings.items()}
 
     def is_pure(self, budgets: Sequence[Budget], rounds: int, *, rows: Sequence[int], sound: bool) -> bool:
