@@ -106,7 +106,10 @@ def to_records(dataset: Dataset, partition: Partition, device: Any = "cpu") -> R
     places = torch.arange(most)
     real = places < lengths[:, None]  # (P, L)
     rows = edges[:-1, None] + torch.where(real, places, 0)
-    return Records(features[rows].to(device), labels[rows].masked_fill_(~real, _NO_RECORD).to(device), offsets)
+    padding = ~real.reshape(*real.shape, *(1,) * (labels.ndim - 1))
+    mark = float("nan") if labels.is_floating_point() else _NO_RECORD
+    shown = labels[rows].masked_fill_(padding, mark)
+    return Records(features[rows].to(device), shown.to(device), offsets, padded=True)
 
 
 def _assembled(pieces: Sequence[Indices], remedy: str, ids: Sequence[str] = ()) -> Partition:
