@@ -40,7 +40,7 @@ def print_client_figures(lines: Sequence[MethodRuns]) -> None:
         return  # the table about joining has them
     first = next(iter(tables.values()))
     asked = [name for name in next(iter(first.values())).metrics if name in ("auc", "roc_auc")]
-    metric = asked[0] if asked else "accuracy"
+    metric = asked[0] if asked else lines[0].measure
     rows = [
         [
             client,

@@ -314,6 +314,8 @@ def divide(
         )
     if clients is None or generator is None:
         raise InputError(f"the partition {kind} is drawn at random: say how many clients, and give a seed")
+    if kind != "iid" and dataset.target != "class":
+        raise InputError(f"the partition {kind} divides records by class, but {dataset.name} has none: use iid")
     labels = dataset.labels
     match kind:
         case "iid":

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional
 
+from polyeps.data.targets import IGNORED
 from polyeps.errors import InputError
 
-IGNORED = -100  # the label of a position that does not count, as in torch
 # The loss of each row, (T,), from outputs (T, ...) and targets (T, ...). A loss with a method `gradients` of the same
 # arguments is not differentiated by autograd; one with `example_labels` says which targets it is checked with.
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -1,10 +1,9 @@
-"""Losses of numbers, of several labels at once and of soft labels, and all losses by name with what they take."""
+"""Losses of numbers, of several labels at once and of soft labels, and all losses by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +11,6 @@ from torch.nn import functional
 
 from polyeps.engine.losses import BinaryHinge, BinaryLogistic, Loss, cross_entropy, hinge
 from polyeps.errors import InputError
-
-# What a record's target is: its class, a class for each position, a probability for each class, one or several numbers,
-# or yes or no for each of several labels.
-Target = Literal["class", "sequence", "soft", "number", "labels"]
 
 
 class _EachNumber:
@@ -109,7 +104,7 @@ def _paired(loss: object, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
     """Return outputs and targets as two matrices (T, k); refuse numbers that do not belong together."""
     mine, theirs = (each[:, None] if each.dim() == 1 else each.flatten(1) for each in (outputs, targets))
     if mine.shape != theirs.shape:
-        named = next(name for name, known in LOSSES.items() if type(known.loss) is type(loss))
+        named = next(name for name, known in LOSSES.items() if type(known) is type(loss))
         raise InputError(
             f'the loss "{named}" compares every output with a number of its own, but a row has outputs of shape '
             f"{tuple(outputs.shape[1:])} and targets of shape {tuple(targets.shape[1:])}; make them alike"
@@ -117,24 +112,17 @@ def _paired(loss: object, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
     return mine, theirs.to(mine.dtype)
 
 
-class NamedLoss(NamedTuple):
-    """A loss, and the targets it takes."""
-
-    loss: Loss
-    targets: tuple[Target, ...]
-
-
-LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
+LOSSES: Mapping[str, Loss] = MappingProxyType(
     {
-        "cross-entropy": NamedLoss(cross_entropy, ("class", "sequence")),
-        "soft-cross-entropy": NamedLoss(SoftCrossEntropy(), ("soft",)),
-        "hinge": NamedLoss(hinge, ("class",)),
-        "binary-logistic": NamedLoss(BinaryLogistic(), ("class",)),
-        "binary-hinge": NamedLoss(BinaryHinge(), ("class",)),
-        "squared": NamedLoss(Squared(), ("number",)),
-        "absolute": NamedLoss(Absolute(), ("number",)),
-        "huber": NamedLoss(Huber(), ("number",)),
-        "multi-label": NamedLoss(MultiLabel(), ("labels",)),
+        "cross-entropy": cross_entropy,
+        "soft-cross-entropy": SoftCrossEntropy(),
+        "hinge": hinge,
+        "binary-logistic": BinaryLogistic(),
+        "binary-hinge": BinaryHinge(),
+        "squared": Squared(),
+        "absolute": Absolute(),
+        "huber": Huber(),
+        "multi-label": MultiLabel(),
     }
 )
 
@@ -145,4 +133,4 @@ def loss_named(loss: Loss | str) -> Loss:
         return loss
     if loss not in LOSSES:
         raise InputError(f"there is no loss {loss!r}; known are {', '.join(LOSSES)}, or give a function")
-    return LOSSES[loss].loss
+    return LOSSES[loss]
