@@ -85,11 +85,11 @@ class GivenToModel(NamedTuple):
     output: Choice = None
     loss: Loss | None = None  # None: cross-entropy, or the loss of a Model
     target: Target = "class"
-    shape: tuple[int, ...] = ()  # of a record's target
+    shape: tuple[int, ...] | None = None  # of a record's target, where it is known
 
     def examples(self, classes: int) -> Tensor | None:
-        """Return made-up targets for an own loss, if it does not take classes."""
-        if self.target == "class":
+        """Return made-up targets for a loss, if it does not take classes."""
+        if self.target == "class" or self.shape is None:
             return None
         return torch.from_numpy(example_targets(self.target, self.shape, classes))
 
@@ -141,7 +141,7 @@ def _check_outputs(name: str, model: Model, classes: int, given: GivenToModel) -
     if width != classes and (width, classes, given.target) != (1, 2, "class"):
         what = "classes" if given.target in ("class", "sequence", "soft") else NAMES[given.target]
         raise InputError(f"model.name = {name} has {width} outputs for {classes} {what}; give each one")
-    if given.target == "sequence" and outputs.shape[1:-1] != given.shape:
+    if given.target == "sequence" and given.shape is not None and outputs.shape[1:-1] != given.shape:
         raise InputError(
             f"model.name = {name} has outputs of shape {tuple(outputs.shape[1:])} for targets of shape {given.shape}; "
             "return a number for each position and class, classes last"

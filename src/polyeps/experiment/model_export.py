@@ -63,6 +63,10 @@ def as_onnx(model: SavedModel, clients: bool = True) -> tuple[bytes, float]:
             f"{model.path} has the encoder {model.metadata.encoder}, code which ONNX does not hold; export it as "
             "safetensors"
         )
+    if model.target not in ("class", "soft") or model.metadata.inputs is not None:
+        raise InputError(
+            f"{model.path}: ONNX files are for models of one input and of classes; export it as safetensors"
+        )
     tried, about = _random_records(model.metadata), model.metadata
     wrapped = _Probabilities(model.module).eval()
     proto = graph_of(model.module, about.input_shape, tried.dtype, len(about.classes))
