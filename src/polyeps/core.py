@@ -102,18 +102,19 @@ class Records:
     Offsets may also be (n, 2), first row and end of each client, to select a few of many clients.
 
     Where all records of a person are one example, offsets and counts are those of persons. Person p then holds the rows
-    units[p, 0] up to units[p, 1] or, in a padded block with labels (P, L), row p.
+    units[p, 0] up to units[p, 1] or, in a padded block with labels (P, L, ...), row p.
     """
 
     features: Tensor  # (R, ...)
-    labels: Tensor  # (R,)
+    labels: Tensor  # (R, ...): a class, or whatever the model's loss takes
     offsets: Tensor  # (n + 1,) or (n, 2) int64
     units: Tensor | None = None  # (P, 2) int64
+    padded: bool = False  # whether rows are persons, padded to one number of records
 
     @property
     def of_persons(self) -> bool:
         """Whether an example is all records of a person."""
-        return self.units is not None or self.labels.ndim > 1
+        return self.units is not None or self.padded
 
     @property
     def clients(self) -> int:

@@ -19,7 +19,9 @@ from pydantic_core import from_json
 from torch import Tensor
 
 from polyeps.accounting.certificate import SECRET_COHORT, Certificate
+from polyeps.data.named_inputs import Inputs, NamedInput
 from polyeps.data.schema import Column
+from polyeps.data.targets import Target
 from polyeps.errors import InputError
 
 FORMAT = 1
@@ -73,7 +75,11 @@ class ModelMetadata(_Part):
     parameters: tuple[str, ...] = Field(min_length=1)  # trained tensors in the order of the model's vector
     input_shape: tuple[_Count, ...] = Field(min_length=1, max_length=8)
     input_type: _NumberType
-    classes: tuple[str, ...] = Field(min_length=1)
+    classes: tuple[str, ...] = Field(min_length=1)  # or the names of the numbers or labels that are predicted
+    target: Target | None = None  # what is predicted; None: a class
+    scale: Column | None = None  # of numbers: the range they were scaled from
+    inputs: tuple[NamedInput, ...] | None = Field(default=None, max_length=64)  # what a row of features holds
+    output: str | int | None = None  # of several outputs of an own model: the one that was trained
     label: str | None = None  # column of the label in an own table
     columns: tuple[Column, ...] | None = None  # how the columns of a table become features
     features: tuple[str, ...] = ()  # names of the features, if they have any
@@ -97,6 +103,8 @@ class ModelMetadata(_Part):
             raise ValueError("two classes or two parameters have the same name")
         if not all(name.isprintable() for name in (*self.classes, *self.features, *(self.clients or ()))):
             raise ValueError("a class, feature or client has a name that cannot be shown")
+        if self.inputs is not None and (sum(Inputs(self.inputs).sizes),) != self.input_shape:
+            raise ValueError("the inputs of a record are not those of its features")
         self.certificate(ClientGuarantee())
         return self
 

@@ -7,6 +7,7 @@ layers do, uniform within 1/√fan-in, from the generator the caller gives.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
@@ -19,14 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from polyeps.core import check_person
+from polyeps.data.named_inputs import Inputs, by_name, inputs_of
+from polyeps.engine.adapters import Adapted, Choice, adapted
+from polyeps.engine.example_rows import candidate_rows
 from polyeps.engine.fallback_layers import RUNNING, call_module, evaluating
 from polyeps.engine.gradient_checks import CheckedModel
 from polyeps.engine.losses import BinaryHinge, BinaryLogistic, Loss
 from polyeps.engine.losses import cross_entropy as cross_entropy
 from polyeps.engine.losses import hinge as hinge
-from polyeps.engine.module_checks import candidate_rows, check_model, check_module
+from polyeps.engine.module_checks import check_model, check_module
 from polyeps.engine.network import Network, floats_per_row, lower, one_vector_a_row
 from polyeps.engine.recurrent import LastState
+from polyeps.engine.target_losses import loss_named
 from polyeps.engine.units import EachRecord, UnitLoss, UnitNetwork
 from polyeps.errors import InputError
 
@@ -57,11 +62,19 @@ class Model:
     slices: dict[str, Slice] = field(init=False, repr=False)
     example: InitVar[Tensor | None] = None  # rows to check the module on; random ones by default
     check: InitVar[bool] = True
+    # Examples (R, ...) of the targets of an own loss that takes other ones than a class or a number for each record.
+    targets: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self, example: Tensor | None, check: bool) -> None:
         check_module(self.module)
         if self.input_type.is_complex or self.input_type in (torch.float64, torch.float16, torch.bfloat16):
-            raise InputError(f"rows are {self.input_type}; models take float32 or whole numbers")
+            raise InputError(f"rows are {self.input_type}; models take float32 or whole numbers: call float() on them")
+        object.__setattr__(self, "loss", loss_named(self.loss))
+        self._lay_out()
+        if check:
+            self._check(example)
+
+    def _lay_out(self) -> None:
         slices: dict[str, Slice] = {}
         end = 0
         for name, parameter in self.module.named_parameters():
@@ -72,20 +85,37 @@ class Model:
             raise InputError("the model has no trainable parameters; at least one must require a gradient")
         object.__setattr__(self, "slices", slices)
         object.__setattr__(self, "network", lower(self.module))
-        if check:
-            self._check(example)
 
     def _check(self, example: Tensor | None) -> None:
         """Train with what was compared with autograd, one example at a time, on this module and loss."""
+        rows = candidate_rows(self.module, self.input_shape, self.input_type, example)
+        if not isinstance(self.module, Adapted) and self._returns_several(rows):
+            object.__setattr__(self, "module", Adapted(self.module))
+            self._lay_out()
         shapes = {name: part.shape for name, part in self.slices.items()}
         subject = CheckedModel(self.module, shapes, self.loss)
         device = next(self.module.parameters()).device
         device = torch.device("cpu") if device.type == "meta" else device
-        rows = candidate_rows(self.module, self.input_shape, self.input_type, example)
         start = self.start(torch.Generator().manual_seed(2)).to(device)
-        network, loss = check_model(subject, self.network, start, [part.to(device) for part in rows])
+        network, loss = check_model(subject, self.network, start, [part.to(device) for part in rows], self.targets)
         object.__setattr__(self, "network", network)
         object.__setattr__(self, "loss", loss)
+
+    def _returns_several(self, candidates: list[Tensor]) -> bool:
+        """Whether the module returns anything but one tensor; whatever is wrong with it is found by the checks."""
+        device = next(self.module.parameters()).device
+        if device.type == "meta":
+            return False
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), RUNNING, evaluating(self.module):
+            for rows in candidates:
+                with contextlib.suppress(Exception):
+                    return not isinstance(self.module(rows.clone().to(device)), Tensor)
+        return False
+
+    @property
+    def inputs(self) -> Inputs | None:
+        """The named inputs that a row is cut into; None for a module of one tensor."""
+        return self.module.inputs if isinstance(self.module, Adapted) else None
 
     @property
     def size(self) -> int:
@@ -216,11 +246,31 @@ _BUILDERS = (binary_logistic, binary_svm, cifar_cnn, cnn, linear_svm, logistic, 
 MODELS: Mapping[str, Callable[..., Model]] = MappingProxyType({build.__name__: build for build in _BUILDERS})
 
 
-def from_module(module: nn.Module, loss: Loss, example: Tensor) -> Model:
-    """A model of any module, checked against autograd on rows like the examples, of which there must be two."""
+def from_module(
+    module: nn.Module,
+    loss: Loss | str,
+    example: Tensor | Mapping[str, Tensor] | tuple[Tensor, ...],
+    *,
+    targets: Tensor | None = None,
+    output: Choice = None,
+) -> Model:
+    """A model of any module, checked against autograd on rows like the examples, of which there must be two.
+
+    Examples are one tensor (R, ...), or several: by the names of the module's arguments in a dictionary, by their
+    places in a tuple. `targets` (R, ...) are examples of what an own loss takes. Of several outputs, the one called
+    logits is trained, or the one that `output` names, by key or by place.
+    """
+    inputs = None
+    if not isinstance(example, Tensor):
+        for name, part in by_name(example).items():
+            if part.is_floating_point() and part.dtype != torch.float32:
+                raise InputError(f"the input {name!r} is {part.dtype}; call float() on it, since models are float32")
+        inputs = inputs_of(example)
+        example = torch.from_numpy(inputs.pack(by_name(example), "the examples"))
     if len(example) < 2:
         raise InputError("the example must hold at least two rows, to see that the model treats them apart")
-    return Model(module, loss, tuple(example.shape[1:]), example.dtype, example=example)
+    made, shape = adapted(module, inputs, output), tuple(example.shape[1:])
+    return Model(made, loss_named(loss), shape, example.dtype, example=example, targets=targets)
 
 
 def of_units(model: Model, person: str) -> Model:

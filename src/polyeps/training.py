@@ -316,14 +316,14 @@ def _shape(model: Model, records: Records) -> tuple[int, ...]:
     """Return the shape that a model needs the features in: records (R, ...), or persons (P, L, ...) if padded."""
     if not model.person:
         return -1, *model.input_shape
-    return -1, *(() if records.units is not None else records.labels.shape[1:]), *model.input_shape[1:]
+    return -1, *(() if records.units is not None else records.labels.shape[1:2]), *model.input_shape[1:]
 
 
 def _rows_of(records: Records) -> NDArray[np.float64]:
     """Return about how many rows, padding included, all of a client's records take, (n,)."""
     counts = records.counts.astype(np.float64)
     if records.units is None:
-        return counts * (records.labels.shape[1] if records.labels.ndim > 1 else 1)
+        return counts * (records.labels.shape[1] if records.padded else 1)
     before = np.append(0.0, np.cumsum(records.units.diff(dim=1)[:, 0].cpu().numpy()))
     first, end = records.spans.cpu().numpy().T
     held: NDArray[np.float64] = before[end] - before[first]
@@ -347,5 +347,7 @@ def _check(model: Model, starts: Tensor, records: Records, streams: Streams) -> 
     shape = _shape(model, records)[1:]
     if math.prod(records.features.shape[1:]) != math.prod(shape):
         raise InputError(f"the model takes records of shape {shape}, but these are {tuple(records.features.shape[1:])}")
+    if records.features.is_floating_point() and records.features.dtype != torch.float32:
+        raise InputError(f"records are {records.features.dtype}; models are float32: call float() on the features")
     if streams.clients != records.clients:
         raise InputError(f"{records.clients} clients have records, but {streams.clients} have a random stream")

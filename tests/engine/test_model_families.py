@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,16 +12,21 @@ import torch
 from support.attention_families import attention_cases, random_cases, refused_cases
 from support.model_families import Case, activation_cases, linear_cases, own_cases
 from support.network_families import convolution_cases, norm_cases, recurrent_cases, token_cases
-from torch import Tensor
+from support.target_families import TargetCase, refused_targets, right_cases
+from torch import Tensor, nn
 from torch.func import functional_call
 
+from polyeps.core import Records
+from polyeps.data.named_inputs import by_name, inputs_of
+from polyeps.engine.deployed_training import RecordGradients
 from polyeps.engine.fallback_layers import LoopedLayer
 from polyeps.engine.layout import Layout, lay_out
 from polyeps.engine.module_mode import ModuleMode
 from polyeps.engine.network import add_gradients, record_gradients
 from polyeps.engine.row_draws import RowDraws
+from polyeps.engine.units import examples_of
 from polyeps.errors import InputError
-from polyeps.models import Model, cross_entropy
+from polyeps.models import Model, cross_entropy, from_module, of_units
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -46,6 +53,8 @@ def test_there_are_enough_cases() -> None:
     assert len(CASES) - refused >= 250
     assert refused >= 25
     assert slow <= 0.05 * len(CASES)
+    assert len(right_cases()) >= 60
+    assert len(refused_targets()) >= 20
 
 
 def examples(case: Case) -> Tensor:
@@ -119,5 +128,110 @@ def sums(
 
 def close(found: Tensor, expected: Tensor) -> None:
     """Within 10⁻⁵ of each gradient's norm."""
+    assert found.shape == expected.shape
     length = expected.norm(dim=1, keepdim=True)
     assert (found - expected).abs().le(1e-5 * length + 1e-7).all(), float(((found - expected).abs() / length).max())
+
+
+# --- inputs, outputs, targets and losses ----------------------------------------------------------------------------
+
+TARGETS: dict[str, TargetCase] = {**right_cases(), **{f"refused {n}": c for n, c in refused_targets().items()}}
+
+
+def called(module: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+
+
+def at(inputs: Any, place: int) -> Any:
+    if isinstance(inputs, dict):
+        return {name: values[place : place + 1] for name, values in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(values[place : place + 1] for values in inputs)
+    return inputs[place : place + 1]
+
+
+def by_hand(case: TargetCase, module: nn.Module, model: Model, vector: Tensor, inputs: Any, target: Tensor) -> Tensor:
+    """One record's gradient, by plain autograd through the module as its user calls it and a loss of plain torch."""
+    given = copy.deepcopy(module)
+    for (name, parameter), part in zip(given.named_parameters(), model.slices.values(), strict=True):
+        assert next(key for key, one in model.slices.items() if one is part).removeprefix("module.") == name
+        parameter.data = vector[part.start : part.stop].view(part.shape).clone()
+    loss = case.task.plain(case.given.pick(called(given, inputs)), target)
+    found = torch.autograd.grad(loss, list(given.parameters()), allow_unused=True)
+    zeros = [torch.zeros_like(parameter) for parameter in given.parameters()]
+    return torch.cat([(zero if by is None else by).reshape(-1) for zero, by in zip(zeros, found, strict=True)])
+
+
+def block(inputs: Any) -> Tensor:
+    return inputs if isinstance(inputs, Tensor) else torch.from_numpy(inputs_of(inputs).pack(by_name(inputs)))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_kind_of_inputs_outputs_and_targets_is_right_or_refused(name: str) -> None:
+    case = TARGETS[name]
+    torch.manual_seed(0)
+    module, generator = case.given.build(), torch.Generator().manual_seed(5)
+    inputs = case.given.inputs(generator)
+
+    def built() -> tuple[Model, Tensor]:
+        stated = None
+        with torch.no_grad():
+            outputs = torch.zeros(5, 1) if case.refused else case.given.pick(called(module.eval(), inputs))
+            if name.startswith("refused") and case.task.stated:
+                outputs = called(module, inputs)
+            targets = case.task.targets(outputs, generator)
+        module.train()
+        stated = targets if case.task.stated else None
+        made = from_module(module, case.task.loss, inputs, targets=stated, output=case.given.output)
+        return made, targets
+
+    if case.refused:
+        with pytest.raises(InputError, match=case.refused):
+            built()
+        return
+    model, targets = built()
+    assert any(isinstance(layer, LoopedLayer) for layer in model.network.layers) == case.given.slow
+    rows = block(inputs)
+    models = model.start(generator) + 0.1 * torch.randn(3, model.size, generator=generator)
+    expected = torch.stack(
+        [by_hand(case, module, model, models[i], at(inputs, k), targets[k : k + 1]) for k, i in enumerate(OWNER)]
+    )
+    assert float(expected[0].norm()) > 0
+    close(record_gradients(model.network, model.loss, models[0], rows[:3], targets[:3]), expected[:3])
+    norms = expected.norm(dim=1)
+    clip = float(norms[norms > 0].median()) * 0.9
+    layout = lay_out(3, [0, 1, 2, 3], SIZES, torch.device("cpu"))
+    draws = RowDraws.fixed(5, torch.device("cpu"))
+    for limit in (None, clip):
+        factors = torch.ones(5) if limit is None else (limit * AIM / norms.clamp(min=1e-30)).clamp(max=1)
+        each = expected * factors[:, None]
+        found = sums(model, models, rows, targets, layout, draws, limit)
+        close(found, torch.stack([each[:3].sum(0), torch.zeros(model.size), each[3:].sum(0)]))
+    # Without one record, its own client's sum moves by no more than the clip, and no other client's at all.
+    fewer = sums(
+        model,
+        models,
+        rows[1:],
+        targets[1:],
+        lay_out(3, [0, 1, 2, 3], np.array([2, 0, 2]), layout.owner.device),
+        draws.of_rows([1, 2, 3, 4]),
+        clip,
+    )
+    assert float((found - fewer)[0].norm()) <= clip
+    assert float((found - fewer)[1:].abs().max()) <= 1e-6 * clip
+    # Deployed, one record at a time.
+    data = Records(rows[:3], targets[:3], torch.tensor([0, 3]))
+    alone = RecordGradients(model, models[0])
+    alone.check(data)
+    close(torch.stack([alone._of(data, k) for k in range(3)]), expected[:3])
+    # Persons: the mean over the records of each, of unequal numbers, in one batch and deployed.
+    units = torch.tensor([[0, 2], [2, 2], [2, 3]])
+    persons, whole = of_units(model, "patient"), Records(rows[:3], targets[:3], torch.tensor([0, 3]), units)
+    means = torch.stack([expected[:2].mean(0), torch.zeros(model.size), expected[2]])
+    together, labels = examples_of(whole, torch.arange(3), None)
+    close(record_gradients(persons.network, persons.loss, models[0], together, labels), means)
+    single = RecordGradients(persons, models[0])
+    single.check(whole)
+    close(torch.stack([single._of(whole, k) for k in range(3)]), means)

@@ -279,7 +279,7 @@ def test_together_alone_chunked_and_on_a_device_are_alike(name: str, monkeypatch
     small = training_of(model, **options, memory=1).run(start, records, SeededStreams(4, ids(records), 0), 0.5)
     torch.testing.assert_close(small, together, rtol=1e-4, atol=1e-5)
     assert records.units is not None
-    block = Records(*examples_of(records, torch.arange(len(records.units)), None), records.offsets)
+    block = Records(*examples_of(records, torch.arange(len(records.units)), None), records.offsets, padded=True)
     quiet = training_of(model, **options).run(start, records, SeededStreams(4, ids(records), 0), 0.0)
     monkeypatch.setattr("polyeps.training.train_on_cpu", partial(train_on_device, graphs={}))
     device = training_of(model, **options).run(start, block, SeededStreams(4, ids(records), 0), 0.0)

@@ -111,7 +111,7 @@ def persons(model: Model, clients: list[list[int]], seed: int = 0) -> Records:
 def padded(records: Records) -> Records:
     """The same persons as one block, as a device has them."""
     features, labels = examples_of(records, torch.arange(len(records.units if records.units is not None else ())), None)
-    return Records(features, labels, records.offsets)
+    return Records(features, labels, records.offsets, padded=True)
 
 
 def start_of(model: Model) -> Tensor:

@@ -181,7 +181,7 @@ def test_contributions_average_to_the_auc_and_give_its_variance(outputs: int) ->
         ("confusion_matrix", "did you mean 'confusion'"),
         ("rocauc", "did you mean 'roc_auc'"),
         ("zzz", "there is no metric 'zzz'; known are auc, average_precision"),
-        ("accuracy", "metrics: accuracy is always measured; leave it out"),
+        ("accuracy", "metrics: accuracy is measured wherever it can be; leave it out"),
     ],
 )
 def test_unknown_names_are_refused_with_near_misses(name: str, said: str) -> None:

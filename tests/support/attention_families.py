@@ -264,7 +264,7 @@ def refused_cases() -> dict[str, Case]:
         "refused mean of the batch": wrong(lambda s, x: s.a(x).mean(0, keepdim=True), "first dimension"),
         "refused length first": Case(lambda: nn.TransformerEncoderLayer(4, 2, 6, 0.0), (3, 4), refused=mixing),
         "refused tuple": wrong(lambda s, x: (s.a(x), x), "returns a tuple"),
-        "refused dictionary": wrong(lambda s, x: {"logits": s.a(x)}, "returns a dict"),
+        "refused dictionary": wrong(lambda s, x: {"scores": s.a(x), "hidden": x}, "returns a dict"),
         "refused float64": Case(lambda: nn.Linear(4, 3).double(), refused="float32"),
         "refused bfloat16": Case(lambda: nn.Linear(4, 3).bfloat16(), refused="float32"),
         "refused spectral norm": Case(

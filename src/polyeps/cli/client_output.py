@@ -40,17 +40,18 @@ def print_client_figures(lines: Sequence[MethodRuns]) -> None:
         return  # the table about joining has them
     first = next(iter(tables.values()))
     asked = [name for name in next(iter(first.values())).metrics if name in ("auc", "roc_auc")]
-    metric = asked[0] if asked else "accuracy"
+    metric = asked[0] if asked else lines[0].measure
+    guessed = any(row.majority for row in first.values())
     rows = [
         [
             client,
             row.test_records,
-            row.majority.text("accuracy") if row.majority else None,
+            *([row.majority.text("accuracy") if row.majority else None] if guessed else []),
             *(_figure(of.get(client), metric) for of in tables.values()),
         ]
         for client, row in first.items()
     ]
-    columns = ["client", "test\nrecords", "majority class\n(accuracy)", *tables]
+    columns = ["client", "test\nrecords", *(["majority class\n(accuracy)"] if guessed else []), *tables]
     print_table(columns, rows[:_MOST_ROWS], title=f"{metric} on each client's own test records (simulation only)")
     _rest(len(rows))
 

@@ -25,7 +25,9 @@ def predict(
     keep: Annotated[
         list[str] | None, typer.Option(help="Column to pass through, such as an identifier; may be repeated.")
     ] = None,
-    score: Annotated[bool, typer.Option("--score", help="Compare with the file's labels: accuracy and AUC.")] = False,
+    score: Annotated[
+        bool, typer.Option("--score", help="Compare with the file's labels: accuracy and AUC, or errors of numbers.")
+    ] = False,
     label: Annotated[str | None, typer.Option(help="Label column; by default the one of the training.")] = None,
     method: MethodName = None,
     seed: ModelSeed = None,
@@ -33,7 +35,7 @@ def predict(
     code: CodeFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Predict the class of every record of a table, encoded as the model's training records were."""
+    """Predict the class or number of every record of a table, encoded as the model's training records were."""
     from polyeps.experiment.prediction import predict_file
     from polyeps.experiment.saved_model import find_model
 

@@ -47,19 +47,20 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
 
 def print_methods(lines: Sequence[MethodRuns]) -> None:
     """Print one line per method."""
-    from polyeps.report.formatting import byte_size, counted, percent, share, short
+    from polyeps.report.formatting import byte_size, counted, percent, reached, share, short
     from polyeps.report.sentences import averaged_rounds, undefined_metrics
     from polyeps.report.tables import summarise
 
     rows = [summarise(line) for line in lines]
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
-    columns = ["method", "accuracy", *metrics, "rounds", "most spent\nof a budget", "left\nearly"]
+    measure = rows[0].measure if rows else "accuracy"
+    columns = ["method", measure, *metrics, "rounds", "most spent\nof a budget", "left\nearly"]
     print_table(
         [*columns, "sent per client\nand round", "s/round"],
         [
             [
                 row.label,
-                percent(row.final_accuracy, row.final_accuracy_deviation),
+                reached(row.measure, row.final_accuracy, row.final_accuracy_deviation),
                 *(short(row.metrics.get(name)) for name in metrics),
                 row.rounds_run,
                 share(row.largest_ratio) if row.largest_ratio is not None else "no guarantee",
@@ -69,7 +70,7 @@ def print_methods(lines: Sequence[MethodRuns]) -> None:
             ]
             for row in rows
         ],
-        title=f"Test accuracy: the mean over {averaged_rounds(lines)}",
+        title=f"Test {measure}: the mean over {averaged_rounds(lines)}",
     )
     guessed = next((row.majority_accuracy for row in rows if row.majority_accuracy is not None), None)
     if guessed is not None:

@@ -50,7 +50,7 @@ def print_sweep(sweep: Sweep, folder: Path, as_json: bool) -> None:
     from contextlib import closing
 
     from polyeps.experiment.journal import Journal
-    from polyeps.report.formatting import percent, share, short
+    from polyeps.report.formatting import reached, share, short
     from polyeps.report.tables import read_methods, summarise
 
     found: list[list[MethodSummary]] = []
@@ -67,13 +67,14 @@ def print_sweep(sweep: Sweep, folder: Path, as_json: bool) -> None:
         return
     keys = list(sweep.runs[0].values)
     metrics = list(dict.fromkeys(name for rows in found for row in rows for name in row.metrics))
+    measure = next((row.measure for rows in found for row in rows), "accuracy")
     print_table(
-        [*keys, "method", "accuracy", *metrics, "rounds", "most spent\nof a budget"],
+        [*keys, "method", measure, *metrics, "rounds", "most spent\nof a budget"],
         [
             [
                 *(_cell(one.values[key]) for key in keys),
                 row.label,
-                percent(row.final_accuracy, row.final_accuracy_deviation),
+                reached(row.measure, row.final_accuracy, row.final_accuracy_deviation),
                 *(short(row.metrics.get(name)) for name in metrics),
                 row.rounds_run,
                 share(row.largest_ratio) if row.largest_ratio is not None else "no guarantee",

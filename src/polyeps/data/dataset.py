@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.core import check_person
-from polyeps.data.schema import Schema
+from polyeps.data.named_inputs import Inputs
+from polyeps.data.schema import Column, Schema
+from polyeps.data.targets import Target, check_targets
 from polyeps.errors import DataError, InputError
 
 LabelArray = NDArray[np.int64]
@@ -34,10 +36,10 @@ class Dataset:
 
     name: str
     features: NDArray[Any]  # (R, ...) float32, or int64 word numbers
-    labels: LabelArray  # (R,) label i means classes[i]
+    labels: NDArray[Any]  # (R,) label i means classes[i]; or other targets (R, ...), as `target` says
     test_features: NDArray[Any]  # (T, ...)
-    test_labels: LabelArray  # (T,)
-    classes: tuple[str, ...]
+    test_labels: NDArray[Any]  # (T, ...)
+    classes: tuple[str, ...]  # or the names of what is predicted: numbers, or several labels
     groups: LabelArray | None = None  # (R,) the writer or client of each record: group_names[groups[i]]
     group_names: tuple[str, ...] = ()
     test_groups: LabelArray | None = None  # (T,) those of the test records, where they are known
@@ -52,13 +54,16 @@ class Dataset:
     encoded_from: RecordLayout | None = None  # what an encoder made the features from, if there is one
     own: bool = False  # whether it is a table of the user's own, and no public data set
     remarks: tuple[str, ...] = ()  # what a user should know about how it was read
+    target: Target = "class"
+    scale: Column | None = None  # of numbers: the range that was declared, and that they were scaled from
+    inputs: Inputs | None = None  # what the features (R, W) hold, where a record has several inputs
 
     def __post_init__(self) -> None:
         for part, features, labels in (
             ("training", self.features, self.labels),
             ("test", self.test_features, self.test_labels),
         ):
-            _check_records(f"{self.name}, {part} records", features, labels, self.classes, self.columns)
+            _check_records(f"{self.name}, {part} records", features, labels, self)
         for what, owners in (("group", self.groups), ("person", self.persons)):
             if owners is not None and len(owners) != len(self.labels):
                 raise DataError(f"{self.name} has {len(self.labels)} records but {len(owners)} {what} numbers")
@@ -71,6 +76,8 @@ class Dataset:
         found = hashlib.sha256(
             repr((self.classes, self.group_names, self.features.shape, self.test_features.shape)).encode()
         )
+        if self.target != "class" or self.inputs is not None:
+            found.update(repr((self.target, self.scale, self.inputs)).encode())
         parts = [self.labels, self.test_labels, self.groups, self.persons]
         if self.encoded_from is None:
             parts = [self.features, self.labels, self.test_features, self.test_labels, self.groups, self.persons]
@@ -81,23 +88,16 @@ class Dataset:
         return found.hexdigest()
 
 
-def _check_records(
-    where: str, features: NDArray[Any], labels: LabelArray, classes: tuple[str, ...], columns: tuple[str, ...]
-) -> None:
+def _check_records(where: str, features: NDArray[Any], labels: NDArray[Any], dataset: Dataset) -> None:
     if len(features) != len(labels):
         raise DataError(f"{where}: {len(features)} rows of features but {len(labels)} labels; make them equal")
     if features.dtype.kind == "f" and not np.isfinite(features.sum(dtype=np.float64)):
         bad = np.argwhere(~np.isfinite(features))
         if len(bad):  # else the sum overflowed, and every value is finite
             at = tuple(int(i) for i in bad[0])
-            feature = columns[at[1]] if columns else at[1:]
+            feature = dataset.columns[at[1]] if dataset.columns else at[1:]
             raise DataError(f"{where}: feature {feature} of record {at[0]} is {features[at]}: fill it in or remove it")
-    if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
-        record = int(np.argmax((labels < 0) | (labels >= len(classes))))
-        raise DataError(
-            f"{where}: label {labels[record]} of record {record} is outside 0 to {len(classes) - 1}: "
-            "correct it or remove the record"
-        )
+    check_targets(where, labels, dataset.target, len(dataset.classes))
 
 
 def without_test(

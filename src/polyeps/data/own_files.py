@@ -10,9 +10,10 @@ from typing import Any
 from polyeps.data.cells import as_text, listed, of_each
 from polyeps.data.dataset import Dataset
 from polyeps.data.own_tables import assemble
-from polyeps.data.schema import Schema
+from polyeps.data.schema import Column, Schema
 from polyeps.data.schema_files import TableDeclaration, read_schema
 from polyeps.data.table_readers import SUFFIXES, RawTable, read_columns
+from polyeps.data.targets import Target
 from polyeps.errors import DataError
 
 
@@ -24,13 +25,16 @@ def load_own(
     unit: str | None = None,
     schema: Schema | None = None,
     classes: tuple[str, ...] | None = None,
+    target: Target = "class",
+    scale: Column | None = None,
 ) -> Dataset:
     """Load a folder with one file per client, named after it, or one file with a column `client`.
 
     Undeclared columns are left out where a schema is given; without one, all others must be numbers. `unit` is the
-    column that names the person of each record, and `classes` are the labels there may be, in order.
+    column that names the person of each record, and `classes` are the labels there may be, in order. With the target
+    "number" the label is a number, scaled by the range of the column `scale`.
     """
-    declared = TableDeclaration(label, client, unit, schema, classes)
+    declared = TableDeclaration(label, client, unit, schema, classes, target, scale)
     if not path.is_dir():
         return assemble(path.name, [read_columns(path)], declared)
     files = _client_files(path)
@@ -47,8 +51,9 @@ def load_client(path: Path, schema: Path | TableDeclaration, name: str | None = 
     need not be those of another's.
     """
     declared = schema if isinstance(schema, TableDeclaration) else read_schema(schema)
-    if declared.classes is None or declared.schema is None:
-        missing = "classes" if declared.classes is None else "columns"
+    unnamed = declared.classes is None and declared.target != "number"
+    if unnamed or declared.schema is None:
+        missing = "classes" if unnamed else "columns"
         raise DataError(f"{path} cannot be encoded as by other clients: the schema declares no {missing}; add them")
     table = read_columns(path)
     called = name or _name(path)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.core import check_name
-from polyeps.data.cells import as_text, is_empty, is_missing, listed, of_each, person_key, short_text
+from polyeps.data.cells import as_text, is_empty, is_missing, listed, of_each, person_key
 from polyeps.data.dataset import Dataset, LabelArray
-from polyeps.data.schema import Schema, Where, no_column
+from polyeps.data.named_inputs import by_name, inputs_of
+from polyeps.data.schema import Schema, Where, no_column, toml_key
 from polyeps.data.schema_files import TableDeclaration, schema_of
-from polyeps.data.table_labels import labels_alike, number_labels
+from polyeps.data.table_features import read_features
+from polyeps.data.table_labels import labels_alike, number_labels, read_targets
 from polyeps.data.table_readers import Cells, RawTable, array_table, check_names, role
+from polyeps.data.targets import Target, stored
 from polyeps.errors import DataError, InputError
 
 _LONGEST_WORD = 30  # letters that certificates call a person by
@@ -29,16 +33,17 @@ def from_frame(
     unit: str | None = None,
     schema: Schema | Mapping[str, Any] | None = None,
     classes: Sequence[Any] | None = None,
+    target: Target = "class",
     name: str = "table",
 ) -> Dataset:
     """Return a data set of a pandas or polars frame, an Arrow table, or a dictionary of columns.
 
     Rows are counted from 0 in messages. Without a `client` column, an experiment divides the records among clients.
+    With the target "number" the label is a number to predict, scaled by its range if the schema declares one.
     """
     if schema is not None and not isinstance(schema, Schema):
         schema = schema_of(schema)
-    named = None if classes is None else tuple(as_text(one) for one in classes)
-    declared = TableDeclaration(label, client, unit, schema, named)
+    declared = TableDeclaration(label, client, unit, schema, _texts(classes), target)
     return assemble(name, [frame_table(frame, name)], declared)
 
 
@@ -50,41 +55,78 @@ def from_arrays(
     *,
     person: str = "person",
     classes: Sequence[Any] | None = None,
+    target: Target = "class",
     name: str = "arrays",
 ) -> Dataset:
-    """Return a data set of features (R, ...) of any shape, labels (R,) and, if known, clients (R,) and persons (R,)."""
-    given = {"features": features, "labels": labels, "clients": clients, person: persons}
+    """Return a data set of features (R, ...) of any shape, labels (R,) and, if known, clients (R,) and persons (R,).
+
+    A model of several inputs takes features in a dictionary by the names of its arguments, or in a tuple by their
+    places; whole numbers stay whole. Other targets than classes have other labels: `target` "number" floats (R,) or
+    (R, k), "labels" 0 or 1 (R, classes), "soft" probabilities (R, classes), "sequence" classes (R, positions).
+    """
+    inputs = inputs_of(features) if isinstance(features, Mapping | tuple) else None
+    block = features if inputs is None else inputs.pack(by_name(features), name)
+    kept = labels if target == "class" else stored(labels, target)
+    given = {"features": block, "labels": kept, "clients": clients, person: persons}
     columns = {key: np.asarray(column) for key, column in given.items() if column is not None}
-    unit, named = (
-        None if persons is None else person,
-        None if classes is None else tuple(as_text(one) for one in classes),
-    )
-    declared = TableDeclaration("labels", None if clients is None else "clients", unit, None, named)
-    return assemble(name, [array_table(name, columns, first=0)], declared)
+    unit = None if persons is None else person
+    declared = TableDeclaration("labels", None if clients is None else "clients", unit, None, _texts(classes), target)
+    found = assemble(name, [array_table(name, columns, first=0)], declared)
+    if inputs is None:
+        return found
+    return replace(found, features=block, test_features=block[:0], inputs=inputs)
 
 
 def from_torch(
-    dataset: Any, clients: Any = None, persons: Any = None, *, classes: Sequence[Any] | None = None, name: str = "torch"
+    dataset: Any,
+    clients: Any = None,
+    persons: Any = None,
+    *,
+    classes: Sequence[Any] | None = None,
+    target: Target = "class",
+    name: str = "torch",
 ) -> Dataset:
-    """Return a data set of a torch `Dataset` with a length, whose items are (features, label)."""
+    """Return a data set of a torch `Dataset` with a length, whose items are (features, label).
+
+    Features may be a dictionary or a tuple of several inputs. An item may also be a dictionary with a key "labels".
+    """
     features, labels = [], []
     for place in range(len(dataset)):
         item = dataset[place]
+        if isinstance(item, Mapping) and "labels" in item:
+            item = {key: value for key, value in item.items() if key != "labels"}, item["labels"]
         try:
             record, label = item
         except (TypeError, ValueError):
             raise DataError(
                 f"item {place} of the torch data set is not a pair (features, label); make it one"
             ) from None
-        features.append(np.asarray(record))
-        labels.append(label.item() if hasattr(label, "item") else label)
-    if shapes := {record.shape for record in features} - ({features[0].shape} if features else set()):
+        features.append(record)
+        labels.append(label.item() if target == "class" and hasattr(label, "item") else np.asarray(label))
+    several = bool(features) and isinstance(features[0], Mapping | tuple)
+    inputs = by_name(features[0]) if several else {"features": None}
+    stacked = {key: _stacked([by_name(record)[key] if several else record for record in features]) for key in inputs}
+    given: Any = (
+        stacked if several else stacked["features"].reshape(len(features), *stacked["features"].shape[1:] or (1,))
+    )
+    if several and isinstance(features[0], tuple):
+        given = tuple(stacked.values())
+    kept = labels if target == "class" else _stacked(labels)
+    return from_arrays(given, kept, clients, persons, classes=classes, target=target, name=name)
+
+
+def _stacked(items: Sequence[Any]) -> NDArray[Any]:
+    """Return the arrays of all items of a torch data set as one."""
+    arrays = [np.asarray(item) for item in items]
+    if shapes := {array.shape for array in arrays} - ({arrays[0].shape} if arrays else set()):
         raise DataError(
-            f"records of the torch data set have shapes {features[0].shape} and {shapes.pop()}; make them one"
+            f"records of the torch data set have shapes {arrays[0].shape} and {shapes.pop()}; make them one"
         )
-    stacked = np.stack(features) if features else np.zeros((0, 1))
-    flat = stacked.reshape(len(stacked), -1) if stacked.ndim == 1 else stacked
-    return from_arrays(flat, labels, clients, persons, classes=classes, name=name)
+    return np.stack(arrays) if arrays else np.zeros((0, 1))
+
+
+def _texts(classes: Sequence[Any] | None) -> tuple[str, ...] | None:
+    return None if classes is None else tuple(as_text(one) for one in classes)
 
 
 def frame_table(frame: Any, name: str = "table") -> RawTable:
@@ -119,9 +161,17 @@ def assemble(
         check_name(f"{name}: the name of a client", client)
     owners = None if clients is not None else groups
     where = [_where(table, names, owners) for table in tables]
-    columns, features, remarks = _features(tables, declared, where, names, groups)
-    classes, labels = number_labels(tables, declared, where)
-    if declared.classes is None:
+    columns, features, remarks = read_features(tables, declared, where, names, groups)
+    if declared.target == "class":
+        classes, labels = number_labels(tables, declared, where)
+    else:
+        classes, labels = read_targets(tables, declared, where)
+    if declared.target == "number" and declared.scale is None:
+        remarks.append(
+            f"{', '.join(classes[:5])} is predicted as it stands, unscaled; declare its range as "
+            f"data.columns.{toml_key(classes[0])} = {{ range = [low, high] }}"
+        )
+    elif declared.classes is None and declared.target == "class":
         shown = ", ".join(classes[:5]) + (", …" if len(classes) > 5 else "")
         remarks.append(f"the labels of {name} ({shown}) were read off the records; declare them as data.classes")
     if alike := labels_alike(classes):
@@ -147,6 +197,8 @@ def assemble(
         columns=columns,
         own=True,
         remarks=tuple(remarks),
+        target=declared.target,
+        scale=declared.scale,
     )
 
 
@@ -243,114 +295,3 @@ def _persons(
     first = np.searchsorted(pairs, client * before)
     found: LabelArray = (numbers.ravel() - first).astype(np.int64)
     return found
-
-
-def _features(
-    tables: Sequence[RawTable],
-    declared: TableDeclaration,
-    where: Sequence[Where],
-    clients: Sequence[str],
-    groups: LabelArray | None,
-) -> tuple[tuple[str, ...], NDArray[np.float32], list[str]]:
-    """Return the names of the features, the features, and what is to be said about them."""
-    if declared.schema is not None:
-        encoded = [
-            declared.schema.encode(table.columns, at, table.source) for table, at in zip(tables, where, strict=True)
-        ]
-        features = np.concatenate(encoded)
-        return declared.schema.outputs, features, _unmatched(declared.schema, features, clients, groups)
-    if any(table.features is not None for table in tables):
-        return (), np.concatenate(_arrays(tables, where)), []
-    roles = {declared.label, declared.client, declared.unit}
-    first, names = tables[0], [name for name in tables[0].columns if name not in roles]
-    if not names:
-        raise DataError(f"{first.source} has no feature column beside {', '.join(first.columns)}: add one")
-    for table in tables[1:]:
-        if odd := sorted((set(table.columns) ^ set(first.columns)) - roles):
-            raise DataError(
-                f"{table.source} and {first.source} differ in columns ({', '.join(odd)}): make them alike, or declare "
-                "the columns to use as data.columns"
-            )
-    blocks = [
-        np.stack([_plain_numbers(table.columns[name], name, at) for name in names], axis=1)
-        for table, at in zip(tables, where, strict=True)
-    ]
-    remark = (
-        f"{first.source} is used as it stands, {', '.join(names[:5])}{', …' if len(names) > 5 else ''} unscaled, since "
-        "data.columns declares no ranges; draft a schema with `polyeps data describe FILE --write schema.toml`"
-    )
-    return tuple(names), np.concatenate(blocks), [remark]
-
-
-def _unmatched(
-    schema: Schema, encoded: NDArray[np.float32], names: Sequence[str], groups: LabelArray | None
-) -> list[str]:
-    """Return a remark for each column of which no cell, of all clients or of one, has a declared category."""
-    remarks, at = [], 0
-    owner = np.zeros(len(encoded), np.int64) if groups is None else groups
-    for column in schema.columns:
-        at += len(column.outputs)
-        if column.categories is None:
-            continue
-        without = np.flatnonzero(np.bincount(owner, 1 - encoded[:, at - 1], minlength=len(names)) == 0).tolist()
-        if not without:
-            continue
-        some = len(without) < len(names)
-        whose = f" of client {names[without[0]]!r}" if some else ""
-        more = f" (and so for {len(without) - 1} more)" if some and len(without) > 1 else ""
-        remarks.append(
-            f"no cell of {column.name}{whose} is one of {', '.join(column.categories)}{more}; compare "
-            f"{column.place}.categories with the table"
-        )
-    return remarks
-
-
-def _arrays(tables: Sequence[RawTable], where: Sequence[Where]) -> list[NDArray[np.float32]]:
-    first = tables[0]
-    blocks = []
-    for table, at in zip(tables, where, strict=True):
-        if table.features is None or first.features is None:
-            raise DataError(f"{table.source} and {first.source}: one has columns, the other an array; make them alike")
-        if table.features.shape[1:] != first.features.shape[1:]:
-            raise DataError(
-                f"{table.source} has records of shape {table.features.shape[1:]} and {first.source} of "
-                f"{first.features.shape[1:]}: make them alike"
-            )
-        blocks.append(_as_float32(table.features))
-        bad = np.argwhere(~np.isfinite(blocks[-1]))
-        if len(bad):
-            place = tuple(int(i) for i in bad[0])
-            value = table.features[place]
-            raise DataError(
-                f"{at(place[0])}, column {place[1:]}: {value} is not a finite number: fill it in or remove it"
-            )
-    return blocks
-
-
-def _plain_numbers(cells: Cells, name: str, where: Where) -> NDArray[np.float32]:
-    """Return a column without a schema as numbers."""
-    drafted = "declare data.columns, which `polyeps data describe FILE --write schema.toml` drafts"
-
-    def number(value: Any, row: int) -> float:
-        if is_missing(value):
-            raise DataError(f"{where(row)}, column {name!r}: the cell is empty: fill it in, or {drafted}")
-        try:
-            return float(value)
-        except (TypeError, ValueError, OverflowError):
-            raise DataError(
-                f"{where(row)}, column {name!r}: {short_text(repr(value))} is not a number: {drafted}"
-            ) from None
-
-    plain = isinstance(cells, np.ndarray) and cells.dtype.kind in "iub"
-    numbers = _as_float32(np.asarray(cells) if plain else of_each(listed(cells), np.float64, number))
-    if not np.isfinite(numbers).all():
-        row = int((~np.isfinite(numbers)).argmax())
-        raise DataError(
-            f"{where(row)}, column {name!r}: {short_text(cells[row])} is not a finite number: correct or remove it"
-        )
-    return numbers
-
-
-def _as_float32(values: NDArray[Any]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # a value too large becomes infinite, which is refused by its place
-        return values.astype(np.float32)

@@ -106,7 +106,10 @@ def to_records(dataset: Dataset, partition: Partition, device: Any = "cpu") -> R
     places = torch.arange(most)
     real = places < lengths[:, None]  # (P, L)
     rows = edges[:-1, None] + torch.where(real, places, 0)
-    return Records(features[rows].to(device), labels[rows].masked_fill_(~real, _NO_RECORD).to(device), offsets)
+    padding = ~real.reshape(*real.shape, *(1,) * (labels.ndim - 1))
+    mark = float("nan") if labels.is_floating_point() else _NO_RECORD
+    shown = labels[rows].masked_fill_(padding, mark)
+    return Records(features[rows].to(device), shown.to(device), offsets, padded=True)
 
 
 def _assembled(pieces: Sequence[Indices], remedy: str, ids: Sequence[str] = ()) -> Partition:
@@ -311,6 +314,8 @@ def divide(
         )
     if clients is None or generator is None:
         raise InputError(f"the partition {kind} is drawn at random: say how many clients, and give a seed")
+    if kind != "iid" and dataset.target != "class":
+        raise InputError(f"the partition {kind} divides records by class, but {dataset.name} has none: use iid")
     labels = dataset.labels
     match kind:
         case "iid":

@@ -12,10 +12,11 @@ from typing import Any
 
 from polyeps.data.cells import as_text
 from polyeps.data.schema import Column, Schema, toml_key, toml_of, toml_text
+from polyeps.data.targets import NAMES, Target
 from polyeps.errors import InputError
 
 _KEYS = ("range", "dates", "categories", "missing")
-SCHEMA_KEYS = ("label", "client", "unit", "classes", "columns")  # of a schema file, as in the table [data]
+SCHEMA_KEYS = ("label", "client", "unit", "classes", "target", "columns")  # of a schema file, as in the table [data]
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,11 @@ class TableDeclaration:
     unit: str | None = None  # the column that names the person of each record
     schema: Schema | None = None
     classes: tuple[str, ...] | None = None
+    target: Target = "class"
+    scale: Column | None = None  # the label's range, where it is a number; it may be declared among the columns
 
     def __post_init__(self) -> None:
+        self._set_scale_apart()
         roles = [("data.label", self.label), ("data.client", self.client), ("data.unit", self.unit)]
         named = [(key, name) for key, name in roles if name is not None]
         for place, (key, name) in enumerate(named):
@@ -44,10 +48,22 @@ class TableDeclaration:
                 raise InputError(
                     f"data.columns declares {name!r}, which {key} names and which is no feature; remove it there"
                 )
-        if self.classes is not None:
+        if self.classes is not None and self.target == "class":
             texts = [as_text(text).casefold() for text in self.classes]
             if len(set(texts)) < max(2, len(texts)) or "" in texts:
                 raise InputError("data.classes must be at least two different labels, none empty; correct the list")
+
+    def _set_scale_apart(self) -> None:
+        """Take the label's range out of the schema where the label is a number: it is no feature."""
+        named = [] if self.schema is None else [each for each in self.schema.columns if each.name == self.label]
+        if self.target != "number" or self.schema is None or not named:
+            return
+        (scale,) = named
+        if scale.range is None or scale.missing != "refuse":
+            raise InputError(f"{scale.place} is the label; declare it as {{ range = [low, high] }} alone")
+        others = tuple(each for each in self.schema.columns if each.name != self.label)
+        object.__setattr__(self, "scale", scale)
+        object.__setattr__(self, "schema", Schema(others) if others else None)
 
 
 def schema_of(declared: Mapping[str, Any], place: str = "data.columns") -> Schema:
@@ -145,6 +161,9 @@ def read_schema(path: Path) -> TableDeclaration:
     for key in ("label", "client", "unit"):
         if not isinstance(values.get(key, ""), str):
             raise InputError(f"{key} in {path} is {values[key]!r}; it must be the name of a column")
+    target = values.get("target", "class")
+    if target not in NAMES:
+        raise InputError(f"target in {path} is {target!r}; it must be one of {', '.join(NAMES)}")
     classes = values.get("classes")
     if classes is not None and not _is_list(classes):
         raise InputError(f"classes in {path} is {classes!r}; it must be a list of labels")
@@ -154,6 +173,7 @@ def read_schema(path: Path) -> TableDeclaration:
         unit=values.get("unit"),
         schema=schema_of(values["columns"], "columns"),
         classes=None if classes is None else tuple(as_text(one) for one in classes),
+        target=target,
     )
 
 

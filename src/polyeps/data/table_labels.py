@@ -1,4 +1,4 @@
-"""Labels of tables: the classes they name, declared or read off the records."""
+"""Labels of tables: the classes they name, declared or read off the records, and other targets."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyeps.data.cells import as_text, is_empty, is_missing, listed, matching, of_each
 from polyeps.data.dataset import LabelArray
 from polyeps.data.schema import Where
 from polyeps.data.schema_files import TableDeclaration
+from polyeps.data.table_features import plain_numbers
 from polyeps.data.table_readers import Cells, RawTable, role
+from polyeps.data.targets import NAMES, stored
 from polyeps.errors import DataError
 
 _MOST_CLASSES = 100  # more labels must be declared: they may be a number to predict, not classes
@@ -54,6 +57,37 @@ def number_labels(
     return classes, np.array([find(text, -1) for text in spellings], dtype=np.int64)[np.concatenate(pieces)]
 
 
+def read_targets(
+    tables: Sequence[RawTable], declared: TableDeclaration, where: Sequence[Where]
+) -> tuple[tuple[str, ...], NDArray[Any]]:
+    """Return the names of what is predicted, and targets that are no classes."""
+    pieces = []
+    for table, (cells, at, column) in zip(tables, _label_cells(tables, declared, where), strict=True):
+        if declared.target == "number" and np.ndim(cells) == 1:
+            scale = declared.scale
+            pieces.append(plain_numbers(cells, column, at) if scale is None else scale.encode(cells, at)[:, 0])
+        elif table.features is None:
+            raise DataError(
+                f"{table.source}: {NAMES[declared.target]} cannot be read from one column of a table; give arrays, "
+                "with `from_arrays` in Python or as an .npz file"
+            )
+        else:
+            pieces.append(stored(cells, declared.target))
+    if len({piece.shape[1:] for piece in pieces}) > 1:
+        raise DataError(f"{tables[0].source} and others have targets of different shapes; make them alike")
+    found = np.concatenate(pieces)
+    if declared.classes is not None:
+        return declared.classes, found
+    if declared.target == "number" and found.ndim == 1:
+        return (declared.label,), found
+    if declared.target == "sequence":
+        raise DataError(
+            f"{tables[0].source}: the classes of positions are not read off the records; declare them as data.classes, "
+            "in Python classes=range(...)"
+        )
+    return tuple(f"{declared.label} {place}" for place in range(found.shape[1] if found.ndim > 1 else 1)), found
+
+
 def _label_cells(
     tables: Sequence[RawTable], declared: TableDeclaration, where: Sequence[Where]
 ) -> list[tuple[Cells, Where, str]]:
@@ -80,7 +114,10 @@ def _declared_class(
 def _sorted_classes(texts: Sequence[str], where: str) -> tuple[str, ...]:
     """Return the classes that labels name: numbers by size, words in alphabetical order; Yes and yes are one."""
     if fraction := next((text for text in texts if _is_fraction(text)), None):
-        raise DataError(f"{where}: the label {fraction} is not a whole number; labels are classes, so group the values")
+        raise DataError(
+            f"{where}: the label {fraction} is not a whole number; labels are classes, so group the values, or predict "
+            'numbers with model.loss = "squared"'
+        )
     if hidden := next((text for text in texts if not text.isprintable()), None):
         raise DataError(f"{where}: the label {hidden!a} holds letters that cannot be shown; correct it")
     if len(texts) > _MOST_CLASSES:

@@ -208,7 +208,7 @@ def array_table(source: str, arrays: Mapping[str, Cells], *, first: int) -> RawT
         shape = column.shape if isinstance(column, np.ndarray) else (len(column),)
         if len(shape) != 1 and features is None:
             raise DataError(f"{source} has no array 'features', and {name!r} is no column: store features, labels")
-        if shape != (records,):
+        if shape != (records,) and not (whole and name == "labels" and shape[:1] == (records,)):
             raise DataError(f"{source}: {name} has shape {shape}, but there are {records} records")
     check_names(source, list(columns))
     return RawTable(source, columns, np.arange(first, first + records), features)

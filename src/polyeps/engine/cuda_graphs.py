@@ -77,7 +77,7 @@ def train_on_device(
         raise InputError("on a device, persons' records are one padded block; move the records by to_records")
     inner = client_keys(streams).to(starts.device) if model.network.random else None
     device = starts.device
-    per_row = model.floats_per_row * (records.labels.shape[1] if records.labels.ndim > 1 else 1)
+    per_row = model.floats_per_row * (records.labels.shape[1] if records.padded else 1)
     steps = int(settings.steps.max(initial=0))
     if steps == 0:
         return starts.clone()

@@ -14,6 +14,7 @@ import copy
 import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
+from math import prod
 from typing import cast
 
 import numpy as np
@@ -115,12 +116,15 @@ class RecordGradients:
         self.step = self.first = 0
         layers = model.network.layers
         self._own = any(isinstance(layer, VmapLayer) for layer in layers)  # whether a user's module runs
-        self._linear = layers[0] if len(layers) == 1 and isinstance(layers[0], Linear) else None
+        alone = layers[0] if len(layers) == 1 and isinstance(layers[0], Linear) else None
+        # a record is one vector, and not one for each position
+        shape = model.input_shape[1:] if model.person else model.input_shape
+        self._linear = alone if alone is not None and prod(shape) == alone.fan_in else None
 
     def check(self, records: Records) -> None:
         """Refuse a module that fails on any data: otherwise all its records would silently count as empty."""
         zeros = self.weights.new_zeros(1, *self.model.input_shape, dtype=self.model.input_type)
-        labels = (1, 1) if self.model.person else (1, *records.labels.shape[1:])
+        labels = (*((1, 1) if self.model.person else (1,)), *records.labels.shape[1:])
         try:
             self.gradient(zeros, records.labels.new_zeros(labels))
         except Exception as error:  # any error of user code; it holds no record

@@ -210,11 +210,11 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 def check_one_tensor(module: nn.Module, outputs: object, count: int) -> Tensor:
     """Return the outputs of a module for `count` rows; refuse anything but one tensor with a row for each."""
-    name = type(module).__name__
+    name = getattr(module, "__name__", type(module).__name__)
     if not isinstance(outputs, Tensor):
         raise InputError(
-            f"{name} returns a {type(outputs).__name__}; it must return one tensor with a row per example:"
-            " wrap it in a module that picks one (polyeps.engine.recurrent.LastState does so for nn.LSTM)"
+            f"{name} returns a {type(outputs).__name__}; it must return one tensor with a row per example: choose one"
+            " of several with output, or wrap it in a module that picks one"
         )
     if not outputs.dim() or len(outputs) != count:
         raise InputError(

@@ -1,4 +1,7 @@
-"""Row-wise losses: outputs (T, ...) and labels (T,) in, (T,) out; gradients in closed form where that is faster."""
+"""Row-wise losses: outputs (T, ...) and targets (T, ...) in, (T,) out; gradients in closed form where that is faster.
+
+The loss of a row is the mean over its own positions or numbers, so it depends on no other row.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,64 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional
 
-# The loss of each row, (T,), from outputs (T, ...) and labels (T,). A loss with a method `gradients` of the same
-# arguments is not differentiated by autograd.
+from polyeps.data.targets import IGNORED
+from polyeps.errors import InputError
+
+# The loss of each row, (T,), from outputs (T, ...) and targets (T, ...). A loss with a method `gradients` of the same
+# arguments is not differentiated by autograd; one with `example_labels` says which targets it is checked with.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class CrossEntropy:
-    """Cross-entropy of each row, with the gradient in closed form: a fraction of what autograd costs."""
+    """Cross-entropy of each row, with the gradient in closed form: a fraction of what autograd costs.
+
+    Outputs (T, classes) have one label a row, (T,). Outputs (T, ..., classes) have a label for each position, (T, ...),
+    of which `IGNORED` ones do not count: the loss is the mean over the row's others, and 0 where there are none.
+    """
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return functional.cross_entropy(outputs, labels.long(), reduction="none")
+        if labels.dim() == 1 and outputs.dim() == 2:
+            return functional.cross_entropy(outputs, labels.long(), reduction="none")
+        self._check(outputs, labels)
+        flat = outputs.reshape(-1, outputs.shape[-1])
+        each = functional.cross_entropy(flat, labels.reshape(-1).long(), reduction="none", ignore_index=IGNORED)
+        return (each.view(labels.shape) * self._shares(labels)).flatten(1).sum(1)
 
     def gradients(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return each row's gradient by its outputs (T, classes): softmax minus one at the label."""
+        """Return each row's gradient by its outputs: softmax minus one at the label."""
+        if labels.dim() > 1 or outputs.dim() != 2:
+            self._check(outputs, labels)
+            shares = self._shares(labels)[..., None]
+            chances = torch.softmax(outputs, dim=-1)
+            minus = chances.new_full((1,), -1.0).expand(*labels.shape, 1)
+            chances.scatter_add_(-1, labels.long().masked_fill(labels == IGNORED, 0)[..., None], minus)
+            return torch.where(shares > 0, chances * shares, 0.0)  # whatever the outputs are where nothing counts
         chances = torch.softmax(outputs, dim=1)
         return chances.scatter_add_(1, labels.long()[:, None], chances.new_full((1, 1), -1.0).expand(len(labels), 1))
+
+    def example_labels(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Return labels to check a module with; of positions, some are ignored, and all those of the last row."""
+        shape = outputs.shape[:1] if outputs.dim() < 3 else outputs.shape[:-1]
+        classes = outputs.shape[-1] if outputs.dim() > 1 and outputs.shape[-1] > 1 else 2
+        labels = torch.randint(0, classes, shape, generator=generator)
+        if outputs.dim() > 2:
+            labels[torch.rand(shape, generator=generator) < 0.3] = IGNORED
+            labels[-1] = IGNORED
+        return labels.to(outputs.device)
+
+    @staticmethod
+    def _check(outputs: Tensor, labels: Tensor) -> None:
+        if outputs.shape[:-1] != labels.shape or labels.is_floating_point():
+            raise InputError(
+                f"cross-entropy compares outputs (rows, positions, classes) with whole labels (rows, positions), but "
+                f"these are {_shown(outputs)} and {_shown(labels)}; move the classes to the end, or choose another loss"
+            )
+
+    @staticmethod
+    def _shares(labels: Tensor) -> Tensor:
+        """Return one over the number of the row's positions that count, for each of them; 0 for ignored ones."""
+        counts = (labels != IGNORED).float()
+        return counts / counts.flatten(1).sum(1).clamp(min=1).reshape(-1, *(1,) * (labels.dim() - 1))
 
 
 cross_entropy = CrossEntropy()
@@ -60,11 +106,17 @@ def hinge(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def is_row_wise_loss(loss: Loss) -> bool:
     """Return whether a loss is one of ours, which are row-wise and run on all rows at once."""
+    from polyeps.engine.target_losses import OUR_LOSSES
     from polyeps.engine.units import UnitLoss
 
     if isinstance(loss, UnitLoss):
         loss = loss.loss
-    return type(loss) in (CrossEntropy, BinaryLogistic, BinaryHinge, RowWiseLoss) or loss is hinge
+    ours = (CrossEntropy, BinaryLogistic, BinaryHinge, RowWiseLoss, *OUR_LOSSES)
+    return type(loss) in ours or loss is hinge
+
+
+def _shown(values: Tensor) -> str:
+    return f"{str(values.dtype).removeprefix('torch.')} {tuple(values.shape)}"
 
 
 def per_row_error(losses: object, count: int) -> str:
@@ -72,7 +124,8 @@ def per_row_error(losses: object, count: int) -> str:
     what = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
     return (
         f"the loss returns {what} for {count} rows; it must return one number per row, shape ({count},),"
-        ' because every row is clipped on its own: pass reduction="none" to a loss of torch'
+        ' because every row is clipped on its own: pass reduction="none" to a loss of torch, and average over each'
+        " row's own positions"
     )
 
 

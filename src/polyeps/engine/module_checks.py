@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyeps.data.named_inputs import Inputs
+from polyeps.engine.example_rows import CHECKED_ROWS, MAGNITUDES
 from polyeps.engine.fallback_layers import LoopedLayer, VmapLayer, evaluating
 from polyeps.engine.gradient_checks import CheckedModel, check_layout, compare_gradients, name_of
 from polyeps.engine.losses import Loss, RowWiseLoss, is_row_wise_loss, per_row_error
@@ -23,16 +25,18 @@ from polyeps.engine.network import Network
 from polyeps.engine.row_draws import RowDraws
 from polyeps.errors import InputError
 
-_ROWS = 5  # two of one client and three of another
-_MAGNITUDES = (0.3, 1.0, 30.0, 3.0, 0.03)
-
 
 def check_model(
-    subject: CheckedModel, network: Network, start: Tensor, candidates: list[Tensor]
+    subject: CheckedModel,
+    network: Network,
+    start: Tensor,
+    candidates: list[Tensor],
+    targets: Tensor | None = None,
 ) -> tuple[Network, Loss]:
     """Return the network and loss to train with; refuse a model whose gradients are not those of autograd.
 
-    Weights are drawn around start (d,). Of the candidate rows, the first that the module accepts are used.
+    Weights are drawn around start (d,). Of the candidate rows, the first that the module accepts are used. Targets
+    (R, ...) are examples of what the loss takes.
     """
     generator = torch.Generator().manual_seed(0)
     spread = 0.1 * torch.randn(2, len(start), generator=generator).to(start.device)
@@ -44,7 +48,7 @@ def check_model(
     with _deterministic(subject.module, "in training"):
         _check_alone(subject, models[0], rows[:1])
     with _deterministic(subject.module, "in training"):
-        loss, labels = _checked_loss(subject.loss, outputs.detach(), generator)
+        loss, labels = _checked_loss(subject.loss, outputs.detach(), generator, targets)
         network = _agreeing(subject, network, loss, models, rows, labels)
     return network, loss
 
@@ -74,12 +78,14 @@ def _agreeing(
     raise InputError(f"{name_of(module)} cannot be trained: {failed}") from failed
 
 
-def _checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tuple[Loss, Tensor]:
+def _checked_loss(
+    loss: Loss, outputs: Tensor, generator: torch.Generator, targets: Tensor | None
+) -> tuple[Loss, Tensor]:
     """Return a row-wise loss, and labels it accepts; refuse a loss in which a row depends on another row."""
     spread = torch.randn(outputs.shape, generator=generator).to(outputs)
-    magnitudes = torch.tensor(_MAGNITUDES).to(outputs).reshape(-1, *(1,) * (outputs.dim() - 1))
+    magnitudes = torch.tensor(MAGNITUDES).to(outputs).reshape(-1, *(1,) * (outputs.dim() - 1))
     outputs = outputs.nan_to_num(0.0, 0.0, 0.0).clamp(-100, 100) + spread * magnitudes
-    labels = _labels(loss, outputs, generator)
+    labels = _labels(loss, outputs, generator, targets)
     if is_row_wise_loss(loss):
         return loss, labels
     leaf = outputs.clone().requires_grad_()
@@ -114,26 +120,36 @@ def _checked_loss(loss: Loss, outputs: Tensor, generator: torch.Generator) -> tu
     return apart, labels
 
 
-def _labels(loss: Loss, outputs: Tensor, generator: torch.Generator) -> Tensor:
-    """Return labels that a loss accepts: its own examples, classes or, if it refuses them, numbers."""
+def _labels(loss: Loss, outputs: Tensor, generator: torch.Generator, targets: Tensor | None) -> Tensor:
+    """Return targets that a loss accepts: those that are stated, its own examples, classes or numbers."""
     example = getattr(loss, "example_labels", None)
-    if example is not None:
+    if targets is None and example is not None:
         found: Tensor = example(outputs, generator)
         return found
     classes = outputs.shape[1] if outputs.dim() > 1 and outputs.shape[1] > 1 else 2
     as_classes = torch.randint(0, classes, (len(outputs),), generator=generator).to(outputs.device)
     as_numbers = torch.randn(len(outputs), generator=generator).to(outputs.device)
+    tried = [as_classes, as_numbers]
+    if targets is not None:
+        if not len(targets):
+            raise InputError("the example targets are empty; give at least one, like those of the records")
+        tried = [targets[torch.arange(len(outputs)) % len(targets)].to(outputs.device)]
     failed: Exception | None = None
-    for labels in (as_classes, as_numbers):
+    for labels in tried:
         try:
             loss(outputs, labels)
+        except InputError:
+            raise
         except Exception as error:
             failed = failed or error
         else:
             return labels
+    shape, remedy = f"({len(outputs)},), classes or numbers", "; state others by giving example targets"
+    if targets is not None:
+        shape, remedy = str((len(outputs), *targets.shape[1:])), ""
     raise InputError(
-        f"the loss cannot be called with outputs of shape {tuple(outputs.shape)} and labels of shape"
-        f" ({len(outputs)},), classes or numbers: {failed}"
+        f"the loss cannot be called with outputs of shape {tuple(outputs.shape)} and targets of shape"
+        f" {shape}: {failed}{remedy}"
     )
 
 
@@ -149,13 +165,17 @@ def _run(subject: CheckedModel, vector: Tensor, candidates: list[Tensor]) -> tup
         except Exception as error:
             failed = failed or error
             continue
-        if not outputs.is_floating_point():
-            raise InputError(f"{name_of(subject.module)} returns {outputs.dtype}; outputs must be float32")
+        if outputs.dtype != torch.float32:
+            raise InputError(
+                f"{name_of(subject.module)} returns {outputs.dtype}; outputs must be float32: return outputs.float(), "
+                "and call float() on parts and buffers of other types"
+            )
         return rows, outputs
-    raise InputError(
-        f"{name_of(subject.module)} cannot be run on one tensor of {_ROWS} rows of shape"
-        f" {tuple(candidates[0].shape[1:])} and {candidates[0].dtype}, the only input it gets: {failed}"
-    )
+    given = f"one tensor of {CHECKED_ROWS} rows of shape {tuple(candidates[0].shape[1:])} and {candidates[0].dtype}"
+    inputs = getattr(subject.module, "inputs", None)
+    if isinstance(inputs, Inputs):
+        given = "inputs " + ", ".join(f"{part.name} {(CHECKED_ROWS, *part.shape)} {part.kind}" for part in inputs.parts)
+    raise InputError(f"{name_of(subject.module)} cannot be run on {given}, the only input it gets: {failed}")
 
 
 def _check_alone(subject: CheckedModel, vector: Tensor, row: Tensor) -> None:
@@ -244,11 +264,11 @@ def _warn_slow(what: str, error: Exception) -> None:
 def _slow_part(module: nn.Module, error: Exception) -> str:
     """Return the name of the innermost module in which an error was raised."""
     paths = {id(part): path for path, part in module.named_modules()}
-    found, trace = type(module).__name__, error.__traceback__
+    found, trace = name_of(module), error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and paths.get(id(owner)):
-            found = f"{type(module).__name__} (because of {type(owner).__name__} at '{paths[id(owner)]}')"
+            found = f"{name_of(module)} (because of {type(owner).__name__} at '{paths[id(owner)]}')"
         trace = trace.tb_next
     return found
 
@@ -274,22 +294,3 @@ def check_module(module: nn.Module) -> None:
             raise InputError(f"parameter '{name}' is {parameter.dtype}; models are float32: call float() on the module")
         if parameter._backward_hooks:
             raise InputError(f"parameter '{name}' has hooks on its gradient, which are not run here; remove them")
-
-
-def candidate_rows(
-    module: nn.Module, shape: tuple[int, ...], kind: torch.dtype, example: Tensor | None
-) -> list[Tensor]:
-    """Return rows to check a model on: random ones of several magnitudes, and milder ones in case it refuses those."""
-    generator = torch.Generator().manual_seed(1)
-    size = (_ROWS, *shape)
-    if not kind.is_floating_point:
-        if example is not None:
-            picked = torch.randint(0, example.numel(), size, generator=generator)
-            return [example.flatten().cpu()[picked], example[torch.arange(_ROWS) % len(example)].cpu()]
-        tables = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
-        return [torch.randint(0, min(tables, default=2), size, generator=generator).to(kind)]
-    magnitudes = torch.tensor(_MAGNITUDES).reshape(-1, *(1,) * len(shape))
-    rows = [torch.randn(size, generator=generator) * magnitudes, torch.rand(size, generator=generator)]
-    if example is not None:
-        rows.append(example[torch.arange(_ROWS) % len(example)].cpu())
-    return rows

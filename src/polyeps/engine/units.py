@@ -1,9 +1,9 @@
 """All records of one person as one example: sampled together, clipped together, charged once.
 
 The loss of an example is the mean over the person's own records. Examples of a batch are padded to a common number of
-records: features (T, L, ...), labels (T, L), of which -1 marks padding. Layers run on all records at once, and each
-layer's gradients are added up by person before norms are computed. Everything else in the engine is as for single
-records.
+records: features (T, L, ...), labels (T, L, ...), of which -1, or NaN where they are floats, marks padding. Layers run
+on all records at once, and each layer's gradients are added up by person before norms are computed. Everything else in
+the engine is as for single records.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polyeps.engine.losses import Loss
 from polyeps.engine.network import Network, output_gradients
 from polyeps.engine.sampling import Batches
 
-NO_RECORD = -1  # the label of a row that is no record
+NO_RECORD = -1  # the label of a row that is no record; NaN where labels are floats
 _TIMES = 4  # examples whose numbers of records differ less than so many times are padded to the same number
 _PASS = 1 << 20  # floats of padding in a step that cost about as much as another pass
 
@@ -34,27 +34,51 @@ class UnitLoss:
     loss: Loss  # of single records
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        weights = self._weights(labels)
-        losses = self.loss(outputs.flatten(0, 1), labels.clamp(min=0).flatten()).reshape(labels.shape)
-        return torch.where(weights > 0, losses * weights, 0.0).sum(1)
+        real = is_record(labels)
+        weights = self._weights(real)
+        losses = self.loss(outputs.flatten(0, 1), self._filled(labels, real)).reshape(real.shape)
+        return torch.where(real, losses * weights, 0.0).sum(1)
 
     def gradients(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return each example's gradient by its outputs (T, L, ...)."""
-        weights = self._weights(labels).flatten()
-        rows = output_gradients(self.loss, outputs.flatten(0, 1), labels.clamp(min=0).flatten(), None)
+        real = is_record(labels)
+        weights = self._weights(real).flatten()
+        rows = output_gradients(self.loss, outputs.flatten(0, 1), self._filled(labels, real), None)
         weights = weights.reshape(-1, *(1,) * (rows.dim() - 1))
         return torch.where(weights > 0, rows * weights, 0.0).reshape(outputs.shape)
 
     def example_labels(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """Return labels to check a module with: some rows are padding."""
-        classes = max(2, outputs.shape[-1])
-        return torch.randint(NO_RECORD, classes, outputs.shape[:2], generator=generator).to(outputs.device)
+        own = getattr(self.loss, "example_labels", None)
+        if own is not None:
+            labels: Tensor = own(outputs.flatten(0, 1), generator).unflatten(0, outputs.shape[:2])
+        else:
+            labels = torch.randint(0, max(2, outputs.shape[-1]), outputs.shape[:2], generator=generator)
+        padding = torch.rand(labels.shape[:2], generator=generator) < 0.3
+        return marked(labels, padding.to(labels.device)).to(outputs.device)
 
     @staticmethod
-    def _weights(labels: Tensor) -> Tensor:
+    def _weights(real: Tensor) -> Tensor:
         """One over the number of the example's records, for each of them; 0 for padding."""
-        real = (labels != NO_RECORD).float()
-        return real / real.sum(1, keepdim=True).clamp(min=1)
+        counted = real.float()
+        return counted / counted.sum(1, keepdim=True).clamp(min=1)
+
+    @staticmethod
+    def _filled(labels: Tensor, real: Tensor) -> Tensor:
+        """Return the labels of all rows, (T · L, ...), with zeros for padding."""
+        return torch.where(real.reshape(*real.shape, *(1,) * (labels.dim() - 2)), labels, 0).flatten(0, 1)
+
+
+def is_record(labels: Tensor) -> Tensor:
+    """Return which rows of examples with labels (T, L, ...) are records and no padding, (T, L)."""
+    first = labels if labels.dim() == 2 else labels.flatten(2)[..., 0]
+    return ~first.isnan() if labels.is_floating_point() else first != NO_RECORD
+
+
+def marked(labels: Tensor, padding: Tensor) -> Tensor:
+    """Mark rows of labels (T, L, ...) as padding (T, L), in place."""
+    wide = padding.reshape(*padding.shape, *(1,) * (labels.dim() - 2))
+    return labels.masked_fill_(wide, float("nan") if labels.is_floating_point() else NO_RECORD)
 
 
 class EachRecord(nn.Module):
@@ -104,20 +128,20 @@ def examples_of(records: Records, chosen: Tensor, valid: Tensor | None) -> tuple
     rows = torch.where(real, first[:, None] + places, torch.where(empty, 0, first)[:, None]).flatten()
     if not len(records.features):
         features = records.features.new_zeros(len(rows), *records.features.shape[1:])
-        labels = records.labels.new_zeros(len(rows))
+        labels = records.labels.new_zeros(len(rows), *records.labels.shape[1:])
     else:
         features, labels = records.features.index_select(0, rows), records.labels.index_select(0, rows)
     features = features.unflatten(0, real.shape)  # type: ignore[no-untyped-call]
     features[empty] = 0
-    return features, labels.view(real.shape).masked_fill_(~real, NO_RECORD)
+    return features, marked(labels.unflatten(0, real.shape), ~real)  # type: ignore[no-untyped-call]
 
 
 def records_held(records: Records, chosen: Tensor) -> Tensor | None:
     """Return how many records some persons hold, (T,); None where an example is one record."""
     if records.units is not None:
         return records.units.index_select(0, chosen).diff(dim=1)[:, 0]
-    if records.labels.ndim > 1:
-        return (records.labels.index_select(0, chosen) != NO_RECORD).sum(1)
+    if records.padded:
+        return is_record(records.labels.index_select(0, chosen)).sum(1)
     return None
 
 
@@ -128,7 +152,7 @@ def split_by_length(batches: Batches, records: Records, floats: int) -> list[tup
     would cost more than another pass: one person of ten thousand visits must not make everybody's batch as long.
     """
     if records.units is None:
-        return [(batches, 1 if records.labels.ndim == 1 else records.labels.shape[1])]
+        return [(batches, records.labels.shape[1] if records.padded else 1)]
     lengths = records.units.diff(dim=1)[:, 0].numpy()[batches.records].clip(min=1)
     steps = max(1, len(batches.sizes))
     limits: list[int] = []  # of each part: the most records of an example

@@ -78,7 +78,12 @@ def budgets_of(
     deltas = deltas_of(wanted, partition, dataset, hidden=hidden)
     if wanted.levels is None:
         return _given_budgets(wanted, partition, dataset, deltas, seed), None
-    held = partition.counts(dataset.labels, len(dataset.classes))
+    if dataset.target != "class":
+        if any(level.labels for level in wanted.levels):
+            raise InputError("budgets.levels: labels are for classes, which are not what is predicted; leave them out")
+        held = np.zeros((len(partition.ids), len(dataset.classes)), np.int64)
+    else:
+        held = partition.counts(dataset.labels, len(dataset.classes))
     # The purpose keeps its first name, on which the draw depends.
     chosen = [wanted.levels[place] for place in choose_levels(wanted.levels, held, generator(seed, "menu"))]
     budgets = [

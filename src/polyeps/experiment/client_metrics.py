@@ -45,6 +45,7 @@ from polyeps.experiment.metrics import (
 )
 from polyeps.experiment.population import Population
 from polyeps.experiment.registry import Metric
+from polyeps.experiment.target_metrics import ALWAYS_MEASURED, target_figures
 
 MOST_COMPARED = 1 << 20  # numbers of one job that are kept to compare methods record by record
 Compared = Literal["accuracy", "auc"]
@@ -90,6 +91,8 @@ def final_facts(job: Job, model: Tensor, personal: Tensor | None, wanted: Wanted
     """
     population, test = job.population, own_test(job.population)
     classes = population.dataset.classes
+    if population.dataset.target != "class":
+        return _facts_of_targets(job, model, personal, test, wanted)
     overall, own_majority = majority(population)
     found: dict[str, Any] = {"majority": overall, "classes": list(classes)}
     labels = population.test[1]
@@ -121,6 +124,26 @@ def final_facts(job: Job, model: Tensor, personal: Tensor | None, wanted: Wanted
     return {**found, "clients": clients}
 
 
+def _facts_of_targets(
+    job: Job, model: Tensor, personal: Tensor | None, test: OwnTest | None, wanted: Wanted
+) -> dict[str, Any]:
+    """Return the figures of models that predict no classes: nothing is guessed, and methods are not compared."""
+    population, dataset = job.population, job.population.dataset
+    found: dict[str, Any] = {"classes": list(dataset.classes), "target": dataset.target}
+    clients: dict[str, Any] = {"ids": list(population.ids), "personal": personal is not None}
+    if test is not None:
+        outputs = own_outputs(population.model, model if personal is None else personal, test)
+        clients |= {"test_records": test.counts.tolist(), "majority": [None] * len(population.ids)}
+        values: dict[str, list[float | None]] = {name: [] for name in ALWAYS_MEASURED[dataset.target]}
+        for rows in test.of_each():
+            measured_here = target_figures(dataset.target, outputs[rows], test.labels[rows], dataset.scale)
+            for name, value in measured_here.items():
+                values[name].append(value if isfinite(value) else None)
+        own, reasons, beyond = _further_figures(population, outputs, test, wanted)
+        clients |= {"values": values | own, "undefined": reasons, "left_out": beyond}
+    return {**found, "clients": clients}
+
+
 def _pictures(outputs: Tensor, labels: Tensor, wanted: Wanted) -> dict[str, Any]:
     """Return the confusion matrix and the reliability of confidences, where they are asked for."""
     try:
@@ -138,7 +161,16 @@ def _pictures(outputs: Tensor, labels: Tensor, wanted: Wanted) -> dict[str, Any]
 def _own_figures(population: Population, outputs: Tensor, test: OwnTest, wanted: Wanted) -> dict[str, Any]:
     """Return every client's metrics on its own test records, and why some are undefined."""
     hits = (population.model.classes(outputs) == test.labels).cpu().numpy()
-    values: dict[str, list[float | None]] = {"accuracy": _plain(mean_hits(hits, test))}
+    values, reasons, beyond = _further_figures(population, outputs, test, wanted)
+    values = {"accuracy": _plain(mean_hits(hits, test)), **values}
+    return {"values": values, "undefined": reasons, "left_out": beyond}
+
+
+def _further_figures(
+    population: Population, outputs: Tensor, test: OwnTest, wanted: Wanted
+) -> tuple[dict[str, list[float | None]], dict[str, dict[str, str]], int]:
+    """Return every client's metrics that the experiment names, why some are undefined, and how many are left out."""
+    values: dict[str, list[float | None]] = {}
     reasons: dict[str, dict[str, str]] = {}
     for name, metric in wanted.metrics.items():
         values[name] = [None] * len(population.ids)
@@ -148,7 +180,7 @@ def _own_figures(population: Population, outputs: Tensor, test: OwnTest, wanted:
             if why is not None:
                 reasons.setdefault(name, {})[population.ids[place]] = why.sentence(population.dataset.classes)
     beyond = max(0, len(population.ids) - MOST_MEASURED) if wanted.metrics else 0
-    return {"values": values, "undefined": reasons, "left_out": beyond}
+    return values, reasons, beyond
 
 
 _EMPTY = (float("nan"), UndefinedMetricError("no test records"))

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from polyeps.data.targets import LOSS_TARGETS, NAMES
 from polyeps.encoders import EncoderChoice
 from polyeps.errors import InputError
 from polyeps.experiment.changes import parsed, split_change
@@ -45,6 +46,8 @@ class ModelSettings(Section):
 
     name: str = "logistic"
     hidden: tuple[int, ...] | None = None  # widths of the mlp's layers
+    loss: str | None = None  # by name, or "module:name"; None: the usual one for what is predicted
+    output: str | int | None = None  # of an own model with several outputs: the key or place of the one to train
     # A fixed, data-independent function of a record, applied before training: built in, given to `run`, or
     # "module:name".
     encoder: str | None = None
@@ -202,6 +205,24 @@ class Experiment(Section):
         if not titles or twice:
             raise ValueError(f"two are called {twice!r}; give each its own label" if twice else "name at least one")
         return value
+
+    @model_validator(mode="after")
+    def _loss_and_target(self) -> Self:
+        """Read labels as the loss takes them, unless data.target says more."""
+        takes = LOSS_TARGETS.get(self.model.loss or "")
+        if takes is None and self.model.loss is not None and ":" not in self.model.loss:
+            raise InputError(f"model.loss: {unknown_key(self.model.loss, self.model.loss, LOSS_TARGETS, 'loss')}")
+        if takes is None:
+            return self
+        if self.data.target is None and takes[0] != "class":
+            # frozen, and part of the settings as resolved
+            object.__setattr__(self, "data", self.data.model_copy(update={"target": takes[0]}))
+        elif self.data.target not in (None, *takes):
+            raise InputError(
+                f'model.loss = "{self.model.loss}" is for {NAMES[takes[0]]}, but data.target is "{self.data.target}"; '
+                "change one of them"
+            )
+        return self
 
     def training_of(self, method: Method) -> TrainingSettings:
         """Return the training settings a method runs with.

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from polyeps.data.cells import as_text
 from polyeps.data.schema import toml_key
 from polyeps.data.schema_files import read_schema_values, schema_of
+from polyeps.data.targets import Target
 from polyeps.errors import InputError
 from polyeps.experiment.sections import Section, Title
 
@@ -27,6 +28,7 @@ class DataSettings(Section):
     # together. Without it, each record is protected by itself.
     unit: str | None = None
     classes: tuple[str, ...] | None = None  # of your own table: the labels there are, in order
+    target: Target | None = None  # what the label is; None: a class, or what the model's loss takes
     # Of your own table: how columns become numbers (`polyeps.data.schema_files.schema_of`). `schema` may name a file of
     # columns, label, client, unit and classes instead; its content is then part of the settings.
     columns: dict[str, dict[str, Any]] = Field(default_factory=dict)

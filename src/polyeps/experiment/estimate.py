@@ -184,6 +184,10 @@ def _replaced(
     Where all records of a person are protected together, a person becomes one record.
     """
     planned, rng = population.dataset, generator(population.seed, "stand-in")
+    if planned.target != "class" or planned.inputs is not None:
+        raise InputError(
+            f"--accuracy estimates the accuracy of classes from one input, but {planned.name} has others; leave it out"
+        )
     units = _units(population)
     if records is None:
         records = _drawn(planned, int(units.sum()), rng)

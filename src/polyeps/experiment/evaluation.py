@@ -18,6 +18,7 @@ from polyeps.errors import InputError
 from polyeps.experiment.metrics import UndefinedMetricError
 from polyeps.experiment.population import Population
 from polyeps.experiment.registry import Metric
+from polyeps.experiment.target_metrics import ALWAYS_MEASURED, target_figures
 from polyeps.models import Model
 
 EVALUATED_AT_ONCE = 5000  # test records: a few hundred MB of activations for the largest of our networks
@@ -77,15 +78,19 @@ def outputs_of(model: Model, vector: Tensor, features: Tensor) -> Tensor:
 
 
 def measure(population: Population, vector: Tensor, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
-    """Return accuracy, mean loss and further metrics of a model on the test records."""
+    """Return the figures of what is predicted, the mean loss and further metrics of a model on the test records."""
     features, labels = population.test
-    found = _accuracy_and_loss(population.model, outputs := outputs_of(population.model, vector, features), labels)
+    found = _figures_and_loss(population, outputs := outputs_of(population.model, vector, features), labels)
     return found | {name: measured(name, one, outputs, labels)[0] for name, one in (metrics or {}).items()}
 
 
-def _accuracy_and_loss(model: Model, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+def _figures_and_loss(population: Population, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+    model, dataset = population.model, population.dataset
+    loss = float(model.loss(outputs, labels).double().sum()) / len(labels)
+    if dataset.target != "class":
+        return target_figures(dataset.target, outputs, labels, dataset.scale) | {"loss": loss}
     right = float((model.classes(outputs) == labels).sum())
-    return {"accuracy": right / len(labels), "loss": float(model.loss(outputs, labels).double().sum()) / len(labels)}
+    return {"accuracy": right / len(labels), "loss": loss}
 
 
 def each_on_all(population: Population, vectors: Tensor) -> Iterator[Tensor]:
@@ -108,13 +113,19 @@ def measure_each(
 
     Of more than MOST_MEASURED clients, further metrics are means over the first ones.
     """
-    labels = population.test[1]
-    found: dict[str, list[float]] = {name: [] for name in ("accuracy", "loss", *(metrics or {}))}
+    labels, target = population.test[1], population.dataset.target
+    always = (*ALWAYS_MEASURED[target], "loss")
+    found: dict[str, list[float]] = {name: [] for name in (*always, *(metrics or {}))}
     for block in each_on_all(population, vectors):
-        found["accuracy"] += (population.model.classes(block) == labels).double().mean(1).tolist()
-        flat = block.reshape(-1, block.shape[-1])
-        losses = population.model.loss(flat, labels.repeat(len(block))).double()
-        found["loss"] += losses.reshape(len(block), -1).mean(1).tolist()
+        if target == "class":
+            found["accuracy"] += (population.model.classes(block) == labels).double().mean(1).tolist()
+            flat = block.reshape(-1, block.shape[-1])
+            losses = population.model.loss(flat, labels.repeat(len(block))).double()
+            found["loss"] += losses.reshape(len(block), -1).mean(1).tolist()
+        else:
+            for outputs in block:
+                for name, value in _figures_and_loss(population, outputs, labels).items():
+                    found[name].append(value)
         for name, metric in (metrics or {}).items():
             some = block[: max(0, MOST_MEASURED - len(found[name]))]
             found[name] += [measured(name, metric, outputs, labels)[0] for outputs in some]
@@ -181,8 +192,11 @@ def by_group(population: Population, model: Tensor | None, personal: Tensor | No
     """Return means and variances over clients of the accuracy on their own test records, overall and per group.
 
     Names are "own accuracy", of the common model, and "personal accuracy", followed by the group where there are some.
-    Clients that were never drawn have no personal model yet and are evaluated with the common one.
+    Clients that were never drawn have no personal model yet and are evaluated with the common one. There are none where
+    no classes are predicted.
     """
+    if population.dataset.target != "class":
+        return {}
     if population.own_tests is None:
         raise InputError("clients hold no test records of their own; set data.own_test to a share of their records")
     test = own_test(population)

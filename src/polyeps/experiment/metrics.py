@@ -151,6 +151,8 @@ class NamedMetric:
     instead: str = ""  # for two classes only: what to write for more
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> float:
+        if labels.dim() > 1 or labels.is_floating_point():
+            raise InputError(f"{self.name} is for one class a record, which is not what is predicted; leave it out")
         found = scored(outputs, labels)
         if self.instead and found.classes != 2:
             raise InputError(f"{self.name} is for two classes, and there are {found.classes}; write {self.instead}")

@@ -88,6 +88,10 @@ def as_onnx(model: SavedModel, clients: bool = True) -> tuple[bytes, float]:
         import onnxruntime
     except ImportError as missing:
         raise InputError(f"ONNX needs {missing.name}, which is not installed: pip install 'polyeps[onnx]'") from None
+    if model.target not in ("class", "soft") or model.metadata.inputs is not None:
+        raise InputError(
+            f"{model.path}: ONNX files are for models of one input and of classes; export it as safetensors"
+        )
     tried, about = _random_records(model.metadata), model.metadata
     wrapped = _Probabilities(model.module if model.encoder is None else _with_encoder(model)).eval()
     proto = None

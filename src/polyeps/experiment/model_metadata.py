@@ -119,6 +119,10 @@ def _metadata(
         input_shape=model.input_shape,
         input_type=cast(Any, str(model.input_type).removeprefix("torch.")),  # checked there
         classes=dataset.classes,
+        target=None if dataset.target == "class" else dataset.target,
+        scale=dataset.scale,
+        inputs=None if dataset.inputs is None else dataset.inputs.parts,
+        output=experiment.model.output,
         label=experiment.data.label if own else None,
         columns=None if dataset.schema is None else dataset.schema.columns,
         features=dataset.columns if before is None else before.columns,

@@ -41,13 +41,15 @@ class Outcome:
     """Results of a run, by method and seed."""
 
     folder: Path
-    accuracy: dict[tuple[str, int], list[float]]
+    accuracy: dict[tuple[str, int], list[float]]  # or whatever `measure` names
     spent: dict[tuple[str, int], dict[str, float]]  # of every client that has a guarantee
     models: dict[tuple[str, int], Tensor]
+    measure: str = "accuracy"  # where no classes are predicted: "r2", "token accuracy", "exact match"
 
     def __repr__(self) -> str:
-        last = ", ".join(f"{method} seed {seed} {row[-1]:.1%}" for (method, seed), row in self.accuracy.items() if row)
-        return f"Outcome({str(self.folder)!r}, last accuracy: {last or 'none'})"
+        rows = {f"{method} seed {seed}": row for (method, seed), row in self.accuracy.items() if row}
+        last = ", ".join(f"{name} {_reached(self.measure, row[-1])}" for name, row in rows.items())
+        return f"Outcome({str(self.folder)!r}, last {self.measure}: {last or 'none'})"
 
     def to_frame(self) -> Any:
         """Return a pandas frame with one row per method, seed and round, and a column per metric.
@@ -75,11 +77,12 @@ class Outcome:
         with self._journal() as journal:
             return pandas.DataFrame(journal.query(_CLIENTS), columns=list(_CLIENT_COLUMNS))
 
-    def plot(self, metric: str = "accuracy", axes: Axes | None = None) -> Figure:
+    def plot(self, metric: str | None = None, axes: Axes | None = None) -> Figure:
         """Draw a metric over the rounds: a line per method, the mean over seeds, and a band of one standard deviation.
 
-        The picture is a new figure, or part of the one to which `axes` belongs.
+        The picture is a new figure, or part of the one to which `axes` belongs. Without a metric, it is the accuracy.
         """
+        metric = self.measure if metric is None else metric
         from matplotlib import pyplot
         from matplotlib.ticker import MaxNLocator
 
@@ -111,8 +114,9 @@ class Outcome:
     def _repr_html_(self) -> str:
         """Return a table of the methods: accuracy after the last round, and whether every budget was kept."""
         with self._journal() as journal:
-            name, rows = str(journal.about().get("name", "")), _summary(journal)
-        head = "".join(f"<th>{title}</th>" for title in ("method", "seeds done", "accuracy", "most spent of a budget"))
+            name, rows = str(journal.about().get("name", "")), _summary(journal, self.measure)
+        titles = ("method", "seeds done", self.measure, "most spent of a budget")
+        head = "".join(f"<th>{title}</th>" for title in titles)
         body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
         return (
             f"<p><b>{escape(name)}</b> in {escape(str(self.folder))}</p>"
@@ -135,9 +139,10 @@ def read(folder: Path | str) -> Outcome:
     accuracy: dict[tuple[str, int], list[float]] = {}
     spent: dict[tuple[str, int], dict[str, float]] = {}
     models: dict[tuple[str, int], Tensor] = {}
+    measure = str(journal.about().get("headline", "accuracy"))
     for row in journal.jobs():
         key, job = (row["label"], row["seed"]), row["job"]
-        metrics = journal.query("SELECT value FROM metrics WHERE job = ? AND name = 'accuracy' ORDER BY round", (job,))
+        metrics = journal.query("SELECT value FROM metrics WHERE job = ? AND name = ? ORDER BY round", (job, measure))
         accuracy[key] = [metric["value"] for metric in metrics]
         clients = journal.query("SELECT client, spent FROM clients WHERE job = ? AND spent IS NOT NULL", (job,))
         spent[key] = {client["client"]: client["spent"] for client in clients}
@@ -145,7 +150,7 @@ def read(folder: Path | str) -> Outcome:
         if row["status"] == "done" and (path := model_path(folder, job)).exists():
             models[key] = read_vector(path)
     journal.close()
-    return Outcome(folder, accuracy, spent, models)
+    return Outcome(folder, accuracy, spent, models, measure)
 
 
 def model_path(folder: Path, job: str) -> Path:
@@ -172,7 +177,11 @@ def _curves(journal: Journal, metric: str) -> dict[str, dict[int, list[float]]]:
     return {label: dict(sorted(points.items())) for label, points in found.items()}
 
 
-def _summary(journal: Journal) -> list[Sequence[str]]:
+def _reached(measure: str, value: float) -> str:
+    return f"{value:.3f}" if measure == "r2" else f"{value:.1%}"
+
+
+def _summary(journal: Journal, measure: str) -> list[Sequence[str]]:
     """Return the cells of each method: name, seeds done, accuracy after the last round, largest share of a budget."""
     labels: dict[str, list[dict[str, Any]]] = {}
     for job in journal.jobs():
@@ -181,13 +190,14 @@ def _summary(journal: Journal) -> list[Sequence[str]]:
     for label, jobs in labels.items():
         last, shares = [], []
         for job in jobs:
-            measured = "SELECT value FROM metrics WHERE job = ? AND name = 'accuracy' ORDER BY round DESC LIMIT 1"
-            last += [row["value"] for row in journal.query(measured, (job["job"],)) if row["value"] is not None]
+            measured = "SELECT value FROM metrics WHERE job = ? AND name = ? ORDER BY round DESC LIMIT 1"
+            found = journal.query(measured, (job["job"], measure))
+            last += [row["value"] for row in found if row["value"] is not None]
             paid = "SELECT spent / epsilon AS share FROM clients WHERE job = ? AND spent IS NOT NULL AND epsilon > 0"
             shares += [row["share"] for row in journal.query(paid, (job["job"],))]
-        accuracy = f"{fmean(last):.1%}" if last else "–"
+        accuracy = _reached(measure, fmean(last)) if last else "–"
         if len(last) > 1:
-            accuracy += f" ± {stdev(last):.1%}"
+            accuracy += f" ± {_reached(measure, stdev(last))}"
         most = max(shares, default=math.nan)
         spent = "no guarantee" if not shares else f"{most:.1%}, {'kept' if most <= 1 else 'EXCEEDED'}"
         if not shares and not any(job["status"] == "done" for job in jobs):

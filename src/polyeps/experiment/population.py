@@ -28,6 +28,7 @@ from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.client_budgets import budgets_of, clients_named
 from polyeps.experiment.encoders import encoded, planned
+from polyeps.experiment.metrics import CONFUSION
 from polyeps.experiment.model_choice import model_for
 from polyeps.experiment.registry import BUILT_IN, Parts
 from polyeps.experiment.seeds import generator, seed_for
@@ -111,6 +112,8 @@ def populate(
         partition, own_tests = set_apart(partition, wanted.own_test, generator(seed, "own tests"), dataset)
     hidden = any(experiment.training_of(method).rate is not None for method in experiment.algorithm)
     budgets, groups = budgets_of(experiment.budgets, partition, dataset, seed, hidden=hidden)
+    if CONFUSION in experiment.metrics and dataset.target != "class":
+        raise InputError(f"metrics: {CONFUSION} is for one class a record, which {dataset.name} has not; leave it out")
     model = model_for(experiment.model, dataset, seed_for(seed, "model"), parts)
     start = model.start(torch.Generator().manual_seed(seed_for(seed, "model")))
     return Population(dataset, partition, budgets, model, start, seed, torch.device(device), groups, own_tests)
@@ -160,7 +163,13 @@ def own_dataset(data: Any, wanted: config.DataSettings) -> Dataset | None:
         return replace(data, own=True)
     schema = schema_of(wanted.columns) if wanted.columns else None
     return from_frame(
-        data, label=wanted.label, client=wanted.client, unit=wanted.unit, schema=schema, classes=wanted.classes
+        data,
+        label=wanted.label,
+        client=wanted.client,
+        unit=wanted.unit,
+        schema=schema,
+        classes=wanted.classes,
+        target=wanted.target or "class",
     )
 
 
@@ -197,12 +206,14 @@ def _own_loaded(file: Path, declared: TableDeclaration, _stamp: tuple[Any, ...])
         unit=declared.unit,
         schema=declared.schema,
         classes=declared.classes,
+        target=declared.target,
+        scale=declared.scale,
     )
 
 
 def _declared(wanted: config.DataSettings) -> TableDeclaration:
     schema = schema_of(wanted.columns) if wanted.columns else None
-    return TableDeclaration(wanted.label, wanted.client, wanted.unit, schema, wanted.classes)
+    return TableDeclaration(wanted.label, wanted.client, wanted.unit, schema, wanted.classes, wanted.target or "class")
 
 
 def _stamp(file: Path) -> tuple[Any, ...]:

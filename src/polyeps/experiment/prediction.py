@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from polyeps.data.cells import as_text, is_missing, listed, matching, of_each
+from polyeps.data.table_features import plain_numbers
 from polyeps.data.table_readers import Cells, RawTable, read_columns
 from polyeps.errors import DataError, InputError
 from polyeps.experiment.saved_model import TEXT, SavedModel, probabilities_of
+from polyeps.experiment.target_metrics import target_figures
+from polyeps.experiment.target_predictions import numbers_of
 from polyeps.models import Model
 
 PREDICTION, PROBABILITY = "prediction", "probability"
@@ -44,6 +49,19 @@ class Predictions:
         return found
 
 
+class NumberPredictions(Predictions):
+    """The number that is predicted for every record: (n, 1), in the place of the probabilities."""
+
+    def header(self, every: bool = False) -> list[str]:
+        if every:
+            raise InputError("numbers have no probabilities; leave out --probabilities")
+        return [*self.kept, PREDICTION]
+
+    def rows(self, every: bool = False) -> list[list[Any]]:  # noqa: ARG002
+        kept = list(self.kept.values())
+        return [[*(cells[row] for cells in kept), float(one[0])] for row, one in enumerate(self.probabilities)]
+
+
 def predict_file(
     model: SavedModel,
     file: Path,
@@ -52,7 +70,7 @@ def predict_file(
     label: str | None = None,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Predictions:
-    """Predict the class of every record of a CSV, Parquet or .npz file; with `score`, compare with its labels.
+    """Predict the class, or the number, of every record of a CSV, Parquet or .npz file; with `score`, compare it.
 
     The label column is the one that the model was trained with, unless `label` names another. A model whose features
     have no names takes all columns in order, but for the label and the columns to `keep`.
@@ -69,12 +87,20 @@ def predict_file(
     result = {PREDICTION, PROBABILITY, *(f"{PROBABILITY} of {name}" for name in model.classes)}
     if taken := next((name for name in kept if name in result), None):
         raise InputError(f"--keep {taken}: the result has a column of that name; rename it in {file}")
-    truth = _truth(model, table, label) if score else None
+    if model.target in ("sequence", "labels") or model.metadata.inputs is not None:
+        raise InputError(f"{model.path} predicts from or of several things at once, which no table holds; use Python")
+    if model.target == "number":
+        truth: NDArray[Any] | None = _true_numbers(table, label) if score else None
+    else:
+        truth = _truth(model, table, label) if score else None
     records: Any = table.features
     if records is None:
         named = model.schema is not None or bool(model.metadata.features) or TEXT in table.columns
         records = {name: table.columns[name] for name in table.columns if named or name not in {label, *kept}}
     outputs = model.outputs(model.encode(records, table.where, str(file)), progress)
+    if model.target == "number":
+        found = numbers_of(outputs, model.metadata.scale)
+        return NumberPredictions(kept, np.zeros(0, np.int64), found[:, None], model.classes, _errors(truth, found))
     places, chances = Model.classes(outputs).numpy(), probabilities_of(outputs)
     scores = {} if truth is None else _scores(truth, places, chances)
     return Predictions(kept, places, chances, model.classes, scores)
@@ -82,9 +108,7 @@ def predict_file(
 
 def _truth(model: SavedModel, table: RawTable, label: str) -> NDArray[np.int64]:
     """Return the place of every record's true class."""
-    if label not in table.columns:
-        known = ", ".join(table.columns) or "none"
-        raise InputError(f"--score: {table.source} has no column {label!r} (it has {known}); name it with --label")
+    _check_label(table, label)
     find = matching(model.classes)  # as labels are read for training
 
     def place(cell: Any, row: int) -> int:
@@ -97,6 +121,25 @@ def _truth(model: SavedModel, table: RawTable, label: str) -> NDArray[np.int64]:
         return found
 
     return of_each(listed(table.columns[label]), np.int64, place)
+
+
+def _true_numbers(table: RawTable, label: str) -> NDArray[np.float32]:
+    _check_label(table, label)
+    return plain_numbers(table.columns[label], label, table.where)
+
+
+def _errors(truth: NDArray[Any] | None, found: NDArray[np.float64]) -> dict[str, Any]:
+    """Return the errors of numbers, and R²."""
+    if truth is None:
+        return {}
+    figures = target_figures("number", torch.from_numpy(found), torch.from_numpy(truth))
+    return {name: value if isfinite(value) else None for name, value in figures.items()}
+
+
+def _check_label(table: RawTable, label: str) -> None:
+    if label not in table.columns:
+        known = ", ".join(table.columns) or "none"
+        raise InputError(f"--score: {table.source} has no column {label!r} (it has {known}); name it with --label")
 
 
 def _scores(truth: NDArray[np.int64], places: NDArray[np.int64], chances: NDArray[np.float64]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from polyeps.accounting.calibration import ProgressCallback
+from polyeps.experiment.target_metrics import HEADLINES
 from polyeps.server import Round
 
 _LONG = 2.0  # seconds after which work is worth a line
@@ -73,8 +74,9 @@ def watching(jobs: int = 1) -> Iterator[Watch]:
         def round_done(job: str, round: Round, rounds: int, metrics: Mapping[str, float]) -> None:
             if job not in rows:
                 rows[job] = bars.add_task(job, total=rounds, note="")
-            if "accuracy" in metrics:
-                latest[job] = f"accuracy {metrics['accuracy']:.1%}"
+            if shown := next((name for name in HEADLINES if name in metrics), None):
+                share = f"{metrics[shown]:.3f}" if shown == "r2" else f"{metrics[shown]:.1%}"
+                latest[job] = f"{shown} {share}"
             note = f"{latest.get(job, '')}, {len(round.active)} active, {len(round.declined)} declined"
             note += f", {len(round.discarded)} discarded" if round.discarded else ""
             bars.update(rows[job], completed=round.number + 1, note=note)

@@ -32,16 +32,18 @@ from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import whose_budgets
 from polyeps.experiment.journal import COUNTED
 from polyeps.experiment.metrics import CONFUSION, NAMED_METRICS
+from polyeps.experiment.target_metrics import MEASURED_NAMES
 from polyeps.experiment.trackers import TRACKERS, check_installed
 from polyeps.models import MODELS, Model
 
-ModelFactory = Callable[[tuple[int, ...], int], Model | nn.Module]  # (shape of a record, classes) -> a model
+# (shape of a record, or of each of its inputs by name; classes) -> a model
+ModelFactory = Callable[[Any, int], Model | nn.Module]
 Encoder = Callable[[Tensor], Any]  # records (R, ...) -> features (R, ...), each row from its own record alone
 Metric = Callable[[Tensor, Tensor], float]  # (outputs, labels) of all test records -> a number
 
 _REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
-_MEASURED = ("accuracy", "loss", "method", "seed", "round", *COUNTED)
+_MEASURED = (*MEASURED_NAMES, "loss", "method", "seed", "round", *COUNTED)
 # Names of earlier versions: the algorithm and its budgets.
 _FORMER = {
     "minimum": ("fedavg", "minimum"),
@@ -162,8 +164,8 @@ class Parts:
         found: dict[str, Metric] = dict(self.metrics)
         for reference in experiment.metrics:
             name = reference.rpartition(":")[2]
-            if reference in ("accuracy", "loss"):
-                raise InputError(f"metrics: {reference} is always measured; leave it out")
+            if reference in (*MEASURED_NAMES, "loss"):
+                raise InputError(f"metrics: {reference} is measured wherever it can be; leave it out")
             if name in _MEASURED or (name in found and name != reference):
                 raise InputError(f"metrics: two are called {name!r}; give each a name of its own")
             if reference in self.metrics or ":" in reference:

@@ -38,6 +38,7 @@ from polyeps.experiment.outcome import Outcome, model_path, read
 from polyeps.experiment.population import Population, own_dataset, populate, same_dataset
 from polyeps.experiment.progress import Watch, seen, watching
 from polyeps.experiment.registry import Code, Encoder, Metric, ModelFactory, Parts, Tracker, entry_of
+from polyeps.experiment.target_metrics import ALWAYS_MEASURED, headline
 from polyeps.ledger import Ledger
 from polyeps.server import ALL_ROUNDS, Round, check_disclosure
 from polyeps.transport import codec
@@ -148,6 +149,7 @@ def _begin(work: _Work, command: str) -> None:
     """Prepare all jobs, make the folder with its journal, and do the jobs."""
     experiment, folder, code, held = work.experiment, work.folder, work.parts.code, work.parts.data
     _prepare_all(work)
+    target = "class" if work.population is None else work.population.dataset.target
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -157,7 +159,8 @@ def _begin(work: _Work, command: str) -> None:
         "experiment": experiment.as_dict(),
         "version": __version__,
         "command": command,
-        "metrics": list(work.metrics),
+        "metrics": [*ALWAYS_MEASURED[target][1:], *work.metrics],
+        "headline": headline(target),
         "parts": work.parts.names,
         "terms": work.terms,
         "data": held and held.digest,

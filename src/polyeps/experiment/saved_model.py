@@ -16,14 +16,18 @@ from torch import Tensor, nn
 
 from polyeps.accounting.certificate import Certificate
 from polyeps.data.imdb import number_words, tokenise
+from polyeps.data.named_inputs import Inputs, by_name
 from polyeps.data.schema import Schema, Where
 from polyeps.encoders import EncoderChoice
+from polyeps.data.targets import Target, default_loss
+from polyeps.engine.target_losses import LOSSES
 from polyeps.errors import DataError, InputError
 from polyeps.experiment.encoders import FrozenEncoder, frozen
 from polyeps.experiment.journal import Journal
-from polyeps.experiment.model_choice import own_model
+from polyeps.experiment.model_choice import GivenToModel, own_model
 from polyeps.experiment.outcome import model_path
 from polyeps.experiment.registry import Code, Encoder, ModelFactory, Parts
+from polyeps.experiment.target_predictions import predicted_as, predictions
 from polyeps.model_files import ModelMetadata, read_model_file
 from polyeps.models import MODELS, Model
 
@@ -48,13 +52,18 @@ class SavedModel:
         about = self.metadata
         return (
             f"SavedModel({str(self.path)!r}: {about.model.name} by {about.method}, seed {about.seed}, predicts "
-            f"{about.label or 'label'} as one of {len(about.classes)} classes)"
+            f"{about.label or 'label'} as {predicted_as(self.target, len(about.classes))})"
         )
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The class labels; probability i is that of classes[i]."""
+        """The class labels, or the names of the numbers or labels that are predicted; probability i is classes[i]'s."""
         return self.metadata.classes
+
+    @property
+    def target(self) -> Target:
+        """What is predicted: a class, a class for each position, numbers, or several labels."""
+        return self.metadata.target or "class"
 
     @property
     def schema(self) -> Schema | None:
@@ -66,17 +75,31 @@ class SavedModel:
         """Every client's certificate for what it spent on this model; empty where clients are withheld."""
         return {client: self.metadata.certificate(one) for client, one in (self.metadata.clients or {}).items()}
 
-    def predict(self, records: Any) -> list[str]:
-        """Return the class of every record of a table or an array."""
-        return [self.classes[place] for place in Model.classes(self.outputs(self.encode(records))).tolist()]
+    def predict(self, records: Any) -> list[Any]:
+        """Return the class of every record of a table or an array; of other targets a number, or a list.
+
+        A model of several inputs takes them in a dictionary or a tuple.
+        """
+        outputs = self.outputs(self.encode(records))
+        return predictions(self.target, outputs, self.classes, self.metadata.scale)
 
     def predict_proba(self, records: Any) -> NDArray[np.float64]:
         """Return the probability of every class, (n, classes), for the records of a table or an array."""
-        return probabilities_of(self.outputs(self.encode(records)))
+        if self.target == "number":
+            raise InputError(f"{self.path} predicts numbers, which have no probabilities; use predict")
+        outputs = self.outputs(self.encode(records))
+        if self.target == "labels":
+            return np.asarray(torch.sigmoid(outputs.double()))
+        return probabilities_of(outputs)
 
     def encode(self, records: Any, where: Where | None = None, name: str = "the table") -> Tensor:
         """Return the features of records as the module takes them, (n, ...)."""
         place = where or (lambda row: f"record {row}")
+        if self.metadata.inputs is not None and isinstance(records, Mapping | tuple):
+            found = Inputs(self.metadata.inputs).pack(by_name(records), name)
+            if not len(found) or not np.isfinite(found).all():
+                raise DataError(f"{name} holds no records, or numbers that are not finite; correct it")
+            return torch.from_numpy(found)
         if isinstance(records, Tensor):
             found = records.detach().cpu().numpy()
         elif isinstance(records, np.ndarray):
@@ -267,7 +290,12 @@ def _built(path: Path, metadata: ModelMetadata, parts: Parts) -> Model:
         shape, classes = arguments.get("shape"), arguments.get("classes")
         if set(arguments) != {"shape", "classes"} or not isinstance(shape, tuple) or not isinstance(classes, int):
             raise InputError(f"{path}: an own model takes a shape and a number of classes; export it again")
-        return own_model(name, make, shape, classes, getattr(torch, metadata.input_type), 0)
+        target = metadata.target or "class"
+        # Any loss of the target will do: nothing is trained here.
+        loss = None if target == "class" else LOSSES[default_loss(target)]
+        inputs = None if metadata.inputs is None else Inputs(metadata.inputs)
+        given = GivenToModel(inputs, metadata.output, loss, target)
+        return own_model(name, make, shape, classes, getattr(torch, metadata.input_type), 0, given)
     if unknown := set(arguments) - set(inspect.signature(MODELS[name]).parameters):
         raise InputError(f"{path}: {name} has no argument {min(unknown)!r}; export the model again")
     try:

@@ -25,8 +25,9 @@ from typing import Any
 from polyeps.errors import InputError
 from polyeps.experiment.journal import Journal
 from polyeps.experiment.outcome import model_path
+from polyeps.experiment.target_metrics import MEASURED_NAMES
 
-_COMMON = ("accuracy", "loss", "discarded replies")  # metrics that are not of single clients or groups
+_COMMON = (*MEASURED_NAMES, "loss", "discarded replies")  # metrics that are not of single clients or groups
 _LONGEST = 500  # letters of a setting, such as a list of budgets
 _SPENT = "SELECT client, own_epsilon, epsilon, delta, spent FROM clients WHERE job = ? ORDER BY rowid"
 

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyeps.report.formatting import percent, short
+from polyeps.report.formatting import SHARES, percent, short
 from polyeps.report.tables import MethodRuns, deviation, mean_of
-
-SHARES = ("accuracy", "balanced_accuracy")  # metrics that are shown in per cent
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ import re
 
 from polyeps.accounting.certificate import rounded_up
 
+SHARES = ("accuracy", "balanced_accuracy", "token accuracy", "exact match")  # metrics that are shown in per cent
+
 
 def short(value: float | None, digits: int = 3) -> str:
     """Format a number in a few digits.
@@ -66,6 +68,17 @@ def percent(accuracy: float | None, deviation: float | None = None, digits: int 
         return "not a number"
     spread = "" if deviation is None else f" ± {100 * deviation:.1f}"
     return f"{100 * accuracy:.{digits}f}{spread}\u00a0%"
+
+
+def reached(measure: str, value: float | None, deviation: float | None = None) -> str:
+    r"""Format what a model reached: a share in per cent, other figures as they are.
+
+    >>> reached("token accuracy", 0.5), reached("r2", 0.8231, 0.01), reached("r2", None)
+    ('50.0\xa0%', '0.823 ± 0.010', '–')
+    """
+    if measure in SHARES or value is None or not math.isfinite(value):
+        return percent(value, deviation)
+    return f"{value:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
 
 
 def byte_size(count: float | None) -> str:

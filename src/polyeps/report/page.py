@@ -82,6 +82,7 @@ def make_page(journals: Sequence[Journal]) -> str:
         averaged=sentences.averaged_rounds(methods),
         evaluated=sentences.evaluated_rounds(methods),
         accuracy=_pair(accuracy_picture, methods),
+        measure=methods[0].measure if methods else "accuracy",
         active=_pair(active_picture, methods) if departed else None,
         traffic=_pair(bytes_picture, methods),
         spent=[

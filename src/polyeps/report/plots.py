@@ -17,7 +17,7 @@ from matplotlib.path import Path
 from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from polyeps.report.curves import Curve, accuracy_curve, active_curve, merge_equal, traffic, worst_rows
-from polyeps.report.formatting import byte_size, percent, plural, share, short
+from polyeps.report.formatting import SHARES, byte_size, plural, reached, share, short
 from polyeps.report.svg import ALARM, INK, MUTED, WIDE, coloured, inline, new_figure, place_axes, styled, trim, wrapped
 from polyeps.report.tables import ClientSummary, MethodRuns, summarise
 
@@ -45,9 +45,11 @@ def accuracy_picture(methods: Sequence[MethodRuns], width: int = WIDE) -> str:
     drawn = [one for one in drawn if any(map(math.isfinite, one.curve.mean))]
     if not drawn:
         return ""
-    said = [f"{method.label} {percent(summarise(method).final_accuracy)}" for method in methods if method.counted]
+    measure = methods[0].measure
+    rows = [summarise(method) for method in methods if method.counted]
+    said = [f"{row.label} {reached(row.measure, row.final_accuracy)}" for row in rows]
     with styled():
-        figure, axes = _rounds_axes(drawn, width, 400 if width == WIDE else 300, "test accuracy")
+        figure, axes = _rounds_axes(drawn, width, 400 if width == WIDE else 300, f"test {measure}")
         for one in drawn:
             rounds, mean, deviation = one.curve.rounds, one.curve.mean, one.curve.deviation
             lower = [m - d for m, d in zip(mean, deviation, strict=True)]
@@ -59,9 +61,10 @@ def accuracy_picture(methods: Sequence[MethodRuns], width: int = WIDE) -> str:
                 rounds, mean, color=one.colour, linewidth=2, marker=marker, markersize=5, clip_on=False,
                 linestyle=_stroke(one.control),
             )  # fmt: skip
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
+        if measure in SHARES:
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
         _name(figure, axes, drawn, width)
-        return inline(figure, f"accuracy-{width}", f"Test accuracy per round. At the end: {'; '.join(said)}.")
+        return inline(figure, f"accuracy-{width}", f"Test {measure} per round. At the end: {'; '.join(said)}.")
 
 
 def active_picture(methods: Sequence[MethodRuns], width: int = WIDE) -> str:

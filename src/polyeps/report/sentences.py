@@ -11,7 +11,7 @@ from typing import Any
 from polyeps.accounting.certificate import Certificate
 from polyeps.experiment.journal import spent_key
 from polyeps.report.curves import accuracy_curve
-from polyeps.report.formatting import counted, percent, plural, share, short
+from polyeps.report.formatting import counted, percent, plural, reached, share, short
 from polyeps.report.joining import ALONE, TOLD_APART_AT, JoiningTable
 from polyeps.report.tables import LAST_ROUNDS, NOT_BEGUN, ClientSummary, JobSummary, MethodRuns, final_rounds, summarise
 
@@ -134,10 +134,10 @@ def _best(methods: Sequence[MethodRuns]) -> str:
     if not finals:
         return ""
     accuracy, row = max(finals, key=lambda pair: pair[0])
-    reached = percent(accuracy, row.final_accuracy_deviation)
+    found = reached(row.measure, accuracy, row.final_accuracy_deviation)
     if len(rows) == 1:
-        return f" {row.label} reached a test accuracy of {reached}."
-    return f" Of the methods under own budgets, {row.label} reached the highest test accuracy, {reached}."
+        return f" {row.label} reached a test {row.measure} of {found}."
+    return f" Of the methods under own budgets, {row.label} reached the highest test {row.measure}, {found}."
 
 
 def departures(method: MethodRuns) -> str:

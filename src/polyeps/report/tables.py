@@ -65,6 +65,7 @@ class MethodSummary:
     largest_ratio: float | None  # over all clients and seeds
     exceeded: int  # clients over all seeds
     left_early: float  # clients that could afford no further round before the planned end
+    measure: str = "accuracy"  # what stands in the place of the accuracy, where no classes are predicted
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class JobSummary:
     accuracy: Mapping[int, float]  # of the evaluated rounds
     own: Mapping[str, float]  # means over clients of the accuracy on their own test records, by model and group
     metrics: Mapping[str, Mapping[int, float]]  # the experiment's own ones, of the evaluated rounds
+    measure: str = "accuracy"  # what `accuracy` holds
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,11 @@ class MethodRuns:
             return NOT_BEGUN
         kinds = [str(job.facts.get("budgets", "own")) for job in self.jobs if job.facts]
         return next((kind for kind in kinds if kind != "own"), "own")
+
+    @property
+    def measure(self) -> str:
+        """Return what its models are measured by: the accuracy, where they predict classes."""
+        return next((job.measure for job in self.jobs), "accuracy")
 
     @property
     def alike(self) -> bool:
@@ -167,6 +174,7 @@ def summarise(method: MethodRuns) -> MethodSummary:
         clients=max((len(job.clients) for job in method.jobs), default=0),
         rounds=max(job.planned for job in method.jobs),
         rounds_run=mean_of([len(job.rounds) for job in counted]) or 0.0,
+        measure=method.measure,
         final_accuracy=mean_of(finals),
         final_accuracy_deviation=deviation(finals) if len(finals) > 1 else None,
         last_accuracy=mean_of(lasts),
@@ -228,8 +236,10 @@ def _by_label(journal: Journal) -> dict[str, list[dict[str, Any]]]:
 def _job(journal: Journal, job: Mapping[str, Any]) -> JobSummary:
     key = (job["job"],)
     rounds = journal.query("SELECT round, active, seconds FROM rounds WHERE job = ? ORDER BY round", key)
-    own = "SELECT name, value FROM metrics WHERE job = ? AND name LIKE '% accuracy%' AND name NOT LIKE '%variance%'"
-    measured: dict[str, dict[int, float]] = {name: {} for name in ("accuracy", *journal.about().get("metrics", ()))}
+    own = """SELECT name, value FROM metrics WHERE job = ? AND (name LIKE 'own accuracy%' OR name LIKE
+             'personal accuracy%') AND name NOT LIKE '%variance%'"""
+    measure = str(journal.about().get("headline", "accuracy"))
+    measured: dict[str, dict[int, float]] = {name: {} for name in (measure, *journal.about().get("metrics", ()))}
     for row in journal.query("SELECT name, round, value FROM metrics WHERE job = ? ORDER BY round", key):
         if row["name"] in measured:  # SQLite stores NaN as NULL
             measured[row["name"]][row["round"] + 1] = math.nan if row["value"] is None else row["value"]
@@ -241,9 +251,10 @@ def _job(journal: Journal, job: Mapping[str, Any]) -> JobSummary:
         facts=job["facts"],
         clients=tuple(summarise_clients(journal, job["job"], str(job["facts"].get("budgets", "own")))),
         rounds=tuple((row["round"] + 1, row["active"], row["seconds"]) for row in rounds),
-        accuracy=measured.pop("accuracy"),
+        accuracy=measured.pop(measure),
         own={row["name"]: row["value"] for row in journal.query(own, key)},
         metrics=measured,
+        measure=measure,
     )
 
 

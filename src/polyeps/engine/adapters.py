@@ -1,0 +1,93 @@
+"""A user's module behind one tensor: named inputs are cut out of a block, and one tensor of its outputs is picked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from polyeps.data.named_inputs import Inputs
+from polyeps.errors import InputError
+
+Choice = str | int | None  # of several outputs: a key or a place; None: the logits
+
+
+class Adapted(nn.Module):
+    """A module with several inputs or outputs, as a function of rows (T, ...) that returns one tensor (T, ...)."""
+
+    def __init__(self, module: nn.Module, inputs: Inputs | None = None, output: Choice = None) -> None:
+        super().__init__()
+        self.__name__ = type(module).__name__  # that messages call it by
+        self.module = module
+        self.inputs = inputs
+        self.output = output
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the picked outputs for rows (T, W), which hold all inputs of a record one after the other."""
+        if self.inputs is None:
+            return picked(self.module, self.module(rows), self.output)
+        found = _cut(self.inputs, rows)
+        if "0" in found:
+            return picked(self.module, self.module(*found.values()), self.output)
+        return picked(self.module, self.module(**found), self.output)
+
+
+def _cut(inputs: Inputs, rows: Tensor) -> dict[str, Tensor]:
+    """Return the inputs of rows (T, W) by name, each in its own shape and type."""
+    parts = torch.split(rows, inputs.sizes, dim=1)
+    return {
+        part.name: numbers.reshape(len(rows), *part.shape).to(getattr(torch, part.kind))
+        for part, numbers in zip(inputs.parts, parts, strict=True)
+    }
+
+
+def adapted(module: nn.Module, inputs: Inputs | None = None, output: Choice = None) -> nn.Module:
+    """Return a module from one tensor to one tensor; the module itself, if it needs nothing."""
+    if isinstance(module, Adapted) or (inputs is None and output is None):
+        return module
+    return Adapted(module, inputs, output)
+
+
+def picked(module: nn.Module, outputs: object, choice: Choice) -> Tensor:
+    """Return the tensor to train of what a module returns: the chosen one, the logits, or the only one there is."""
+    name = type(module).__name__
+    if isinstance(outputs, Tensor):
+        if choice not in (None, "logits"):  # some modules return a tensor in eval mode only
+            raise InputError(f"{name} returns one tensor, so there is nothing to choose; leave out output")
+        return outputs
+    held = _held(outputs)
+    if held is None:
+        raise InputError(f"{name} returns a {type(outputs).__name__}; it must return tensors with a row per example")
+    if choice is not None:
+        places = list(held)
+        key = places[choice] if isinstance(choice, int) and 0 <= choice < len(places) else choice
+        found = held.get(str(key))
+        if not isinstance(found, Tensor):
+            raise InputError(f"{name} returns no tensor {choice!r}; output must be one of {_listed(held)}")
+    else:
+        tensors = [each for each in held.values() if isinstance(each, Tensor)]
+        found = held.get("logits", tensors[0] if len(held) == 1 and tensors else None)
+    if not isinstance(found, Tensor):
+        raise InputError(
+            f"{name} returns a {type(outputs).__name__} of {len(held)}, none of them called logits; say which one to "
+            f"train as output, one of {_listed(held)}, or wrap the module in one that returns a tensor"
+        )
+    return found
+
+
+def _held(outputs: object) -> dict[str, object] | None:
+    """Return what a module returned by key or by place."""
+    if isinstance(outputs, Mapping):
+        return {str(key): value for key, value in outputs.items()}
+    if isinstance(outputs, tuple | list):
+        names = getattr(outputs, "_fields", range(len(outputs)))
+        return {str(key): value for key, value in zip(names, outputs, strict=True)}
+    if hasattr(outputs, "logits"):
+        return {"logits": outputs.logits}
+    return None
+
+
+def _listed(held: Mapping[str, object]) -> str:
+    names = [name if name.isdecimal() else repr(name) for name, each in held.items() if isinstance(each, Tensor)]
+    return ", ".join(names) or "none (there is no tensor among them)"
