@@ -15,8 +15,6 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.datasets import load_digits
@@ -27,11 +25,9 @@ from torch import nn
 
 import polyeps
 from polyeps import PrivateFederation
-from polyeps.data.cells import as_text
 from polyeps.data.own_tables import from_arrays
 from polyeps.errors import InputError
 from polyeps.experiment.config import Experiment
-from polyeps.experiment.labelled_records import read_records
 from polyeps.experiment.saved_model import load_model
 from polyeps.models import Model, cross_entropy
 from polyeps.private_federation import _ARGUMENTS, _SETTINGS
@@ -278,20 +274,6 @@ def test_declared_classes_may_be_more_and_in_any_order() -> None:
     federation.fit(DIGITS, LABELS, client=WARDS)
     assert federation.predict_proba(DIGITS).shape == (360, 11)
     assert federation.classes_.tolist() == [11, *range(9, -1, -1)]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.one_of(st.text(max_size=4), st.integers(-3, 300), st.floats(), st.booleans(), st.none())))
-def test_any_labels_are_numbered_or_refused(labels: list[Any]) -> None:
-    records = np.zeros((len(labels), 2))
-    try:
-        found = read_records(records, labels, None, None, None, None, None, "float32")
-    except InputError:
-        return
-    array = np.asarray(labels)
-    for given_label, number in zip(array.tolist(), found.dataset.labels.tolist(), strict=True):
-        assert found.classes.tolist()[number] == given_label
-        assert found.dataset.classes[number] == as_text(given_label)
 
 
 def table() -> pandas.DataFrame:

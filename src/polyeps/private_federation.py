@@ -158,7 +158,7 @@ class PrivateFederation(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if "_delete" in vars(self):
             self._delete()  # the folder of an earlier fit
         if temporary:
-            self._delete = weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
+            self._delete: Any = weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
         return self
 
     def _run(self, experiment: Experiment, own: dict[str, Any], folder: Path, found: LabelledRecords) -> None:
