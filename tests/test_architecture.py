@@ -23,6 +23,7 @@ LAYERS = [
     {"secagg", "transport"},
     {"experiment"},
     {"audit", "report"},
+    {"private_federation"},
     {"cli", "__main__"},
 ]
 MODULES = sorted(SOURCE.rglob("*.py"))

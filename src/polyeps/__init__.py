@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from polyeps.experiment.run import resume, run
     from polyeps.experiment.saved_model import SavedModel, load_model
     from polyeps.ledger import Ledger
+    from polyeps.private_federation import PrivateFederation
 
 __version__ = "0.2.0"
 
@@ -26,6 +27,7 @@ __all__ = [
     "Ledger",
     "Outcome",
     "PolyepsError",
+    "PrivateFederation",
     "SavedModel",
     "calibrate",
     "load_model",
@@ -40,6 +42,7 @@ _HOMES = {
     "Ledger": "ledger",
     "Outcome": "experiment.outcome",
     "PolyepsError": "errors",
+    "PrivateFederation": "private_federation",
     "SavedModel": "experiment.saved_model",
     "calibrate": "accounting.calibration",
     "load_model": "experiment.saved_model",

@@ -18,8 +18,8 @@ from polyeps.accounting.certificate import Certificate
 from polyeps.data.imdb import number_words, tokenise
 from polyeps.data.named_inputs import Inputs, by_name
 from polyeps.data.schema import Schema, Where
-from polyeps.encoders import EncoderChoice
 from polyeps.data.targets import Target, default_loss
+from polyeps.encoders import EncoderChoice
 from polyeps.engine.target_losses import LOSSES
 from polyeps.errors import DataError, InputError
 from polyeps.experiment.encoders import FrozenEncoder, frozen
