@@ -118,7 +118,7 @@ def test_padded_persons_of_a_device_are_rows_of_several_records(monkeypatch: pyt
     generator = torch.Generator().manual_seed(4)
     labels = torch.randint(0, 4, (20, 3), generator=generator)
     labels[::2, 2] = -1
-    records = Records(torch.randn(20, 3, 7, generator=generator), labels, torch.tensor([0, 12, 20]))
+    records = Records(torch.randn(20, 3, 7, generator=generator), labels, torch.tensor([0, 12, 20]), padded=True)
     trainer = whole_gradient(model, clip=0.5, memory=2000)
     given: Any = (torch.randn(model.size, generator=generator), records, SeededStreams(3, range(2), 0), 0.5)
     torch.testing.assert_close(
