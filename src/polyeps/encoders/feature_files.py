@@ -49,7 +49,7 @@ def load_features(directory: Path, subject: Mapping[str, Any]) -> NDArray[np.flo
         return None
     path = _path(directory, subject)
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             found = _read(file, _plain(subject))
         os.utime(path)  # the files that were not used for longest are removed first
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, MemoryError):
@@ -62,7 +62,7 @@ def save_features(directory: Path, subject: Mapping[str, Any], features: NDArray
     values = np.ascontiguousarray(features, dtype="<f4")
     if values.nbytes > features_limit():
         return
-    header = {"subject": _plain(subject), "shape": values.shape, "sha256": hashlib.sha256(values.data).hexdigest()}
+    header = {"subject": _plain(subject), "shape": values.shape, "sha256": _checksum(values)}
     partial: Path | None = None
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,9 +94,15 @@ def _read(file: BinaryIO, subject: Any) -> NDArray[np.float32] | None:
     found = np.empty(shape, dtype="<f4")
     if file.readinto(found.reshape(-1).view(np.uint8).data) != found.nbytes:  # type: ignore[attr-defined]
         return None
-    if hashlib.sha256(found.data).hexdigest() != header["sha256"] or not np.isfinite(found).all():
+    if _checksum(found) != header["sha256"] or not np.isfinite(found).all():
         return None
     return found.astype(np.float32, copy=False)
+
+
+def _checksum(values: NDArray[np.float32]) -> str:
+    found = hashlib.sha256(repr(values.shape).encode())
+    found.update(values.data)
+    return found.hexdigest()
 
 
 def _make_room(directory: Path, room: int) -> None:

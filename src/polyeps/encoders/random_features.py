@@ -51,7 +51,7 @@ class RandomFourier(nn.Module):
 
 
 class RandomConvolutions(nn.Module):
-    """Encode images as the rectified responses to random filters, averaged over 4 x 4 parts: rows of norm one.
+    """Encode images as the rectified responses to random filters, averaged over 4 x 4 parts: rows of norm at most one.
 
     >>> RandomConvolutions((28, 28), 320)(torch.rand(3, 28, 28)).shape
     torch.Size([3, 320])

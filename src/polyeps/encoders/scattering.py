@@ -28,11 +28,11 @@ _SPREAD = 0.8  # width of the filters of the finest octave, in pixels
 _FREQUENCY = 3 * math.pi / 4  # centre of the wavelets of the finest octave
 _WRAPS = 2  # copies of a filter on each side that a periodic one sums
 _LEAST = 1e-5  # added to a variance before dividing by its root
-_AT_ONCE = {"cpu": 1 << 23, "cuda": 1 << 30}  # bytes of wavelet coefficients held at a time; a CPU keeps them in caches
+_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 30}  # bytes of wavelet coefficients held at a time; a CPU keeps them in caches
 
 
 class Scattering(nn.Module):
-    """Encode images (n, height, width) or (n, channels, height, width) as rows of norm one.
+    """Encode images (n, height, width) or (n, channels, height, width) as rows of norm at most one.
 
     >>> Scattering((28, 28))(torch.rand(3, 28, 28)).shape
     torch.Size([3, 3969])
@@ -68,6 +68,8 @@ class Scattering(nn.Module):
         return self.stride * (self.cells[0] + 2), self.stride * (self.cells[1] + 2)
 
     def forward(self, images: Tensor) -> Tensor:
+        if not len(images):
+            return images.new_zeros(0, self.size)
         planes = images.reshape(-1, self.height, self.width)
         each = _ANGLES**2 * self.padded[0] * self.padded[1] * 8 // 4  # bytes, of the second layer
         some = max(1, _AT_ONCE.get(planes.device.type, _AT_ONCE["cpu"]) // each)
@@ -94,17 +96,18 @@ class Scattering(nn.Module):
 
     def _modulus(self, spectrum: Tensor, k: int, octave: int) -> Tensor:
         """Return absolute wavelet coefficients of all angles, every 2^octave pixels, of images every 2^k pixels."""
-        filters = getattr(self, f"wavelets{octave}_{k}")  # (angles, step, height, step, width)
-        step = 2 ** (octave - k)
+        filters, step = getattr(self, f"wavelets{octave}_{k}"), 2 ** (octave - k)  # (blocks, angles, numbers)
         *rows, high, wide = spectrum.shape
         parts = torch.view_as_real(spectrum.reshape(*rows, step, high // step, step, wide // step))
         found: Tensor | None = None
-        for row, column in np.ndindex(step, step):  # the spectrum of every step-th pixel: a sum over blocks
-            part, block = parts[..., row, :, column, :, :], filters[:, row, :, column, :, None]
+        # The spectrum of every step-th pixel is a sum over blocks; as flat rows they are multiplied fastest.
+        for (row, column), block in zip(np.ndindex(step, step), filters, strict=True):
+            part = parts[..., row, :, column, :, :].flatten(-3)
             found = part * block if found is None else found.addcmul_(part, block)
         assert found is not None
-        waves: Tensor = torch.fft.ifft2(torch.view_as_complex(found))
-        return waves.abs()
+        waves = torch.view_as_complex(found.reshape(*rows[:-1], _ANGLES, high // step, wide // step, 2))
+        moduli: Tensor = torch.fft.ifft2(waves).abs()
+        return moduli
 
     def _averaged(self, planes: Tensor, k: int) -> Tensor:
         """Return local averages every 2^octaves pixels, without the margins, of images every 2^k pixels."""
@@ -113,7 +116,7 @@ class Scattering(nn.Module):
         return found
 
     def _normalised(self, features: Tensor) -> Tensor:
-        """Return rows of norm one: zero mean and equal variance in every group of channels of one image."""
+        """Return rows of norm at most one: zero mean and equal variance in every group of channels of one image."""
         together = next(count for count in range(3, self.paths + 1) if self.paths % count == 0)
         parts = features.reshape(len(features), -1, together * features.shape[2])
         parts = parts - parts.mean(2, keepdim=True)
@@ -130,7 +133,9 @@ class Scattering(nn.Module):
         for k in range(octave + 1):
             spectra, step = _folded(_folded(np.stack(found), 1, k), 2, k), 2 ** (octave - k)
             high, wide = spectra.shape[1:]
-            self._keep(f"wavelets{octave}_{k}", spectra.reshape(-1, step, high // step, step, wide // step) / step**2)
+            blocks = spectra.reshape(-1, step, high // step, step, wide // step).transpose(1, 3, 0, 2, 4) / step**2
+            both = np.repeat(blocks.reshape(step**2, _ANGLES, -1), 2, axis=2)  # for real and imaginary parts
+            self._keep(f"wavelets{octave}_{k}", both)
 
     def _averages(self, side: int, cells: int, k: int) -> NDArray[np.float64]:
         """Return the low-pass filter along one axis as a matrix, (cells, pixels taken every 2^k)."""

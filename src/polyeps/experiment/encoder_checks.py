@@ -53,9 +53,11 @@ def check_one_by_one(name: str, apply: Apply, again: Apply, sample: Sample) -> N
     some, size = sample.records, len(sample.records)
     found = apply(some)
     near, far = (apply(np.concatenate([other, some]))[size:] for other in (sample.made_up, sample.far))
-    alone = np.concatenate([apply(some[row : row + 1]) for row in range(_ALONE)])
-    pairs = [(rows, found) for rows in (near, far, apply(some[::-1])[::-1])] + [(alone, found[:_ALONE])]
-    if not alike(near, far, _SAME_ROUNDING) or not all(alike(*pair) for pair in pairs):
+    turned = apply(some[::-1])[::-1]
+    if not (alike(near, far, _SAME_ROUNDING) and all(alike(rows, found) for rows in (near, far, turned))):
+        raise differs(name)
+    alone = [apply(some[row : row + 1]) for row in range(_ALONE)]
+    if not all(alike(row, found[place : place + 1]) for place, row in enumerate(alone)):
         raise differs(name)
     if not alike(again(some), found):
         raise InputError(
