@@ -67,7 +67,7 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "two-labels": {"partition": "labels", "labels_per_client": 2},
     "dirichlet": {"partition": "dirichlet", "alpha": 0.1},
 }
-RATES: tuple[float, ...] = (3.0, 10.0, 30.0, 100.0, 200.0)  # of the recipe: how far a round can move the model
+RATES: tuple[float, ...] = (0.05, 0.15, 0.5, 1.5, 3.0)  # of the recipe: how far a round can move the model
 PIXEL_RATES: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
 CHOICE_SEED = 1000
 
@@ -81,7 +81,7 @@ class Recipe:
     optimiser: bool = True  # momentum and averaging; without it, plain steps
     planned: bool = False  # batches and steps planned by budget, where they are not full
     rounds: int = 150
-    clip: float = 0.03
+    clip: float = 2.0
     size: int | None = None  # features are projected at random onto so many; None: all of them
 
     def experiment(self, cell: str, method: str, rate: float) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def entries(wanted: argparse.Namespace) -> list[Entry]:
     if wanted.quick:
         recipe = replace(recipe, rounds=60, size=300)
         today = replace(today, rounds=20)
-        rates, pixel_rates = (30.0,), (0.1,)
+        rates, pixel_rates = (0.5,), (0.1,)
     kinds = {**dict.fromkeys(METHODS, (recipe, rates)), **{one + PIXELS: (today, pixel_rates) for one in METHODS}}
     if wanted.ablation:
         kinds = ABLATION

@@ -22,8 +22,8 @@ def test_random_fourier_features_approximate_the_gaussian_kernel() -> None:
         found = RandomFourier((20,), 20_000, bandwidth)(records).double()
         spread = bandwidth or 0.25 * math.sqrt(20)
         kernel = torch.exp(-(torch.cdist(records, records).double() ** 2) / (2 * spread**2))
-        assert torch.allclose(found @ found.T, kernel, atol=0.03)
-        assert torch.allclose(found.norm(dim=1), torch.ones(6).double(), atol=1e-6)
+        assert torch.allclose(found @ found.T / 20_000, kernel, atol=0.03)
+        assert torch.allclose(found.square().mean(1), torch.ones(6).double(), atol=1e-6)
     assert RandomFourier((4, 5), 7)(rows(3, 4, 5)).shape == (3, 7)
 
 
@@ -40,13 +40,13 @@ def test_random_convolutions_by_a_slow_loop() -> None:
             for y, x in np.ndindex(4, 4):  # 9 rows in four parts: 0-2, 2-4, 4-6, 6-8, as adaptive pooling has them
                 expected.append(answer[9 * y // 4 : -(-9 * (y + 1) // 4), 3 * x : 3 * x + 3].mean())
         centred = np.array(expected) - np.mean(expected)
-        np.testing.assert_allclose(row, centred / math.sqrt(centred.var() + 1e-5) / math.sqrt(32), atol=1e-5)
+        np.testing.assert_allclose(row, centred / math.sqrt(centred.var() + 1e-5), atol=1e-4)
 
 
-def test_a_random_projection_keeps_norms_and_inner_products() -> None:
-    features = torch.nn.functional.normalize(rows(5, 4000) - 0.5, dim=1)
+def test_a_random_projection_keeps_inner_products_per_feature() -> None:
+    features = math.sqrt(12) * (rows(5, 4000) - 0.5)
     found = RandomProjection(4000, 2000)(features)
-    assert torch.allclose(found @ found.T, features @ features.T, atol=0.1)
+    assert torch.allclose(found @ found.T / 2000, features @ features.T / 4000, atol=0.1)
 
 
 @pytest.mark.parametrize("name", list(ENCODERS))

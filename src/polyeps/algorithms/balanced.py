@@ -8,12 +8,12 @@ estimated from the updates of all rounds (`aggregation.client_effects`), so no b
     w_i  = (κτ²/n + λ) / (κτ² + v_i)     κ   how much worse an error that stays is than one that is drawn anew
 
 κ follows from the speed of training. An error that stays moves the model by its size over the curvature, noise only by
-as much as the learning rate lets through. So κ is inverse to the distance `reach` that a round can move the model, and
-it grows with the number d of parameters, since few of the d directions that noise takes change any prediction:
+as much as the learning rate lets through. So κ is inverse to the distance `reach` that a round can move the model. It
+grows with the number d of parameters, since few of the d directions that noise takes change any prediction:
 
-    κ = 0.6 · d / reach
+    κ = 2 √d / reach
 
-with 0.6 chosen by hand, the same for all data (docs/decisions/0016 says on which it was seen to work).
+for features of mean square one; the 2 was chosen by hand (docs/decisions/0016 says on which data it was seen to work).
 
 Limits: equal noise → FedAvg; no difference between clients → weights by 1/v_i; difference beyond all noise → FedAvg;
 infinite noise → ignored.
@@ -21,6 +21,7 @@ infinite noise → ignored.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import torch
@@ -34,12 +35,12 @@ from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
 
 
-def balanced(training: Training, *, constancy: Annotated[float, Field(gt=0)] = 0.6) -> Algorithm:
+def balanced(training: Training, *, constancy: Annotated[float, Field(gt=0)] = 2.0) -> Algorithm:
     """Return averaging with weights that balance noise against differences between clients."""
     if training.price is None:
         return fedavg(training)  # without noise there is nothing to balance
     size = training.model.size
-    persistence = constancy * size / training.reach
+    persistence = constancy * math.sqrt(size) / training.reach
 
     def round(state: State, ask: Ask) -> State:
         replies = ask_updates(state, ask, state.roster)

@@ -4,10 +4,11 @@
                         machines", 2007; inner products approximate the Gaussian kernel of bandwidth s
     random convolutions pooled responses to random filters: Coates, Lee and Ng, "An analysis of single-layer networks
                         in unsupervised feature learning", 2011, with filters that are not learnt
-    random projection   Px, P ~ N(0, 1/size): keeps norms and inner products on average
+    random projection   Px, P ~ N(0, 1/features): keeps inner products, per feature, on average
 
 The weights follow from the seed and from the shape of a record. No mean, variance or bandwidth is estimated from
-records, and the features of a record depend on that record alone. So no budget is charged for them.
+records, and the features of a record depend on that record alone. So no budget is charged for them. Features have a
+mean square of about one: then the model's bias, whose input is one, takes little of the clip of a gradient.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _BANDWIDTH = 0.25
 
 
 class RandomFourier(nn.Module):
-    """Encode records of numbers as `size` cosines and sines: rows of norm one.
+    """Encode records of numbers as `size` cosines and sines: rows of norm √size.
 
     >>> RandomFourier((30,), 200)(torch.rand(3, 30)).shape
     torch.Size([3, 200])
@@ -47,11 +48,11 @@ class RandomFourier(nn.Module):
 
     def forward(self, records: Tensor) -> Tensor:
         waves = records.flatten(1).float() @ self.weights
-        return torch.cat([waves.cos(), waves.sin()], 1)[:, : self.size] / math.sqrt(self.size / 2)
+        return torch.cat([waves.cos(), waves.sin()], 1)[:, : self.size] * math.sqrt(2)
 
 
 class RandomConvolutions(nn.Module):
-    """Encode images as the rectified responses to random filters, averaged over 4 x 4 parts: rows of norm at most one.
+    """Encode images as the rectified responses to random filters, averaged over 4 x 4 parts: rows of norm √size or less.
 
     >>> RandomConvolutions((28, 28), 320)(torch.rand(3, 28, 28)).shape
     torch.Size([3, 320])
@@ -79,7 +80,7 @@ class RandomConvolutions(nn.Module):
         found = nn.functional.conv2d(planes, self.filters, padding=_WIDTH // 2).relu()
         rows = nn.functional.adaptive_avg_pool2d(found, _CELLS).flatten(1)
         rows = rows - rows.mean(1, keepdim=True)
-        return rows / (rows.square().mean(1, keepdim=True) + _LEAST).sqrt() / math.sqrt(self.size)
+        return rows / (rows.square().mean(1, keepdim=True) + _LEAST).sqrt()
 
 
 class RandomProjection(nn.Module):
@@ -98,7 +99,7 @@ class RandomProjection(nn.Module):
                 f"model.encoder_size = {size}, but scattering has {features} features of such a record; choose fewer, "
                 "or leave it out"
             )
-        self.register_buffer("weights", _normal(features, size) / math.sqrt(size), persistent=False)
+        self.register_buffer("weights", _normal(features, size) / math.sqrt(features), persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
         return rows @ self.weights

@@ -32,7 +32,7 @@ _AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 30}  # bytes of wavelet coefficients he
 
 
 class Scattering(nn.Module):
-    """Encode images (n, height, width) or (n, channels, height, width) as rows of norm at most one.
+    """Encode images (n, height, width) or (n, channels, height, width) as rows of mean square one or less.
 
     >>> Scattering((28, 28))(torch.rand(3, 28, 28)).shape
     torch.Size([3, 3969])
@@ -116,12 +116,12 @@ class Scattering(nn.Module):
         return found
 
     def _normalised(self, features: Tensor) -> Tensor:
-        """Return rows of norm at most one: zero mean and equal variance in every group of channels of one image."""
+        """Return rows of zero mean and, unless they are constant, variance one in every group of an image's channels."""
         together = next(count for count in range(3, self.paths + 1) if self.paths % count == 0)
         parts = features.reshape(len(features), -1, together * features.shape[2])
         parts = parts - parts.mean(2, keepdim=True)
         parts = parts / (parts.square().mean(2, keepdim=True) + _LEAST).sqrt()
-        return parts.flatten(1) / math.sqrt(self.size)
+        return parts.flatten(1)
 
     def _add_wavelets(self, octave: int) -> None:
         found = []
