@@ -129,8 +129,8 @@ def test_colours_are_channels_of_their_own() -> None:
     image = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
     found, alone = Scattering((3, 32, 32))(image), Scattering((32, 32))
     assert found.shape == (2, 3 * 81 * 64)
-    apart = torch.cat([alone(image[:, channel]) for channel in range(3)], 1) / math.sqrt(3)
-    assert torch.allclose(found, apart, atol=1e-6)
+    apart = torch.cat([alone(image[:, channel]) for channel in range(3)], 1)
+    assert torch.allclose(found, apart, atol=1e-4)
 
 
 def test_larger_images_have_more_octaves() -> None:

@@ -52,7 +52,7 @@ class RandomFourier(nn.Module):
 
 
 class RandomConvolutions(nn.Module):
-    """Encode images as the rectified responses to random filters, averaged over 4 x 4 parts: rows of norm √size or less.
+    """Encode images as the rectified responses to random filters, averaged over 4 x 4 parts: norm √size or less.
 
     >>> RandomConvolutions((28, 28), 320)(torch.rand(3, 28, 28)).shape
     torch.Size([3, 320])

@@ -116,7 +116,7 @@ class Scattering(nn.Module):
         return found
 
     def _normalised(self, features: Tensor) -> Tensor:
-        """Return rows of zero mean and, unless they are constant, variance one in every group of an image's channels."""
+        """Return rows of zero mean and variance one, unless constant, in every group of an image's channels."""
         together = next(count for count in range(3, self.paths + 1) if self.paths % count == 0)
         parts = features.reshape(len(features), -1, together * features.shape[2])
         parts = parts - parts.mean(2, keepdim=True)
