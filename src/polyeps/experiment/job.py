@@ -26,7 +26,7 @@ from polyeps.experiment.noise_calibration import Cost, claimed_noise, cost_of, e
 from polyeps.experiment.population import Population
 from polyeps.experiment.registry import BUILT_IN, Parts, checked_options, entry_of
 from polyeps.experiment.seeds import seed_for
-from polyeps.experiment.work_plan import check_planned, gains_of_plan, planned_work, plans_work
+from polyeps.experiment.work_plan import WorkPlanner, check_planned, gains_of_plan, planned_work, plans_work
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import BudgetTerms
 from polyeps.participation import Participation, check_secret_cohorts, cohort_size
@@ -61,7 +61,7 @@ class Job:
     discloses: tuple[Field, ...]
     groups: tuple[str, ...] | None = None  # effective privacy groups, where an algorithm has groups
     # -> how many times less noise each client has than without planning; None where no work is planned
-    gains: Callable[[], list[float | None]] | None = None
+    gains: Callable[[], list[float]] | None = None
 
     def clients(self, ledger: Ledger | None) -> Clients:
         """Return the private side of all clients."""
@@ -178,9 +178,11 @@ def prepare(
     else:
         training = _training(settings, population, budgets is not None, method.form)
         if plans_work(settings):
-            everyone = budgets or (None,) * len(population.ids)
-            own |= planned_work(settings, training, population.sizes, everyone, uses, progress)
-            gains = partial(gains_of_plan, settings, training, own, everyone, uses) if budgets is not None else None
+            planner = None
+            if budgets is not None:
+                planner = WorkPlanner(training, population.sizes, guaranteed(budgets), uses, progress)
+            own |= planned_work(planner, settings, len(population.ids))
+            gains = None if planner is None else partial(gains_of_plan, planner, settings, own)
         given = (training,)
     try:
         optimiser = ServerOptimiser(**experiment.server_of(method).model_dump())

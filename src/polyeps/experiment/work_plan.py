@@ -129,44 +129,21 @@ class WorkPlanner:
         return LocalWork(np.exp2(-1.0 * enough), steps)
 
 
-def gains_of_plan(
-    wanted: config.TrainingSettings,
-    training: Training,
-    settings: PerClient,
-    budgets: Sequence[Budget | None],
-    rounds: int,
-    progress: ProgressCallback | None = None,
-) -> list[float | None]:
-    """Return how many times less noise each client has than without planning; None without a guarantee."""
-    rows = [row for row, budget in enumerate(budgets) if budget is not None]
-    known = [budget for budget in budgets if budget is not None]
-    planner = WorkPlanner(training, settings["records"][rows], known, rounds, progress)
-    chosen = LocalWork(settings["rate"][rows], settings["steps"][rows])
-    gains = dict(zip(rows, (planner.noise(planner.usual(wanted)) / planner.noise(chosen)).tolist(), strict=True))
-    return [gains.get(row) for row in range(len(budgets))]
-
-
-def planned_work(
-    wanted: config.TrainingSettings,
-    training: Training,
-    sizes: NDArray[np.int64],
-    budgets: Sequence[Budget | None],
-    rounds: int,
-    progress: ProgressCallback | None = None,
-) -> dict[str, NDArray[Any]]:
-    """Return the settings of all clients; clients without a guarantee use all their records.
+def planned_work(planner: WorkPlanner | None, wanted: config.TrainingSettings, clients: int) -> dict[str, NDArray[Any]]:
+    """Return the clients' own settings; without a planner they add no noise, and use all their records.
 
     A budget that affords no schedule is left to calibration, which names the client.
     """
-    rows = [row for row, budget in enumerate(budgets) if budget is not None]
-    known = [budget for budget in budgets if budget is not None]
-    whole = USUAL_WORK[1] if wanted.local_steps == "auto" else wanted.local_steps
-    work = LocalWork(np.ones(len(sizes)), np.full(len(sizes), whole))
-    if not rows:
-        return work.settings(wanted)
+    steps = USUAL_WORK[1] if wanted.local_steps == "auto" else wanted.local_steps
+    whole = LocalWork(np.ones(clients), np.full(clients, steps))
     try:
-        found = WorkPlanner(training, sizes[rows], known, rounds, progress).plan(wanted)
+        return (whole if planner is None else planner.plan(wanted)).settings(wanted)
     except InputError:
-        return work.settings(wanted)
-    work.rate[rows], work.steps[rows] = found.rate, found.steps
-    return work.settings(wanted)
+        return whole.settings(wanted)
+
+
+def gains_of_plan(planner: WorkPlanner, wanted: config.TrainingSettings, settings: PerClient) -> list[float]:
+    """Return how many times less noise each client has than without planning."""
+    chosen = LocalWork(settings["rate"], settings["steps"])
+    gains: list[float] = (planner.noise(planner.usual(wanted)) / planner.noise(chosen)).tolist()
+    return gains
