@@ -167,6 +167,10 @@ def test_no_record_moves_a_sum_by_more_than_the_clip(seed: int) -> None:
         features += 10 ** rng.uniform(0, 3)  # nearly alike: sums are as large as they can be
     labels = torch.randint(0, 5, (rows,), generator=generator)
     weights = torch.randn(model.size, generator=generator) * 10 ** rng.uniform(-3, 3)
+    if seed % 3 == 0:  # outputs are what rounding leaves of large terms that cancel
+        features[:, 1:36:2] = features[:, :36:2]
+        matrix = weights[:185].view(5, 37)
+        matrix[:, 1:36:2] = -matrix[:, :36:2]
     learning = Learning(model.network, model.loss, weights[None], None, weights[None])
     one = np.ones(1)
     fixed = pace(Settings(one, one.astype(int), one, one, one * clip, None, None, None, None), None, weights.device)

@@ -8,7 +8,7 @@ on batches of b = qN of its N records, with the noise multiplier σ that its bud
 
 The first term is the noise added for privacy, the second bounds that of drawing batches. Of all schedules of a small
 grid whose noise is within 2 % of the least, a client takes the one with the least work q·s. Full batches always have
-the least noise; a strict client has as little with small batches, a liberal one has not.
+the least noise; a low-ε client has as little with small batches, a high-ε client has not.
 
 Everything here is public or the client's own: the rounds, d, N (public under zero-out) and its own budget. A simulation
 plans for all clients; a deployed client can do it by itself, and sends neither its batch nor its budget.
