@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from polyeps import training
 from polyeps.core import Records
 from polyeps.engine import full_batches
+from polyeps.engine.cuda_graphs import train_on_device
 from polyeps.engine.full_batches import pieces, train_on_all
 from polyeps.engine.loop import Learning, Settings, pace, train_on_cpu
 from polyeps.engine.noise import SeededStreams
@@ -199,3 +200,34 @@ def test_clients_that_do_not_lie_side_by_side(monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(found, drawn(trainer, *given, monkeypatch=monkeypatch), rtol=1e-5, atol=1e-5)
     alone = trainer.run(given[0], everybody.select([2]), SeededStreams(3, [2], 0), 0.3)
     torch.testing.assert_close(found[2:], alone, rtol=1e-5, atol=1e-5)
+
+
+def test_noise_on_a_device_is_that_of_drawn_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code for devices, on the CPU: `train_on_device` runs there without a graph."""
+    model = MODELS["logistic"]
+    records, trainer = cohort(model), dp_sgd(model, rate=1.0, steps=2, clip=0.5, learning_rate=0.3)
+    given: Any = (torch.zeros(model.size), records, SeededStreams(3, range(len(COUNTS)), 0), np.linspace(0, 2, 7))
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "train_on_all", lambda *all_: train_on_device(*all_[:6], {}))
+        expected = trainer.run(*given)
+    monkeypatch.setattr(
+        full_batches,
+        "_noise",
+        lambda streams, _, fixed, models: full_batches._noise_on_device(streams, fixed, models),
+    )
+    torch.testing.assert_close(trainer.run(*given), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("memory", [None, 1_000_000])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_device_computes_the_same(name: str, memory: int | None) -> None:
+    model = MODELS[name]
+    records, trainer = cohort(model), whole_gradient(model, clip=0.5, memory=memory)
+    start = torch.randn(model.size, generator=torch.Generator().manual_seed(5)) / 4
+    held = Records(records.features.cuda(), records.labels.cuda(), records.offsets.cuda())
+    here, there = (
+        trainer.run(start.to(one.features.device), one, SeededStreams(3, range(len(COUNTS)), 0), 0.0).cpu()
+        for one in (records, held)
+    )
+    torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-5)
