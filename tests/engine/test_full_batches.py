@@ -207,8 +207,13 @@ def test_noise_on_a_device_is_that_of_drawn_batches(monkeypatch: pytest.MonkeyPa
     model = MODELS["logistic"]
     records, trainer = cohort(model), dp_sgd(model, rate=1.0, steps=2, clip=0.5, learning_rate=0.3)
     given: Any = (torch.zeros(model.size), records, SeededStreams(3, range(len(COUNTS)), 0), np.linspace(0, 2, 7))
+
+    def by_device(*all_: Any) -> Tensor:
+        model, starts, anchor, held, streams, numbers, _ = all_
+        return train_on_device(model, starts, anchor, held, streams, numbers, {})
+
     with monkeypatch.context() as patch:
-        patch.setattr(training, "train_on_all", lambda *all_: train_on_device(*all_[:6], {}))
+        patch.setattr(training, "train_on_all", by_device)
         expected = trainer.run(*given)
     monkeypatch.setattr(
         full_batches,
