@@ -130,7 +130,8 @@ def test_a_federation_that_tells_no_budget(known: bool, tmp_path: Path) -> None:
 
     finish(job, tmp_path / "a.db", listening, rounds=8)
     settings = wanted.training
-    facts = Facts(settings.local_steps, settings.learning_rate, settings.clip, settings.batch, 60, wanted.rounds, 1e-3)
+    steps, batch = int(settings.local_steps), int(settings.batch)
+    facts = Facts(steps, settings.learning_rate, settings.clip, batch, 60, wanted.rounds, 1e-3)
     silent = silent_coordinates(job.population.model, job.population.test[0]) if known else None
     assert silent is None or 20 <= int(silent.sum()) <= 200
     found = infer(heard, facts, silent)

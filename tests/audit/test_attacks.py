@@ -20,6 +20,7 @@ from polyeps.models import MODELS, lstm
     [
         "Gaussian: one full-batch step of DP-SGD",
         "subsampled Gaussian: DP-SGD",
+        "one gradient a round, 6 rounds",
         "PS: law of the choice",
         "Duchi: law of the value",
         "grid-PM: law of the value",

@@ -302,8 +302,7 @@ def test_noise_is_as_large_as_its_price_says(name: str, tmp_path: Path) -> None:
         pytest.skip("this action does not send its update")
     weights = replies.payload["update"][:, : 64 * 10]
     settings = wanted.training
-    expected = (
-        job.noise_multiplier * settings.clip * settings.learning_rate / settings.batch * math.sqrt(settings.local_steps)
-    )
+    batch, steps = int(settings.batch), int(settings.local_steps)
+    expected = job.noise_multiplier * settings.clip * settings.learning_rate / batch * math.sqrt(steps)
     ratio = weights.std(1).numpy() / expected
     assert np.all(abs(ratio - 1) < 6 / math.sqrt(2 * weights.shape[1]))

@@ -24,6 +24,10 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "fedavg", "training": {"kind": "gradient"}},
     {"name": "pfa-plus", "training": {"kind": "gradient", "clip": 0.5}, "server": {"momentum": 0.9, "averaging": 0.9}},
     {"name": "fedavg", "training": {"kind": "gradient"}, "budgets": "none"},
+    {"name": "weiavg", "training": {"batch": "auto"}},
+    {"name": "fedavg", "training": {"local_steps": "auto"}},
+    {"name": "pfa-plus", "training": {"batch": "auto", "local_steps": "auto"}, "server": {"averaging": 0.5}},
+    {"name": "fedavg", "budgets": "none", "training": {"batch": "auto"}},
     {"name": "alone", "training": {"kind": "gradient"}, "server": {"learning_rate": 0.5}},
 ]
 

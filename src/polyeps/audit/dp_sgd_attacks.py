@@ -28,7 +28,7 @@ from polyeps.audit.results import Attack, AttackKind, Effort, Evidence, attack
 from polyeps.audit.trial_clients import ask_trials, deployed, seeded
 from polyeps.core import Algorithm, Payload, Records
 from polyeps.models import Model, binary_logistic, of_units
-from polyeps.training import dp_sgd
+from polyeps.training import dp_sgd, whole_gradient
 
 _DELTA = 0.05  # large, since rare events take many trials; every δ has its own certificate
 _WIDE = 100  # features, and canaries, of a client
@@ -50,18 +50,27 @@ class Setting:
     deployed: bool = False  # noise from the operating system's entropy, on the integers
     visits: int = 1  # records of each canary, a person
     by_person: bool = False  # whether persons are protected; else their records, one by one
+    whole: bool = False  # one gradient over all records a round, divided by their number
 
     @property
     def moved(self) -> float:
         """How many clips a canary moves a sum of which it is a part."""
         return 2.0 if self.replaced else 1.0 if self.by_person else float(self.visits)
 
+    @property
+    def unit(self) -> float:
+        """What a clip in the sum is in the reply."""
+        return self.clip * (1 / _WIDE if self.whole else _STEP)
+
     def training(self, model: Model) -> Any:
+        if self.whole:
+            return whole_gradient(model, clip=self.clip)
         return dp_sgd(model, rate=self.rate, batch=1, steps=self.steps, clip=self.clip, learning_rate=_STEP)
 
 
 GAUSSIAN = Setting()
 SUBSAMPLED = Setting(rate=0.2, noise_multiplier=0.6, rounds=4)
+WHOLE = Setting(noise_multiplier=3.0, rounds=6, whole=True)
 
 
 def _canaries(present: bool, setting: Setting) -> Records:
@@ -82,7 +91,7 @@ def _scores(seen: list[Tensor], setting: Setting) -> Scores:
     shift = setting.moved * setting.steps**0.5 / setting.noise_multiplier
     total = np.zeros(seen[0].numel(), np.float32)
     for reply in seen:
-        sums = reply.flatten().double().numpy() / (_STEP * setting.clip)
+        sums = reply.flatten().double().numpy() / setting.unit
         away = (sums + (setting.steps * setting.rate if setting.replaced else 0.0)) / setting.noise_multiplier
         total += sampled_log_ratio((shift * (away / setting.steps**0.5 - shift / 2)).astype(np.float32), setting.rate)
     return total
@@ -205,6 +214,13 @@ def _late_charge(trials: int, effort: Effort) -> Evidence:
     return replace(shown, claimed=epsilon(dp.SelfComposedDpEvent(event, 1), _DELTA))
 
 
+def _whole_as_drawn(trials: int, effort: Effort) -> Evidence:
+    """Take all records in every round, and charge for batches of a fifth of them."""
+    shown = trained("fedavg", WHOLE, trials, effort)
+    event = Poisson(0.2, Gaussian(WHOLE.noise_multiplier))
+    return replace(shown, claimed=epsilon(dp.SelfComposedDpEvent(event, WHOLE.rounds), _DELTA))
+
+
 def dp_sgd_attacks() -> list[Attack]:
     """Return all attacks on methods that protect records or persons."""
     many, few = 200_000, 40_000
@@ -218,6 +234,18 @@ def dp_sgd_attacks() -> list[Attack]:
         attack("Gaussian: one full-batch step of DP-SGD", "sound", pair, trained, "fedavg", GAUSSIAN, many),
         attack("subsampled Gaussian: DP-SGD", "sound", pair, trained, "fedavg", SUBSAMPLED, many),
         attack("DP-SGD, 4 local steps a round", "sound", pair, trained, "fedavg", local_steps, few),
+        attack("one gradient a round, 6 rounds", "sound", pair, trained, "fedavg", WHOLE, many),
+        attack(
+            f"one gradient a round, by person: {patients}",
+            "sound",
+            pair,
+            trained,
+            "weiavg",
+            replace(WHOLE, visits=_VISITS, by_person=True),
+            few // 2,
+        ),
+        attack("one gradient a round, deployed", "sound", pair, trained, "fedavg", replace(WHOLE, deployed=True), 4000),
+        attack("one gradient a round, charged as a batch", "published", pair, _whole_as_drawn, few),
         attack("DP-SGD, clip 0.001", "sound", pair, trained, "fedavg", small_clip, few),
         *(
             attack(f"{name}: train", "sound", pair, trained, name, SUBSAMPLED, few)

@@ -175,12 +175,23 @@ def _known(client: str, own: int | None, for_all: int | None) -> int:
 
 def _draw(plans: Sequence[ClientPlan], rounds: Rounds, about: str) -> None:
     """Print one line per client, or per group of similar budgets when there are many."""
+    planned = any(row.gain is not None for row in plans)
     print_table(
-        ["client", "ε", "σ", "spent", "of budget", "rounds it can afford", "limit"],
+        [
+            "client",
+            "ε",
+            *(["batch", "steps", "less noise"] if planned else []),
+            "σ",
+            "spent",
+            "of budget",
+            "rounds it can afford",
+            "limit",
+        ],
         [
             [
                 group[0].client if len(group) == 1 else f"{len(group)} clients",
                 span([row.epsilon for row in group]),
+                *(_work(group) if planned else []),
                 span([row.sigma for row in group]),
                 span([row.spent for row in group]),
                 _bar(min(row.spent / row.epsilon for row in group), 10),
@@ -193,11 +204,24 @@ def _draw(plans: Sequence[ClientPlan], rounds: Rounds, about: str) -> None:
         title=f"{about}{len(plans)} clients, {rounds.planned} rounds, each joined with probability {rounds.share:g} "
         f"({rounds.expected} rounds expected)",
     )
+    if planned:
+        print("Batch and steps are planned by budget; less noise: than with the batch and steps that are not planned.")
     idle = sum(row.limit == "rounds" for row in plans)
     none = sum(row.rounds_affordable == 0 for row in plans)
     print(f"{len(plans) - idle} clients are limited by their budget, {idle} by the number of rounds.")
     if none:
         print(f"{none} clients cannot afford a single round.")
+
+
+def _work(group: Sequence[ClientPlan]) -> list[str]:
+    """Return the work of some clients that was planned by their budgets: batch, steps, and what it gains."""
+    gains = [row.gain or 1.0 for row in group]
+    low, high = f"{min(gains):.1f}", f"{max(gains):.1f}"
+    return [
+        span([round(row.batch or 0) for row in group]),
+        span([row.local_steps or 0 for row in group]),
+        f"{low}x" if low == high else f"{low}x to {high}x",
+    ]
 
 
 def _bar(share: float, width: int) -> str:

@@ -122,11 +122,17 @@ def _rows_of_a_piece(model: Model, records: Records, memory: int | None) -> int:
 
 def _noise(streams: Streams, settings: Settings, fixed: Pace, models: Tensor) -> Iterator[Tensor]:
     """Yield the noise of each step, (n, d), to which gradients are added; zeros without noise."""
-    if models.device.type == "cpu" or fixed.deviation is None:
-        for drawn in draw_noise(streams, settings, models.shape[1]):
-            yield torch.zeros_like(models) if drawn is None else drawn
+    if models.device.type != "cpu" and fixed.deviation is not None:
+        assert isinstance(streams, SeededStreams)
+        yield from _noise_on_device(streams, fixed, models)
         return
-    assert isinstance(streams, SeededStreams)
+    for drawn in draw_noise(streams, settings, models.shape[1]):
+        yield torch.zeros_like(models) if drawn is None else drawn
+
+
+def _noise_on_device(streams: SeededStreams, fixed: Pace, models: Tensor) -> Iterator[Tensor]:
+    """Yield the noise of each step as `train_on_device` draws it."""
+    assert fixed.deviation is not None
     keys, gradient = streams.keys_on(models.device), torch.empty_like(models)
     for number in range(len(fixed.rate)):
         fill_normals(gradient, keys, torch.tensor([number], device=models.device))

@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -76,11 +76,12 @@ class TrainingSettings(Section):
     # sgd: local steps on batches. gradient: one clipped gradient a round, over all records of the client; the server
     # takes the step.
     kind: Literal["sgd", "gradient"] = "sgd"
-    batch: int = Field(default=8, ge=1)
+    # auto: by each client's budget, such that what it sends has least noise
+    batch: Annotated[int, Field(ge=1)] | Literal["auto"] = 8
     # The rate at which every client samples its records, so that their number stays hidden; without it, every client's
     # rate is batch over its number of records, which is then public.
     rate: float | None = Field(default=None, gt=0, le=1)
-    local_steps: int = Field(default=20, ge=1)
+    local_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = 20
     learning_rate: float = Field(default=0.1, gt=0)
     clip: float = Field(default=1.0, gt=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)

@@ -27,6 +27,7 @@ from polyeps.experiment.population import Population
 from polyeps.experiment.rate_calibration import rates_by_budget
 from polyeps.experiment.registry import BUILT_IN, Parts, checked_options, entry_of
 from polyeps.experiment.seeds import seed_for
+from polyeps.experiment.work_plan import WorkPlanner, check_planned, gains_of_plan, planned_work, plans_work
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import BudgetTerms
 from polyeps.participation import Participation, check_secret_cohorts, cohort_size
@@ -60,6 +61,8 @@ class Job:
     rounds: Rounds
     discloses: tuple[Field, ...]
     groups: tuple[str, ...] | None = None  # effective privacy groups, where an algorithm has groups
+    # -> how many times less noise each client has than without planning; None where no work is planned
+    gains: Callable[[], list[float]] | None = None
 
     def clients(self, ledger: Ledger | None) -> Clients:
         """Return the private side of all clients."""
@@ -144,10 +147,11 @@ def prepare(
             f'training.kind = "gradient" does not apply to {method.name}, which {why}; give this algorithm '
             'training = { kind = "sgd" }'
         )
-    if entry.rates and (settings.rate is not None or method.form == "published"):
-        named = "training.rate" if settings.rate is not None else "form"
-        raise InputError(f"{method.name} finds a sampling rate for every client's budget; leave out {named}")
-    groups = None
+    if plans_work(settings):
+        check_planned(settings, method, entry.local, experiment.budgets.noise_multiplier)
+    if entry.rates:
+        _check_rates_are_free(settings, method)
+    groups = gains = None
     noise = np.zeros(len(population.ids))
     own: dict[str, NDArray[Any]] = {"records": population.sizes}
     if entry.local == "sums":
@@ -178,6 +182,12 @@ def prepare(
         given = (sgd(population.trained, rate=1.0, steps=1, learning_rate=1.0, decay=settings.decay), course)
     else:
         training = _training(settings, population, budgets is not None, method.form)
+        if plans_work(settings):
+            planner = None
+            if budgets is not None:
+                planner = WorkPlanner(training, population.sizes, guaranteed(budgets), uses, progress)
+            own |= planned_work(planner, settings, len(population.ids))
+            gains = None if planner is None else partial(gains_of_plan, planner, settings, own)
         given = (replace(training, reach=training.reach * optimiser.gain),)
     try:
         algorithm = with_server_optimiser(entry.build(*given, **options), optimiser, common=entry.common)
@@ -224,7 +234,20 @@ def prepare(
         ),
         discloses=(*discloses, "group") if "group" in algorithm.needs else discloses,
         groups=groups,
+        gains=gains,
     )
+
+
+def _check_rates_are_free(settings: config.TrainingSettings, method: config.Method) -> None:
+    """Refuse settings of the sampling rate for an algorithm that finds a rate for every client's budget."""
+    fixed = {
+        "training.rate": settings.rate is not None,
+        "form": method.form == "published",
+        'training.kind = "gradient"': settings.kind == "gradient",
+        'training.batch = "auto" and local_steps = "auto"': plans_work(settings),
+    }
+    if given := [name for name, yes in fixed.items() if yes]:
+        raise InputError(f"{method.name} finds a sampling rate for every client's budget; leave out {given[0]}")
 
 
 def _groups(population: Population, budgets: Sequence[Budget | None] | None) -> tuple[str, ...]:
@@ -259,7 +282,7 @@ def _federation(
         clip=settings.clip,
         noise=partial(SeededStreams, seed_for(population.seed, "server noise"), sorted(counts)),
         # Whole clients are protected, so the way they draw batches does not matter to the guarantee.
-        training=sgd(population.trained, sampler="fixed", **_shared(settings), batch=settings.batch),
+        training=sgd(population.trained, sampler="fixed", **_shared(settings), **_drawing(settings)),
         learning_rate=settings.learning_rate,
         delta=min((budget.delta for budget in budgets or () if budget is not None), default=0.0),
     )
@@ -291,7 +314,7 @@ def check_batches(settings: config.TrainingSettings, population: Population) -> 
     """Refuse a batch that some client cannot fill."""
     held = f"{population.trained.person or 'record'}s"
     size, client = min(zip(population.sizes.tolist(), population.ids, strict=True))
-    if size < settings.batch:
+    if settings.batch != "auto" and size < settings.batch:
         raise InputError(
             f"client {client!r} has {size} {held} to train on, fewer than training.batch = {settings.batch}; make the "
             f"batch {size} or less"
@@ -307,19 +330,24 @@ def _training(settings: config.TrainingSettings, population: Population, private
         if form == "published":
             raise InputError("training.rate: a published form draws batches of a fixed size; leave out rate")
         drawing: dict[str, Any] = {"rate": settings.rate}
-        hiding: dict[str, Any] = {"batch": settings.batch, "hide_records": True}
+        hiding: dict[str, Any] = {**_drawing(settings), "hide_records": True}
     else:
         check_batches(settings, population)
-        drawing = {"batch": settings.batch, "sampler": "fixed" if form == "published" else "poisson"}
+        drawing = {**_drawing(settings), "sampler": "fixed" if form == "published" else "poisson"}
         hiding = {}
     if not private:
         return sgd(population.trained, **drawing, **_shared(settings))
     return dp_sgd(population.trained, clip=settings.clip, **drawing, **hiding, **_shared(settings))
 
 
+def _drawing(settings: config.TrainingSettings) -> dict[str, Any]:
+    """Return the batch of all clients, unless each has its own."""
+    return {} if plans_work(settings) else {"batch": settings.batch}
+
+
 def _shared(settings: config.TrainingSettings) -> dict[str, Any]:
     return {
-        "steps": settings.local_steps,
+        "steps": 1 if settings.local_steps == "auto" else settings.local_steps,
         "learning_rate": settings.learning_rate,
         "momentum": settings.momentum,
         "decay": settings.decay,

@@ -44,6 +44,10 @@ class ClientPlan:
     spent: float  # after the rounds it is expected to join
     leaves_early: float  # probability that it is drawn more often than it can afford
     limit: Literal["budget", "rounds"]
+    # Where work is planned by budget: the schedule, and how many times less noise it has than the one not planned.
+    batch: float | None = None  # expected
+    local_steps: int | None = None
+    gain: float | None = None
 
 
 def plan_client(client: str, terms: BudgetTerms, records: int, sigma: float, rounds: Rounds) -> ClientPlan:
@@ -84,7 +88,19 @@ def plan(job: Job, progress: ProgressCallback | None = None) -> list[ClientPlan]
         if terms not in alike:
             alike[terms] = plan_client(client, terms, sizes[row], float(job.noise_multiplier[row]), job.rounds)
         plans.append(replace(alike[terms], client=client, records=sizes[row], sigma=float(job.noise_multiplier[row])))
-    return plans
+    return plans if job.gains is None else _with_work(job, plans)
+
+
+def _with_work(job: Job, plans: Sequence[ClientPlan]) -> list[ClientPlan]:
+    """Return plans with the work that was planned by budget."""
+    assert job.gains is not None
+    gains, places = job.gains(), {client: row for row, client in enumerate(job.population.ids)}
+    rates, steps = job.settings["rate"].tolist(), job.settings["steps"].tolist()
+    return [
+        replace(one, batch=rates[row] * one.records, local_steps=int(steps[row]), gain=gains[row])
+        for one in plans
+        for row in [places[one.client]]
+    ]
 
 
 def plan_dp_sgd(
