@@ -178,6 +178,19 @@ def test_devices_drift_as_the_cpu_does(changes: dict[str, Any], monkeypatch: pyt
     assert not torch.allclose(on_cpu, moved_by(0 * DRIFT, noise=0.0, **changes), atol=1e-2)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_steps_drift_as_the_cpu_does() -> None:
+    held, device = some_records(), torch.device("cuda")
+    placed = replace(held, features=held.features.to(device), labels=held.labels.to(device))
+    on_cpu, on_device = training(), training()
+    for drift in (DRIFT, 0 * DRIFT, -2 * DRIFT):  # one graph, with other values
+        found, expected = (
+            one.run(torch.zeros(SMALL.size), records, SeededStreams(3, ["0", "1", "2"], 0), 0.0, drift=drift)
+            for one, records in ((on_device, placed), (on_cpu, held))
+        )
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("streams", [None, SystemStreams(3)], ids=["simulated", "deployed"])
 def test_all_of_a_drift_is_added_whatever_the_number_of_steps(streams: Any) -> None:
     found = moved_by(DRIFT, streams=streams, learning_rate=1e-7)

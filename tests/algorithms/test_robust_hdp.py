@@ -99,6 +99,21 @@ def test_estimates_are_settled_after_the_warm_up() -> None:
     np.testing.assert_allclose(weights_of(deviations, 3, warm_up=3), weights_of(deviations, 6, warm_up=3), atol=2e-6)
 
 
+def test_an_update_of_zero_is_not_the_one_with_the_least_noise() -> None:
+    deviations = np.array([0.5, 0.5, 1.0, 1.0, 2.0, 0.0])
+    common = np.ones(LARGE.size)
+
+    def updates(client: str, number: int, model: Vector) -> Vector:
+        if client == "5":
+            return np.zeros(LARGE.size)
+        own = np.random.default_rng([int(client), number]).normal(size=LARGE.size)
+        return np.asarray(common + deviations[int(client)] * own)
+
+    training = sgd(LARGE, rate=0.5, steps=1, learning_rate=0.1)
+    model = Prescribed([None] * 6, updates, model=LARGE).run(robust_hdp(training, coordinates=200), 3).model
+    assert 2.7 < model.mean() < 3
+
+
 def test_many_clients_are_separated_in_parts() -> None:
     true = np.where(np.arange(230) % 10 == 0, 0.1, 1.0)
     found = noise_variances(replies_of(noisy(true, 2000, shared=0.1), len(true), 2000), 0, 1000).sqrt().numpy() / true

@@ -50,16 +50,23 @@ def robust_hdp(
         places = places_of(state, replies.ids)
         memory = {name: of_everybody(state, state.kept, name) for name in ("log_noise", "seen")}
         if bool((memory["seen"][places] < warm_up).any()):
-            memory["log_noise"][places] += noise_variances(replies, state.round, coordinates).log()
-            memory["seen"][places] += 1
-        estimates = (memory["log_noise"][places] / memory["seen"][places]).exp()
+            found = noise_variances(replies, state.round, coordinates)
+            memory["log_noise"][places] += torch.where(found > 0, found.log(), 0.0)
+            memory["seen"][places] += found > 0
+        seen = memory["seen"][places]
+        estimates = (memory["log_noise"][places] / seen.clamp(min=1)).exp()
+        if bool(seen.any()):  # clients without an estimate count as the noisiest
+            estimates = torch.where(seen > 0, estimates, estimates[seen > 0].max())
         return step(state, mean(replies.payload["update"], inverse_variance_weights(estimates).tolist()), **memory)
 
     return with_local_noise(training, round)
 
 
 def noise_variances(replies: Replies, round: int, coordinates: int) -> Tensor:
-    """Return the estimated noise variance per coordinate of each reply, above 0, (n,) float64."""
+    """Return the estimated noise variance per coordinate of each reply, (n,) float64.
+
+    It is 0 only for an update of exactly zero, which gives no estimate: it must not pass for the one with least noise.
+    """
     rows = replies.payload["update"]
     if rows.shape[1] > coordinates:
         # Public and the same for all clients; noise has the same variance everywhere.
@@ -68,5 +75,5 @@ def noise_variances(replies: Replies, round: int, coordinates: int) -> Tensor:
     groups = torch.arange(len(rows)).tensor_split(-(-len(rows) // _TOGETHER))
     rows = rows.cpu().double()
     found = torch.cat([principal_component_pursuit(rows[group])[1].square().mean(1) for group in groups])
-    # Where there is no noise, the smallest level that floats resolve: log 0 must not be left out.
-    return torch.maximum(found, rows.square().mean(1) * _ROUNDING).clamp(min=torch.finfo(torch.float64).tiny)
+    # Where there is no noise, the smallest level that floats resolve.
+    return torch.maximum(found, rows.square().mean(1) * _ROUNDING)
