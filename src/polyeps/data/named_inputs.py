@@ -33,6 +33,8 @@ class NamedInput:
     def __post_init__(self) -> None:
         if not (self.name.isidentifier() or self.name.isdecimal()):
             raise InputError(f"the input {self.name!r} cannot be the name of an argument; rename it")
+        if min(self.shape, default=1) < 1:
+            raise InputError(f"the input {self.name!r} has shape {self.shape}, which holds nothing; leave it out")
         if self.kind not in _KINDS:
             raise InputError(
                 f"the input {self.name!r} is {self.kind}; a model takes float32 or whole numbers: convert it, for "

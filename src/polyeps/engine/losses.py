@@ -80,9 +80,11 @@ class BinaryLogistic:
     """ln(1 + e^(−yz)) of one output z and y = ±1 for the labels 1 and 0, with its gradient in closed form."""
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        _check_one_output(outputs)
         return functional.softplus(outputs[:, 0] * (1 - 2 * labels))
 
     def gradients(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        _check_one_output(outputs)
         return torch.sigmoid(outputs) - labels[:, None]
 
 
@@ -90,11 +92,20 @@ class BinaryHinge:
     """max(0, 1 − yz) of one output z, with its gradient (at the hinge: the left one) in closed form."""
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        _check_one_output(outputs)
         return (1 - outputs[:, 0] * (2 * labels - 1)).clamp(min=0)
 
     def gradients(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        _check_one_output(outputs)
         signs = (2 * labels - 1).to(outputs.dtype)[:, None]
         return torch.where(outputs * signs < 1, -signs, 0.0)
+
+
+def _check_one_output(outputs: Tensor) -> None:
+    if outputs.dim() != 2 or outputs.shape[1] != 1:
+        raise InputError(
+            f"a binary loss takes one output a row, not {tuple(outputs.shape[1:])}; choose cross-entropy or hinge"
+        )
 
 
 def hinge(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -132,15 +132,22 @@ def _facts_of_targets(
     found: dict[str, Any] = {"classes": list(dataset.classes), "target": dataset.target}
     clients: dict[str, Any] = {"ids": list(population.ids), "personal": personal is not None}
     if test is not None:
-        outputs = own_outputs(population.model, model if personal is None else personal, test)
+        # One client after the other, unless all outputs are needed at once: those of sequences are many.
+        together = personal is not None or bool(wanted.metrics)
+        everything = own_outputs(population.model, model if personal is None else personal, test) if together else None
         clients |= {"test_records": test.counts.tolist(), "majority": [None] * len(population.ids)}
         values: dict[str, list[float | None]] = {name: [] for name in ALWAYS_MEASURED[dataset.target]}
         for rows in test.of_each():
-            measured_here = target_figures(dataset.target, outputs[rows], test.labels[rows], dataset.scale)
+            outputs = (
+                outputs_of(population.model, model, test.features[rows]) if everything is None else everything[rows]
+            )
+            measured_here = target_figures(dataset.target, outputs, test.labels[rows], dataset.scale)
             for name, value in measured_here.items():
                 values[name].append(value if isfinite(value) else None)
-        own, reasons, beyond = _further_figures(population, outputs, test, wanted)
-        clients |= {"values": values | own, "undefined": reasons, "left_out": beyond}
+        clients |= {"values": values, "undefined": {}, "left_out": 0}
+        if everything is not None:
+            own, reasons, beyond = _further_figures(population, everything, test, wanted)
+            clients |= {"values": values | own, "undefined": reasons, "left_out": beyond}
     return {**found, "clients": clients}
 
 

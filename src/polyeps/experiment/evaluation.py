@@ -18,7 +18,7 @@ from polyeps.errors import InputError
 from polyeps.experiment.metrics import UndefinedMetricError
 from polyeps.experiment.population import Population
 from polyeps.experiment.registry import Metric
-from polyeps.experiment.target_metrics import ALWAYS_MEASURED, target_figures
+from polyeps.experiment.target_metrics import ALWAYS_MEASURED, PositionSums, target_figures
 from polyeps.models import Model
 
 EVALUATED_AT_ONCE = 5000  # test records: a few hundred MB of activations for the largest of our networks
@@ -80,8 +80,21 @@ def outputs_of(model: Model, vector: Tensor, features: Tensor) -> Tensor:
 def measure(population: Population, vector: Tensor, metrics: Mapping[str, Metric] | None = None) -> dict[str, float]:
     """Return the figures of what is predicted, the mean loss and further metrics of a model on the test records."""
     features, labels = population.test
+    if population.dataset.target == "sequence" and not metrics:
+        return _of_sequences(population.model, vector, features, labels)
     found = _figures_and_loss(population, outputs := outputs_of(population.model, vector, features), labels)
     return found | {name: measured(name, one, outputs, labels)[0] for name, one in (metrics or {}).items()}
+
+
+def _of_sequences(model: Model, vector: Tensor, features: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return the figures of sequences, of a few records at a time: their outputs may not fit into memory together."""
+    sums, loss = PositionSums(), 0.0
+    step = max(1, min(EVALUATED_AT_ONCE, AT_ONCE // (4 * model.floats_per_row)))
+    for rows, wanted in zip(torch.split(features, step), torch.split(labels, step), strict=True):
+        outputs = model.outputs(vector.to(rows.device), rows)
+        sums.add(outputs, wanted)
+        loss += float(model.loss(outputs, wanted).double().sum())
+    return sums.figures() | {"loss": loss / len(labels)}
 
 
 def _figures_and_loss(population: Population, outputs: Tensor, labels: Tensor) -> dict[str, float]:

@@ -20,7 +20,7 @@ from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.registry import ModelFactory, Parts
 from polyeps.model_files import Architecture
-from polyeps.models import MODELS, Model, cross_entropy
+from polyeps.models import MODELS, Model
 
 
 def model_for(wanted: config.ModelSettings, dataset: Dataset, seed: int, parts: Parts) -> Model:
@@ -36,8 +36,8 @@ def model_for(wanted: config.ModelSettings, dataset: Dataset, seed: int, parts: 
         if wanted.output is not None:
             raise InputError(f"model.output is for your own model, but {wanted.name} has one output; leave it out")
         model = MODELS[wanted.name](**_arguments(wanted, dataset))
-        if loss is not None:
-            model = _with_loss(wanted, model, loss)
+        if loss is not None or dataset.target != "class":
+            model = _with_loss(wanted, model, loss or LOSSES[default_loss(dataset.target)])
     if prod(model.input_shape) != prod(shape):
         raise InputError(
             f"model.name: {wanted.name} takes records of shape {model.input_shape}, but {dataset.name} has {shape}; "
@@ -47,7 +47,7 @@ def model_for(wanted: config.ModelSettings, dataset: Dataset, seed: int, parts: 
 
 
 def _loss(wanted: config.ModelSettings, dataset: Dataset, parts: Parts) -> Loss | None:
-    """Return the loss that is named, or that targets need; None: the model's own, for classes."""
+    """Return the loss that is named; None: the model's own, or the usual one of the targets."""
     named, target = wanted.loss, dataset.target
     if named is not None and ":" in named:
         found: Loss = parts.find("model.loss", named, {}, "models")
@@ -57,9 +57,7 @@ def _loss(wanted: config.ModelSettings, dataset: Dataset, parts: Parts) -> Loss 
             f'model.loss = "{named}" is for {NAMES[LOSS_TARGETS[named][0]]}, but the targets of {dataset.name} are '
             f'{NAMES[target]}; choose "{default_loss(target)}", or another target'
         )
-    if named is None and target == "class":
-        return None
-    return LOSSES[named or default_loss(target)]
+    return None if named is None else LOSSES[named]
 
 
 def _with_loss(wanted: config.ModelSettings, model: Model, loss: Loss) -> Model:
@@ -83,7 +81,7 @@ class GivenToModel(NamedTuple):
 
     inputs: Inputs | None = None
     output: Choice = None
-    loss: Loss | None = None  # None: cross-entropy, or the loss of a Model
+    loss: Loss | None = None  # None: the usual one of the target, or the loss of a Model
     target: Target = "class"
     shape: tuple[int, ...] | None = None  # of a record's target, where it is known
 
@@ -113,7 +111,8 @@ def own_model(
         raise InputError(f"model.name = {name} failed: {type(problem).__name__}: {problem}") from problem
     if isinstance(made, nn.Module):
         module = adapted(made, given.inputs, given.output)
-        made = Model(module, given.loss or cross_entropy, shape, kind, targets=given.examples(classes))
+        loss = given.loss or LOSSES[default_loss(given.target)]
+        made = Model(module, loss, shape, kind, targets=given.examples(classes))
     elif isinstance(made, Model):
         if given.output is not None:
             raise InputError(f"model.output: {name} returns a Model, which chooses its output itself; leave it out")
@@ -141,6 +140,16 @@ def _check_outputs(name: str, model: Model, classes: int, given: GivenToModel) -
     if width != classes and (width, classes, given.target) != (1, 2, "class"):
         what = "classes" if given.target in ("class", "sequence", "soft") else NAMES[given.target]
         raise InputError(f"model.name = {name} has {width} outputs for {classes} {what}; give each one")
+    examples = given.examples(classes)
+    if examples is not None:
+        try:
+            model.loss(outputs.expand(len(examples), *outputs.shape[1:]), examples)
+        except InputError:
+            raise
+        except Exception as problem:
+            raise InputError(
+                f"model.name = {name} has a loss that takes no targets of shape {tuple(examples.shape[1:])}: {problem}"
+            ) from problem
     if given.target == "sequence" and given.shape is not None and outputs.shape[1:-1] != given.shape:
         raise InputError(
             f"model.name = {name} has outputs of shape {tuple(outputs.shape[1:])} for targets of shape {given.shape}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,12 +19,13 @@ from polyeps.core import Budget, Records
 from polyeps.data.dataset import Dataset, hold_out, validation
 from polyeps.data.natural_clients import by_column
 from polyeps.data.own_files import load_own
-from polyeps.data.own_tables import assemble, from_frame
+from polyeps.data.own_tables import assemble, from_arrays, from_frame
 from polyeps.data.partition import Partition, divide, set_apart, to_records, unit_sizes
 from polyeps.data.public_loaders import load_dataset
 from polyeps.data.schema_files import TableDeclaration, schema_of
 from polyeps.data.synthetic import SYNTHETIC, synthetic
 from polyeps.data.table_readers import read_columns
+from polyeps.data.targets import Target
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.client_budgets import budgets_of, clients_named
@@ -132,6 +134,8 @@ def dataset_of(
     dataset, encoder = _dataset(experiment.data, seed, parts.data), experiment.model.encoder_choice
     if encoder is None:
         return _split(experiment.data, dataset, seed)
+    if dataset.inputs is not None:
+        raise InputError(f"model.encoder takes one input a record, but {dataset.name} has several; leave it out")
     if plans:
         return planned(_split(experiment.data, dataset, seed), encoder, parts)
     # Before the split, so that all seeds share the features.
@@ -161,6 +165,9 @@ def own_dataset(data: Any, wanted: config.DataSettings) -> Dataset | None:
         raise InputError(f"data.file = {wanted.file} and data= are both given; leave out one of them")
     if isinstance(data, Dataset):
         return replace(data, own=True)
+    target = wanted.target or "class"
+    if isinstance(data, Mapping) and isinstance(data.get("features"), Mapping | tuple):
+        return _of_arrays(data, wanted.classes, target)
     schema = schema_of(wanted.columns) if wanted.columns else None
     return from_frame(
         data,
@@ -169,8 +176,18 @@ def own_dataset(data: Any, wanted: config.DataSettings) -> Dataset | None:
         unit=wanted.unit,
         schema=schema,
         classes=wanted.classes,
-        target=wanted.target or "class",
+        target=target,
     )
+
+
+def _of_arrays(data: Mapping[str, Any], classes: tuple[str, ...] | None, target: Target) -> Dataset:
+    """Return the data set of a dictionary of features, which are several inputs, labels, clients and persons."""
+    if unknown := next((key for key in data if key not in ("features", "labels", "clients", "persons")), None):
+        raise InputError(f"data has {unknown!r} beside features of several inputs; give labels, clients and persons")
+    if "labels" not in data:
+        raise InputError("data has features, but no labels; give both")
+    others = (data["features"], data["labels"], data.get("clients"), data.get("persons"))
+    return from_arrays(*others, classes=classes, target=target)
 
 
 def stand_in_dataset(file: Path, wanted: config.DataSettings) -> Dataset:

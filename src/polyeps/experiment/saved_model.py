@@ -18,9 +18,8 @@ from polyeps.accounting.certificate import Certificate
 from polyeps.data.imdb import number_words, tokenise
 from polyeps.data.named_inputs import Inputs, by_name
 from polyeps.data.schema import Schema, Where
-from polyeps.data.targets import Target, default_loss
+from polyeps.data.targets import Target
 from polyeps.encoders import EncoderChoice
-from polyeps.engine.target_losses import LOSSES
 from polyeps.errors import DataError, InputError
 from polyeps.experiment.encoders import FrozenEncoder, frozen
 from polyeps.experiment.journal import Journal
@@ -291,10 +290,8 @@ def _built(path: Path, metadata: ModelMetadata, parts: Parts) -> Model:
         if set(arguments) != {"shape", "classes"} or not isinstance(shape, tuple) or not isinstance(classes, int):
             raise InputError(f"{path}: an own model takes a shape and a number of classes; export it again")
         target = metadata.target or "class"
-        # Any loss of the target will do: nothing is trained here.
-        loss = None if target == "class" else LOSSES[default_loss(target)]
         inputs = None if metadata.inputs is None else Inputs(metadata.inputs)
-        given = GivenToModel(inputs, metadata.output, loss, target)
+        given = GivenToModel(inputs, metadata.output, target=target)  # any loss of it will do: nothing is trained
         return own_model(name, make, shape, classes, getattr(torch, metadata.input_type), 0, given)
     if unknown := set(arguments) - set(inspect.signature(MODELS[name]).parameters):
         raise InputError(f"{path}: {name} has no argument {min(unknown)!r}; export the model again")

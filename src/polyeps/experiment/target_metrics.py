@@ -7,6 +7,7 @@ Numbers are measured in their own units, also where they were scaled for trainin
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import exp, nan
 from types import MappingProxyType
 
@@ -39,10 +40,10 @@ def target_figures(target: Target, outputs: Tensor, labels: Tensor, scale: Colum
     """Return the figures of outputs (T, ...) for targets (T, ...); NaN where one is undefined."""
     if not len(labels):
         return dict.fromkeys(ALWAYS_MEASURED[target], nan)
+    if target == "sequence":
+        return PositionSums().add(outputs, labels).figures()
     outputs, labels = outputs.double().cpu(), labels.cpu()
     match target:
-        case "sequence":
-            return _of_positions(outputs, labels)
         case "number":
             return _of_numbers(_two(unscaled(outputs, scale)), _two(unscaled(labels.double(), scale)))
         case "labels":
@@ -65,17 +66,29 @@ def _two(values: Tensor) -> Tensor:
     return values[:, None] if values.dim() == 1 else values.flatten(1)
 
 
-def _of_positions(outputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return the share of positions that are right, and e to the mean cross-entropy of a position."""
-    counts = labels != IGNORED
-    if not bool(counts.any()):
-        return dict.fromkeys(ALWAYS_MEASURED["sequence"], nan)
-    flat, right = outputs[counts], labels[counts].long()
-    mean = float(torch.nn.functional.cross_entropy(flat, right))
-    return {
-        "token accuracy": float((flat.argmax(-1) == right).double().mean()),
-        "perplexity": exp(mean) if mean < 700 else nan,
-    }
+@dataclass
+class PositionSums:
+    """Sums over positions that count, of which a model of sequences has too many outputs to keep them all."""
+
+    positions: int = 0
+    right: int = 0
+    cross_entropy: float = 0.0
+
+    def add(self, outputs: Tensor, labels: Tensor) -> PositionSums:
+        """Add the positions of some records: outputs (T, ..., classes) and labels (T, ...)."""
+        counts = labels != IGNORED
+        flat, wanted = outputs[counts].float(), labels[counts].long()
+        self.positions += len(wanted)
+        self.right += int((flat.argmax(-1) == wanted).sum())
+        self.cross_entropy += float(torch.nn.functional.cross_entropy(flat, wanted, reduction="none").double().sum())
+        return self
+
+    def figures(self) -> dict[str, float]:
+        """Return the share of positions that are right, and e to the mean cross-entropy of a position."""
+        if not self.positions:
+            return dict.fromkeys(ALWAYS_MEASURED["sequence"], nan)
+        mean = self.cross_entropy / self.positions
+        return {"token accuracy": self.right / self.positions, "perplexity": exp(mean) if mean < 700 else nan}
 
 
 def _of_numbers(outputs: Tensor, labels: Tensor) -> dict[str, float]:
