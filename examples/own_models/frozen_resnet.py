@@ -56,7 +56,7 @@ class FrozenResNet(nn.Module):
 
 def frozen_resnet(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return the module for images; load public weights into its encoder here."""
-    return FrozenResNet(shape[0] if len(shape) > 2 else 1, *shape[-2:], classes)
+    return FrozenResNet(shape[0] if len(shape) > 2 else 1, shape[-2], shape[-1], classes)
 
 
 def resnet_features() -> nn.Module:
