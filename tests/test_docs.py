@@ -57,7 +57,8 @@ def test_the_tests_of_attacks_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["audit.md", "calibrate.md", "engine.md", "experiments.md", "ledger.md", "notebook.md", "unit.md"]
+    "page",
+    ["audit.md", "calibrate.md", "engine.md", "experiments.md", "ledger.md", "notebook.md", "own-models.md", "unit.md"],
 )
 def test_python_in_guides_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

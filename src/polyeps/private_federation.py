@@ -239,7 +239,7 @@ class PrivateFederation(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         if not is_table(X):
             X = LabelledRecords.array(X, self.dtype)  # noqa: N806
-            if X[0].size != self.n_features_in_ and self.model_.schema is None and self.model_.encoder is None:
+            if X[0].size != self.n_features_in_ and self.model_.schema is None:
                 raise InputError(
                     f"X has {X[0].size} features, but {type(self).__name__} is expecting {self.n_features_in_} features"
                     " as input; give as many, in the order of the training"

@@ -27,7 +27,8 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.first(x.flatten(1)))
-        return self.last(x + self.drop[0](self.frozen(self.norm(x))))
+        found: Tensor = self.last(x + self.drop[0](self.frozen(self.norm(x))))
+        return found
 
 
 class Einsum(Residual):
@@ -36,7 +37,8 @@ class Einsum(Residual):
         self.mix = nn.Parameter(torch.randn(12, 12, 12) / 12)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.einsum("bi,ijk->bk", torch.relu(self.first(x.flatten(1))), self.mix))
+        found: Tensor = self.last(torch.einsum("bi,ijk->bk", torch.relu(self.first(x.flatten(1))), self.mix))
+        return found
 
 
 class Branching(Residual):

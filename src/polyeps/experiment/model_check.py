@@ -98,7 +98,8 @@ def check_own_model(
     start = model.start(torch.Generator().manual_seed(1))
     models = start + 0.05 * torch.randn(CLIENTS, model.size, generator=generator)
     tried, labels = _accepted(model, start)
-    for block in torch.arange(len(tried)).split(CHECKED):  # other weights than when the model was made
+    for first in range(0, len(tried), CHECKED):  # other weights than when the model was made
+        block = slice(first, first + CHECKED)
         compare_gradients(_subject(model), model.network, model.loss, models[2:], tried[block], labels[block])
     compared = _compare(model, models[:2], tried, labels, generator)
     progress(2, 4)
@@ -190,7 +191,7 @@ def _compare(
         factors = (limits[-1] / norms.clamp(min=1e-300)).clamp(max=1.0)
         sums[client] = (expected.nan_to_num(0.0, 0.0, 0.0) * torch.where(finite, factors, 0.0)[:, None]).sum(0)
     into, clip = torch.zeros_like(models), torch.tensor(limits)
-    repeated = RowDraws(*(each.repeat(clients) for each in (draws.keys, draws.records)), draws.step)
+    repeated = draws.of_rows(torch.arange(len(rows)).repeat(clients))
     layout = _layout(clients, len(rows), repeated)
     with torch.no_grad():
         all_rows, all_labels = torch.cat([rows] * clients), torch.cat([labels] * clients)
