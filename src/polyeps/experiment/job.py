@@ -209,10 +209,8 @@ def prepare(
             noise = claimed_noise(claimed, cost, uses)
             budgets = real_costs(noise, claimed, cost, uses)
         elif entry.rates:
-            common = experiment.budgets.noise_multiplier
-            noise, own["rate"] = rates_by_budget(
-                budgets, cost, population.sizes, settings.batch, uses, common, progress
-            )
+            common, batch = experiment.budgets.noise_multiplier, float(settings.batch)
+            noise, own["rate"] = rates_by_budget(budgets, cost, population.sizes, batch, uses, common, progress)
         else:
             noise = sound_noise(experiment, budgets, cost, uses, progress)
     discloses: tuple[Field, ...] = ("epsilon", "examples") if experiment.budgets.disclosed else ()

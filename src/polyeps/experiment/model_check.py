@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyeps.engine.example_rows import candidate_rows
 from polyeps.engine.fallback_layers import LoopedLayer, VmapLayer, call_module
 from polyeps.engine.gradient_checks import CheckedModel, compare_gradients
 from polyeps.engine.layers import Parameterless
 from polyeps.engine.layout import Layout, RowGroup
-from polyeps.engine.module_checks import candidate_rows
 from polyeps.engine.network import add_gradients, record_gradients
 from polyeps.engine.row_draws import RowDraws
 from polyeps.errors import InputError
