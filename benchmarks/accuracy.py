@@ -6,7 +6,7 @@
 
 A cell is DATA-PARTITION-BUDGETS, such as mnist-dirichlet-mixgauss2 or, IID, adult-uniform. Data: mnist, fashion, adult,
 or another data set by its name. Partitions: iid, shards (ten a client, sorted by label), two-labels (ten clients with
-two labels each), dirichlet (0.1). Budgets: a distribution of ε, the same share of liberal clients in every seed. All
+two labels each), dirichlet (0.1). Budgets: a distribution of ε, the same share of high-ε clients in every seed. All
 other cells have 50 clients; δ = 1e-5. Every seed draws budgets and partition anew.
 
 The recipe: fixed features (scattering of images; tables as they are), one clipped gradient over all

@@ -25,6 +25,7 @@ from polyeps.experiment.encoders import FrozenEncoder, frozen
 from polyeps.experiment.journal import Journal
 from polyeps.experiment.model_choice import GivenToModel, own_model
 from polyeps.experiment.outcome import model_path
+from polyeps.experiment.predicted_tables import check_columns, columns_of, numbers_in
 from polyeps.experiment.registry import Code, Encoder, ModelFactory, Parts
 from polyeps.experiment.target_predictions import predicted_as, predictions
 from polyeps.model_files import ModelMetadata, read_model_file
@@ -104,7 +105,7 @@ class SavedModel:
         elif isinstance(records, np.ndarray):
             found = records
         else:
-            found = self._of_table(_columns(records), place, name)
+            found = self._of_table(columns_of(records), place, name)
         if not len(found):
             raise DataError(f"{name} holds no records; add some")
         if found.dtype.kind not in "fiub":
@@ -133,16 +134,16 @@ class SavedModel:
             length = prod(held.record_shape or held.input_shape)
             return number_words(texts, [word.encode() for word in held.words], length)
         if schema is not None:
-            _check_columns([column.name for column in schema.columns], table, name)
+            check_columns([column.name for column in schema.columns], table, name)
             return schema.encode(table, where, name)
         if held.features:
-            _check_columns(held.features, table, name)
+            check_columns(held.features, table, name)
             wanted = {column: table[column] for column in held.features}
         else:
             wanted = dict(table)
         if not wanted:
             raise DataError(f"{name} has no columns; give one for each feature, in order")
-        return np.stack([_numbers(column, cells, where) for column, cells in wanted.items()], axis=1)
+        return np.stack([numbers_in(column, cells, where) for column, cells in wanted.items()], axis=1)
 
     def _inputs(self, found: NDArray[Any], where: Where, name: str) -> Tensor:
         """Return features as the module takes them, encoded where the model has an encoder."""
@@ -320,42 +321,3 @@ def _check_tensors(path: Path, wanted: Mapping[str, Tensor], held: Mapping[str, 
                 f"{path}: tensor {name!r} is {held[name].dtype} {tuple(held[name].shape)}, but the model it names has "
                 f"{tensor.dtype} {tuple(tensor.shape)}; export it again"
             )
-
-
-def _columns(records: Any) -> dict[str, Sequence[Any]]:
-    """Return the columns of a mapping or a data frame by name."""
-    try:
-        names = list(records) if isinstance(records, Mapping) else list(records.columns)
-        found: dict[str, Sequence[Any]] = {str(name): [_plain(cell) for cell in records[name]] for name in names}
-    except (AttributeError, TypeError, KeyError):
-        kind = type(records).__name__
-        raise InputError(f"a {kind} is no table; give columns by name, a data frame, an array or a tensor") from None
-    if len({len(cells) for cells in found.values()}) > 1:
-        raise DataError("the table's columns have different lengths; make them equal")
-    return found
-
-
-def _plain(cell: Any) -> Any:
-    """Return a cell as a value of Python's own."""
-    return cell.item() if isinstance(cell, np.number | np.bool_) else cell
-
-
-def _check_columns(wanted: Sequence[str], table: Mapping[str, Sequence[Any]], name: str) -> None:
-    if missing := [column for column in wanted if column not in table]:
-        shown = ", ".join(list(table)[:8]) + (", …" if len(table) > 8 else "")
-        raise DataError(
-            f"{name} has no column {missing[0]!r}, which the model was trained on; it has {shown or 'none'}: add it, or"
-            " rename a column"
-        )
-
-
-def _numbers(column: str, cells: Sequence[Any], where: Where) -> NDArray[np.float64]:
-    try:
-        return np.array(cells, dtype=np.float64)
-    except (TypeError, ValueError):
-        for row, cell in enumerate(cells):
-            try:
-                float(cell)
-            except (TypeError, ValueError):
-                raise DataError(f"{where(row)}: {column} is {cell!r}, not a number; correct it") from None
-        raise
