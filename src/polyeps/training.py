@@ -242,10 +242,21 @@ def _runner(
         numbers = replace(numbers, learning_rate=numbers.learning_rate * factor)
         _check_examples(model, records)
         try:
+            _check(model, starts, records, streams)
             # Where the number of records is hidden, full batches are drawn like others: their shape depends on it.
             settled = not empty and drift is None and records.units is None and numbers.batch is None
-            whole = settled and bool((numbers.rate == 1).all())
-            return _train(model, starts, anchor, records, streams, numbers, memory, None if whole else graphs, drift)
+            full = (numbers.rate == 1) & settled
+            if full.all() or not full.any():
+                whole = bool(full.all())
+                return _train(model, starts, anchor, records, streams, numbers, memory, graphs, drift, full=whole)
+            updates = torch.empty(records.clients, model.size, device=records.features.device)
+            for some, yes in ((np.flatnonzero(full), True), (np.flatnonzero(~full), False)):
+                begin = starts if starts.ndim == 1 else starts[some]
+                pulled = anchor if anchor is None or anchor.ndim == 1 else anchor[some]
+                only, own = records.select(some), streams.select(some.tolist())
+                mine = numbers.select(some)
+                updates[some] = _train(model, begin, pulled, only, own, mine, memory, graphs, None, full=yes)
+            return updates
         except Exception:
             if not streams.exact or numbers.deviation is not None:
                 raise
@@ -265,11 +276,12 @@ def _train(
     streams: Streams,
     settings: Settings,
     memory: int | None,
-    graphs: CudaGraphs | None,  # None: every batch holds all records
+    graphs: CudaGraphs,
     drift: Tensor | None,
+    *,
+    full: bool,  # every batch holds all records
 ) -> Tensor:
     clients, device = records.clients, records.features.device
-    _check(model, starts, records, streams)
     features = records.features.reshape(_shape(model, records))  # a linear model takes an image as one row
     starts = starts.to(device).expand(clients, model.size)
     pulled_to = starts if anchor is None else anchor.to(device).expand(clients, model.size)
@@ -286,7 +298,7 @@ def _train(
         apart = None if moved is None else moved[rows]
         if some.exact and settings.deviation is not None:
             after = train_deployed(model, before, mine, some, settings.select(rows), drift=apart)
-        elif graphs is None:
+        elif full:
             after = train_on_all(model, before, fixed, mine, some, settings.select(rows), memory)
         elif device.type == "cpu":
             after = train_on_cpu(model, before, fixed, mine, some, settings.select(rows), drift=apart)

@@ -114,6 +114,22 @@ def test_it_is_what_trains_full_batches_and_nothing_else(monkeypatch: pytest.Mon
     assert not called
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_full_and_drawn_batches_in_one_cohort(alike: bool) -> None:
+    """Each client's update is the one that it has by itself."""
+    model, clients = MODELS["mlp"], len(COUNTS)
+    records, trainer = cohort(model), dp_sgd(model, steps=2, clip=0.5, learning_rate=0.3)
+    starts = torch.randn(clients, model.size, generator=torch.Generator().manual_seed(5)) / 4
+    own = {"rate": np.array([1.0, 0.5, 1.0, 0.1, 0.9, 0.2, 1.0])}
+    given = starts[0] if alike else starts
+    found = trainer.run(given, records, SeededStreams(3, range(clients), 0), 0.3, settings=own)
+    for client in range(clients):
+        start = given if alike else given[client]
+        mine = {"rate": own["rate"][[client]]}
+        alone = trainer.run(start, records.select([client]), SeededStreams(3, [client], 0), 0.3, settings=mine)
+        torch.testing.assert_close(found[client], alone[0], rtol=1e-5, atol=1e-5)
+
+
 def test_padded_persons_of_a_device_are_rows_of_several_records(monkeypatch: pytest.MonkeyPatch) -> None:
     model = of_units(MODELS["logistic"], "patient")
     generator = torch.Generator().manual_seed(4)

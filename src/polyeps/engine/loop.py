@@ -53,7 +53,7 @@ class Settings:
     pull: Floats | None  # towards the anchor
     batch: Whole | None = None  # exact size of every batch; None: Poisson batches
 
-    def select(self, rows: slice) -> Settings:
+    def select(self, rows: slice | Whole) -> Settings:
         """Return the settings of some of the clients."""
         held = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: values[rows] for name, values in held.items() if values is not None})
