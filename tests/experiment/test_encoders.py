@@ -380,3 +380,16 @@ def test_a_run_with_an_encoder_is_resumed(tmp_path: Path) -> None:
     runs.resume(tmp_path / "parts")
     models = [(tmp_path / name / "models" / "fedavg-1.safetensors").read_bytes() for name in ("whole", "parts")]
     assert models[0] == models[1]
+
+
+def test_threads_change_neither_features_nor_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "_AT_A_TIME", 7)
+    records, choice = raw_test().features[:64], EncoderChoice("scattering")
+    alone = encoders.frozen(choice, (1, 8, 8), Parts())(records)
+    torch.set_num_threads(3)
+    try:
+        together = encoders.frozen(choice, (1, 8, 8), Parts())(records)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+    assert np.array_equal(alone, together)

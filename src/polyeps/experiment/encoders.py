@@ -9,7 +9,9 @@ can show is checked. Parameters that were fitted to private records elsewhere ca
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from importlib import resources
@@ -45,6 +47,7 @@ class FrozenEncoder:
     make: Callable[[], Any]  # returns the encoder anew: a function, a module or a scikit-learn transformer
     shape: tuple[int, ...]  # of a record
     device: torch.device
+    threaded: bool = False  # whether several threads may use it at once
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -78,16 +81,36 @@ class FrozenEncoder:
     ) -> NDArray[np.float32]:
         """Return the features of records, (n, ...)."""
         found: NDArray[np.float32] | None = None
-        for first in range(0, len(records), _AT_A_TIME):
-            some = self._batch(records[first : first + _AT_A_TIME], encoder or self.encoder)
-            if found is None:
-                found = np.empty((len(records), *some.shape[1:]), np.float32)
-            if some.shape[1:] != found.shape[1:]:
-                raise InputError(f"model.encoder = {self.name} returns features of different shapes; make them equal")
-            found[first : first + len(some)] = some
-            if progress:
-                progress(first + len(some), len(records))
+        apply = partial(self._batch, encoder=encoder or self.encoder)
+        places = range(0, len(records), _AT_A_TIME)
+        with self._mapping() as mapped:
+            for first, some in zip(places, mapped(apply, (records[p : p + _AT_A_TIME] for p in places)), strict=True):
+                if found is None:
+                    found = np.empty((len(records), *some.shape[1:]), np.float32)
+                if some.shape[1:] != found.shape[1:]:
+                    raise InputError(
+                        f"model.encoder = {self.name} returns features of different shapes; make them equal"
+                    )
+                found[first : first + len(some)] = some
+                if progress:
+                    progress(first + len(some), len(records))
         return found if found is not None else self(np.zeros((1, *self.shape), records.dtype), None, encoder)[:0]
+
+    @contextmanager
+    def _mapping(self) -> Iterator[Callable[..., Iterable[NDArray[np.float32]]]]:
+        """Return a `map` over batches: in several threads where that is possible, since threads within an operation
+        wait for each other, and for whatever else the machine does.
+        """
+        threads = torch.get_num_threads()
+        if not self.threaded or self.device.type != "cpu" or threads == 1:
+            yield map
+            return
+        pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+        try:
+            yield pool.map
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(threads)
 
     def _batch(self, records: NDArray[Any], encoder: Encoder) -> NDArray[np.float32]:
         try:
@@ -111,7 +134,8 @@ def frozen(wanted: EncoderChoice, shape: tuple[int, ...], parts: Parts, device: 
     """Return the encoder that a name stands for, for records of a shape."""
     make = parts.find("model.encoder", wanted.name, {**ENCODERS, **parts.encoders}, "encoders")
     built_in = wanted.name in ENCODERS
-    return FrozenEncoder(wanted.name, (lambda: make(shape, wanted)) if built_in else make, shape, torch.device(device))
+    made = (lambda: make(shape, wanted)) if built_in else make
+    return FrozenEncoder(wanted.name, made, shape, torch.device(device), threaded=built_in)
 
 
 def encoded(
