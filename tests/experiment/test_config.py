@@ -124,7 +124,7 @@ def test_what_json_holds_is_the_same_experiment(file: Path) -> None:
     [
         ({"round": 3}, "there is no setting 'round'; did you mean 'rounds'?"),
         ({"training": {"batch_size": 3}}, "there is no setting 'training.batch_size'; did you mean 'batch'?"),
-        ({"model": {"zzz": 3}}, "there is no setting 'model.zzz'; known are hidden, name"),
+        ({"model": {"zzz": 3}}, "there is no setting 'model.zzz'; known are hidden, loss, name, output"),
         ({"rounds": 1.5}, "rounds: input should be a valid integer"),
         ({"rounds": 0}, "rounds: input should be greater than or equal to 1, not 0"),
         ({"training": {"clip": "wide"}}, "training.clip: input should be a valid number"),
