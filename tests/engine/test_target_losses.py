@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyeps.core import Records
+from polyeps.data.named_inputs import inputs_of
 from polyeps.data.targets import IGNORED, LOSS_TARGETS, NAMES, Target, default_loss, example_targets
 from polyeps.engine.losses import cross_entropy, is_row_wise_loss
 from polyeps.engine.network import output_gradients
@@ -145,3 +146,35 @@ def test_features_of_other_types_are_refused_in_training() -> None:
     data = Records(torch.zeros(2, 3, dtype=torch.float64), torch.tensor([0, 1]), torch.tensor([0, 2]))
     with pytest.raises(InputError, match=r"call float\(\) on the features"):
         training.run(torch.zeros(model.size), data, SeededStreams(1, ["a"], 0), np.float64(0.0))
+
+
+@pytest.mark.parametrize("persons", [False, True])
+@pytest.mark.parametrize("target", ["sequence", "number", "soft", "labels"])
+def test_a_deployed_client_trains_as_a_simulated_one_but_for_the_noise(target: Target, persons: bool) -> None:
+    """Two inputs, one of them whole, and a dictionary of outputs."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.line = nn.Embedding(9, 5), nn.Linear(5, 3)
+
+        def forward(self, code: Tensor, amount: Tensor) -> dict[str, Tensor]:
+            hidden = self.table(code) + amount
+            return {"logits": self.line(hidden if target == "sequence" else hidden.mean(1)), "hidden": hidden}
+
+    drawn = torch.Generator().manual_seed(8)
+    inputs = {"code": torch.randint(0, 9, (24, 2), generator=drawn), "amount": torch.randn(24, 2, 5, generator=drawn)}
+    model = from_module(Two(), default_loss(target), inputs)
+    targets = torch.from_numpy(example_targets(target, (2,) if target == "sequence" else (3,), 3, 24))
+    rows = torch.from_numpy(inputs_of(inputs).pack(inputs))
+    data = Records(rows, targets, torch.tensor([0, 24]))
+    if persons:
+        model = of_units(model, "patient")
+        edges = torch.tensor([0, 1, 4, 4, 10, 12, 17, 24])
+        data = Records(rows, targets, torch.tensor([0, 7]), edges.unfold(0, 2, 1))
+    training = dp_sgd(model, rate=0.5, batch=6, steps=5, clip=0.4, learning_rate=0.5)
+    start = model.start(drawn)
+    simulated = training.run(start, data, SeededStreams(3, ["a"], 0), 0.0)
+    deployed = training.run(start, data, SeededStreams(3, ["a"], 0, exact=True), 1e-4)
+    assert float(simulated.norm()) > 0
+    assert float((simulated - deployed).norm()) < 5e-3 * float(simulated.norm())

@@ -177,7 +177,9 @@ def _curves(journal: Journal, metric: str) -> dict[str, dict[int, list[float]]]:
     return {label: dict(sorted(points.items())) for label, points in found.items()}
 
 
-def _reached(measure: str, value: float) -> str:
+def _reached(measure: str, value: float | None) -> str:
+    if value is None:  # undefined, such as R² where all targets are equal
+        return "–"
     return f"{value:.3f}" if measure == "r2" else f"{value:.1%}"
 
 
