@@ -22,6 +22,7 @@ from polyeps.experiment.journal import Journal
 from polyeps.experiment.model_choice import own_model
 from polyeps.experiment.outcome import model_path
 from polyeps.experiment.registry import Code, Encoder, ModelFactory, Parts
+from polyeps.experiment.seeds import seed_for
 from polyeps.model_files import ModelMetadata, read_model_file
 from polyeps.models import MODELS, Model
 
@@ -253,7 +254,9 @@ def _built(path: Path, metadata: ModelMetadata, parts: Parts) -> Model:
         shape, classes = arguments.get("shape"), arguments.get("classes")
         if set(arguments) != {"shape", "classes"} or not isinstance(shape, tuple) or not isinstance(classes, int):
             raise InputError(f"{path}: an own model takes a shape and a number of classes; export it again")
-        return own_model(name, make, shape, classes, getattr(torch, metadata.input_type), 0)
+        # The seed of its training: what a module draws beside parameters and buffers is not in the file.
+        seed = seed_for(max(0, metadata.seed), "model")
+        return own_model(name, make, shape, classes, getattr(torch, metadata.input_type), seed)
     if unknown := set(arguments) - set(inspect.signature(MODELS[name]).parameters):
         raise InputError(f"{path}: {name} has no argument {min(unknown)!r}; export the model again")
     try:
