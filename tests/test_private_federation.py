@@ -190,6 +190,7 @@ def test_a_fit_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch,
         {"0": 2, "1": 4, "2": 8},
         np.array([2.0, 4.0, 8.0]),
         [2.0, 4.0, 8.0],
+        torch.tensor([2.0, 4.0, 8.0]),
         pandas.Series([8.0, 2.0, 4.0], index=[2, 0, 1]),
     ],
 )
@@ -228,7 +229,13 @@ def test_one_budget_levels_and_a_distribution() -> None:
         ({"model": "resnet"}, "there is no model 'resnet'"),
         ({"model": "small:net"}, "names code"),
         ({"settings": {"training.batch": 3}}, "is the argument batch"),
-        ({"settings": {"server.speed": 3}}, "server"),
+        ({"settings": {"serving.speed": 3}}, "serving"),
+        ({"settings": {"algorithm.budgets": "none"}}, "is the argument algorithm"),
+        ({"settings": {"rounds.most": 3}}, "rounds is a value"),
+        ({"settings": {"training": {"clip": 9.0}}}, "would replace arguments"),
+        ({"budgets": []}, "array of 0"),
+        ({"budgets": ["a", "b", "c"]}, "dictionary by client"),
+        ({"budgets": pandas.Series([1.0, 2.0, 8.0, 9.0], index=[*BUDGETS, "ash"])}, "names a client twice"),
         ({"dtype": "float64"}, "records are float32 or int64"),
         ({"dtype": "int64"}, "fractions"),
         ({"columns": {"age": {"range": [0, 1]}}}, "X is an array"),
@@ -335,6 +342,29 @@ def test_modules_models_and_factories() -> None:
     cloned = clone(by_module).fit(DIGITS, LABELS, client=WARDS)
     assert cloned.predict(DIGITS).tolist() == by_module.predict(DIGITS).tolist()
     assert "small" in repr(PrivateFederation(small, 8.0).fit(DIGITS, LABELS, client=WARDS).model_)
+
+
+class Projected(nn.Module):
+    """A module that draws a tensor which is neither a parameter nor a buffer, and so in no file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = torch.randn(64, 20)
+        self.last = nn.Linear(20, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(x.flatten(1) @ self.matrix)
+        return found
+
+
+def test_what_a_module_draws_is_drawn_again(tmp_path: Path) -> None:
+    federation = PrivateFederation(lambda *_: Projected(), 8.0, rounds=8, seed=7, learning_rate=0.3)
+    federation.fit(DIGITS, LABELS, client=WARDS, test=(DIGITS, LABELS))
+    ((accuracies),) = federation.outcome_.accuracy.values()
+    assert accuracies[-1] > 0.4
+    assert federation.score(DIGITS, LABELS) == accuracies[-1]
+    loaded = load_model(federation.save(tmp_path / "m.safetensors"), models={"own-model": lambda *_: Projected()})
+    assert loaded.predict(DIGITS) == [str(one) for one in federation.predict(DIGITS)]
 
 
 def test_persons_are_protected_together() -> None:

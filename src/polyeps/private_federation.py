@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from polyeps.accounting.certificate import Certificate
 from polyeps.algorithms import ALGORITHMS, Entry
 from polyeps.core import Algorithm
-from polyeps.data.cells import as_text
 from polyeps.errors import InputError
 from polyeps.experiment.config import Experiment
-from polyeps.experiment.labelled_records import LabelledRecords, is_table, read_records
+from polyeps.experiment.labelled_records import LabelledRecords, budget_table, is_table, read_records
 from polyeps.experiment.model_export import as_onnx, as_safetensors, as_torch
 from polyeps.experiment.outcome import Outcome
 from polyeps.experiment.registry import Code, Encoder, ModelFactory, Parts, Tracker, entry_of
@@ -69,8 +68,9 @@ class PrivateFederation(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     {"name": "pfa", ...}, or a function. `columns` declares how the columns of a table become numbers. `settings` holds
     all other settings of an experiment by their keys, such as {"participation.share": 0.5}.
 
-    After `fit`: `classes_`, `model_` (a `SavedModel`), `outcome_`, `experiment_`, `certificates_` and `spent_` by
-    client, and `ledger_`. The run's folder is `folder`, which must be new, or a temporary one.
+    After `fit`: `classes_`, `model_` (a `SavedModel`), `outcome_`, `experiment_`, `ledger_`, and by client `spent_` and
+    `certificates_` (none where budgets are not disclosed). The run's folder is `folder`, which must be new, or a
+    temporary one.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class PrivateFederation(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             into = values.setdefault(table, {}) if table else values
             into.update({name: getattr(self, name) for name in names if getattr(self, name) is not None})
         values["data"] |= {"label": found.label, "client": found.client}
-        values["budgets"] = self._budgets(found)
+        values["budgets"] = budget_table(self.budgets, self.delta, found.dataset.group_names)
         own: dict[str, Any] = {"models": {}, "algorithms": {}, "encoders": self.encoders or {}}
         values["model"]["name"] = self._model(own["models"])
         algorithm = self.algorithm
@@ -273,13 +273,7 @@ class PrivateFederation(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError(f"algorithm is a {type(algorithm).__name__}; give a name, a table or a function")
         values["algorithm"] = [algorithm]
         for key, value in (self.settings or {}).items():
-            if key in _ARGUMENTS:
-                raise InputError(f"settings[{key!r}] is the argument {_ARGUMENTS[key]}; give it there")
-            *path, last = key.split(".")
-            into = values
-            for part in path:
-                into = into.setdefault(part, {})
-            into[last] = value
+            _set(values, key, value)
         return Experiment(**values), own
 
     def _model(self, models: dict[str, ModelFactory]) -> str:
@@ -302,39 +296,19 @@ class PrivateFederation(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         listed = not isinstance(self.budgets, Mapping | str) and not hasattr(self.budgets, "to_dict")
         return len(self.budgets) if self.clients is None and listed and np.ndim(self.budgets) == 1 else self.clients
 
-    def _budgets(self, found: LabelledRecords) -> dict[str, Any]:
-        """Return the table [budgets]."""
-        given = self.budgets.to_dict() if hasattr(self.budgets, "to_dict") else self.budgets
-        delta = _by_client("delta", self.delta) if isinstance(self.delta, Mapping) else self.delta
-        kept = {} if delta is None else {"delta": delta}
-        if given is None:
-            return kept  # privacy levels or a file, by settings
-        if isinstance(given, str):
-            return {"distribution": given, **kept}
-        if isinstance(given, Mapping):
-            return {"epsilon": _by_client("budgets", given), **kept}
-        if np.ndim(given) == 0:
-            return {"epsilon": given.item() if isinstance(given, np.generic) else given, **kept}
-        if np.ndim(given) > 1:
-            raise InputError(f"budgets has {np.ndim(given)} dimensions; give one epsilon for each client")
-        epsilons = [one.item() if isinstance(one, np.generic) else one for one in given]
-        names = found.dataset.group_names
-        if not names:
-            return {"epsilons": epsilons, **kept}
-        if set(names) != {str(number) for number in range(len(epsilons))}:
-            raise InputError(
-                f"budgets is an array of {len(epsilons)}, whose clients are 0 to {len(epsilons) - 1}, but the records "
-                f"are those of {', '.join(map(repr, names[:5]))}{', …' if len(names) > 5 else ''}; give a dictionary by"
-                " client"
-            )
-        return {"epsilon": {name: epsilons[int(name)] for name in names}, **kept}
 
-
-def _by_client(what: str, given: Mapping[Any, Any]) -> dict[str, Any]:
-    found = {as_text(name): one for name, one in given.items()}
-    if len(found) < len(given):
-        raise InputError(f"{what} names a client twice, once as a number and once as a text; keep one of them")
-    return found
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
+    """Add a setting by its key; refuse those that have an argument."""
+    if key in _ARGUMENTS or key.startswith("algorithm."):
+        raise InputError(f"settings[{key!r}] is the argument {_ARGUMENTS.get(key, 'algorithm')}; give it there")
+    *path, last = key.split(".")
+    for part in path:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise InputError(f"settings[{key!r}]: {part} is a value, not a table; leave out the rest")
+    if isinstance(values.get(last), dict):
+        raise InputError(f"settings[{key!r}] is a table, which would replace arguments; give its keys: '{key}.NAME'")
+    values[last] = value
 
 
 def _name_of(thing: Any, taken: Mapping[str, Any], usual: str) -> str:

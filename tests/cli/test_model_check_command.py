@@ -20,6 +20,15 @@ def mixing(shape, classes):
 def failing(shape, classes):
     raise RuntimeError("out of luck")
 
+def leaving(shape, classes):
+    raise SystemExit(0)
+
+def exploding(shape, classes):
+    class Exploding(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.flatten(1)) * float("inf")
+    return Exploding(64, classes)
+
 number = 3
 """
 ASKED = ("--shape", "8,8", "--classes", "10")
@@ -48,6 +57,8 @@ def test_the_verdict_in_words_and_as_json() -> None:
 def test_refusals_have_a_reason_and_status_2(here: Path) -> None:
     refused("model", "check", "nets:mixing", *ASKED, "--trust-code", naming=("is refused: BatchNorm1d", "GroupNorm"))
     refused("model", "check", "nets:failing", *ASKED, "--trust-code", naming=("out of luck",))
+    refused("model", "check", "nets:leaving", *ASKED, "--trust-code", naming=("ends the program",))
+    refused("model", "check", "nets:exploding", *ASKED, "--trust-code", naming=("finite",))
     refused("model", "check", "nets:number", *ASKED, "--trust-code", naming=("not a function",))
     refused("model", "check", "nets:other", *ASKED, "--trust-code", naming=("cannot be loaded",))
     refused("model", "check", "cnn", *ASKED, "--trust-code", naming=('"module:name"',))

@@ -47,17 +47,18 @@ def check(
     import torch
 
     parts = Parts(code=Code((code or Path.cwd()).absolute()) if trust_code else None)
-    make = parts.find("model.name", factory, {}, "models")
     about: dict[str, Any] = {"model": factory, "input_shape": wanted, "classes": classes}
     try:
+        make = parts.find("model.name", factory, {}, "models")
         if not callable(make):
             raise InputError(f"{factory} is a {type(make).__name__}, not a function of (shape, classes)")
         with progress("checking") as done:
             found = check_own_model(factory, make, wanted, classes, getattr(torch, kind), done)
-    except InputError as refused:
+    except (InputError, SystemExit) as problem:
+        reason = str(problem) if isinstance(problem, InputError) else "its code ends the program; remove that"
         if not as_json:
-            raise InputError(f"{factory} is refused: {refused}") from None
-        print_json({**about, "verdict": "refused", "reason": str(refused)})
+            raise InputError(f"{factory} is refused: {reason}") from None
+        print_json({**about, "verdict": "refused", "reason": reason})
         raise typer.Exit(2) from None
     if as_json:
         print_json({**about, **found.as_dict()})

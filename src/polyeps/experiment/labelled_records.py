@@ -1,4 +1,4 @@
-"""Records with labels as scikit-learn has them, (X, y): arrays, tensors or tables become a data set."""
+"""Records with labels as scikit-learn has them, (X, y), become a data set; budgets by client become a table."""
 
 from __future__ import annotations
 
@@ -207,4 +207,45 @@ def _name(column: Any, usual: str, taken: Mapping[str, Any] | tuple[()]) -> str:
     found = named if isinstance(named, str) and named.isprintable() and named and named not in taken else usual
     while found in taken:
         found += "_"
+    return found
+
+
+def budget_table(budgets: Any, wanted_delta: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return the table [budgets] of an experiment for clients of these names; without names, in order."""
+    given = budgets.to_dict() if hasattr(budgets, "to_dict") else budgets
+    if given is not budgets and len(given) < len(budgets):
+        raise InputError("budgets names a client twice; keep one of them")
+    delta = _by_client("delta", wanted_delta) if isinstance(wanted_delta, Mapping) else wanted_delta
+    kept = {} if delta is None else {"delta": delta}
+    if given is None:
+        return kept  # privacy levels or a file, by settings
+    if isinstance(given, str):
+        return {"distribution": given, **kept}
+    if isinstance(given, Mapping):
+        return {"epsilon": _by_client("budgets", given), **kept}
+    if np.ndim(given) == 0:
+        return {"epsilon": _plain(given), **kept}
+    if np.ndim(given) > 1:
+        raise InputError(f"budgets has {np.ndim(given)} dimensions; give one epsilon for each client")
+    epsilons = [_plain(one) for one in given]
+    if not names:
+        return {"epsilons": epsilons, **kept}
+    if set(names) != {str(number) for number in range(len(epsilons))}:
+        raise InputError(
+            f"budgets is an array of {len(epsilons)}, whose clients are 0 to {len(epsilons) - 1}, but the records "
+            f"are those of {', '.join(map(repr, names[:5]))}{', …' if len(names) > 5 else ''}; give a dictionary by"
+            " client"
+        )
+    return {"epsilon": {name: epsilons[int(name)] for name in names}, **kept}
+
+
+def _plain(number: Any) -> Any:
+    """Return a number of numpy, pandas or torch as one of Python's own."""
+    return number.item() if hasattr(number, "item") else number
+
+
+def _by_client(what: str, given: Mapping[Any, Any]) -> dict[str, Any]:
+    found = {as_text(name): _plain(one) for name, one in given.items()}
+    if len(found) < len(given):
+        raise InputError(f"{what} names a client twice, once as a number and once as a text; keep one of them")
     return found

@@ -101,7 +101,9 @@ def check_own_model(
     for first in range(0, len(tried), CHECKED):  # other weights than when the model was made
         block = slice(first, first + CHECKED)
         compare_gradients(_subject(model), model.network, model.loss, models[2:], tried[block], labels[block])
-    compared = _compare(model, models[:2], tried, labels, generator)
+    rows, deviation, sum_deviation = _compare(model, models[:2], tried, labels, generator)
+    if not rows:
+        raise InputError(f"{name}: no gradient of random records is a finite number; normalise its inputs or outputs")
     progress(2, 4)
     slow = [str(one.message) for one in caught if "one row after the other" in str(one.message)]
     parts = _parts(model, models, tried, slow)
@@ -116,9 +118,9 @@ def check_own_model(
         classes=classes,
         trained=model.size,
         frozen=frozen,
-        rows=len(models[:2]) * len(tried),
-        deviation=compared[0],
-        sum_deviation=compared[1],
+        rows=rows,
+        deviation=deviation,
+        sum_deviation=sum_deviation,
         parts=parts,
         random=drawing,
         bytes_per_record=4 * model.floats_per_row,
@@ -172,18 +174,19 @@ def _one_by_one(
 
 def _compare(
     model: Model, models: Tensor, rows: Tensor, labels: Tensor, generator: torch.Generator
-) -> tuple[float, float]:
-    """Return the largest deviations from autograd: of a record's gradient, and of a clipped sum."""
+) -> tuple[int, float, float]:
+    """Return how many gradients were compared, and the largest deviations of one and of a clipped sum."""
     subject, order = _subject(model), torch.randperm(len(rows), generator=generator)
     rows, labels = rows[order], labels[order]
     draws = RowDraws.fixed(len(rows), rows.device)
     clients = len(models)
     single, sums = 0.0, torch.zeros_like(models, dtype=torch.float64)
-    limits = []
+    compared, limits = 0, []
     for client, vector in enumerate(models):
         expected = _one_by_one(subject, vector, rows, labels, draws, range(len(rows))).double()
         found = record_gradients(model.network, model.loss, vector, rows, labels, draws.again()).double()
         finite = expected.isfinite().all(1)
+        compared += int(finite.sum())
         norms = torch.linalg.vector_norm(expected, dim=1)
         apart = torch.linalg.vector_norm(found - expected, dim=1) / norms.clamp(min=1e-12)
         single = max(single, float(apart[finite].amax()) if finite.any() else 0.0)
@@ -197,7 +200,7 @@ def _compare(
         all_rows, all_labels = torch.cat([rows] * clients), torch.cat([labels] * clients)
         add_gradients(model.network, model.loss, models, all_rows, all_labels, layout, None, clip, into)
     lengths = torch.linalg.vector_norm(sums, dim=1).clamp(min=1e-12)
-    return single, float((torch.linalg.vector_norm(into.double() - sums, dim=1) / lengths).amax())
+    return compared, single, float((torch.linalg.vector_norm(into.double() - sums, dim=1) / lengths).amax())
 
 
 def _layout(clients: int, records: int, draws: RowDraws | None = None) -> Layout:

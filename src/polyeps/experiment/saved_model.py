@@ -27,6 +27,7 @@ from polyeps.experiment.model_choice import GivenToModel, own_model
 from polyeps.experiment.outcome import model_path
 from polyeps.experiment.predicted_tables import check_columns, columns_of, numbers_in
 from polyeps.experiment.registry import Code, Encoder, ModelFactory, Parts
+from polyeps.experiment.seeds import seed_for
 from polyeps.experiment.target_predictions import predicted_as, predictions
 from polyeps.model_files import ModelMetadata, read_model_file
 from polyeps.models import MODELS, Model
@@ -293,7 +294,9 @@ def _built(path: Path, metadata: ModelMetadata, parts: Parts) -> Model:
         target = metadata.target or "class"
         inputs = None if metadata.inputs is None else Inputs(metadata.inputs)
         given = GivenToModel(inputs, metadata.output, target=target)  # any loss of it will do: nothing is trained
-        return own_model(name, make, shape, classes, getattr(torch, metadata.input_type), 0, given)
+        # The seed of its training: what a module draws beside parameters and buffers is not in the file.
+        seed = seed_for(max(0, metadata.seed), "model")
+        return own_model(name, make, shape, classes, getattr(torch, metadata.input_type), seed, given)
     if unknown := set(arguments) - set(inspect.signature(MODELS[name]).parameters):
         raise InputError(f"{path}: {name} has no argument {min(unknown)!r}; export the model again")
     try:
