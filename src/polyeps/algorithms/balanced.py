@@ -28,7 +28,6 @@ import torch
 from pydantic import Field
 
 from polyeps.aggregation.client_effects import ClientEffects
-from polyeps.aggregation.subspace import weighted_mean
 from polyeps.algorithms._averaging import ask_updates, step, with_local_noise
 from polyeps.algorithms.fedavg import fedavg
 from polyeps.core import Algorithm, Ask, State
@@ -39,8 +38,8 @@ def balanced(training: Training, *, constancy: Annotated[float, Field(gt=0)] = 2
     """Return averaging with weights that balance noise against differences between clients."""
     if training.price is None:
         return fedavg(training)  # without noise there is nothing to balance
-    size = training.model.size
-    persistence = constancy * math.sqrt(size) / training.reach
+    shapes = [part.shape for part in training.model.slices.values()]
+    persistence = constancy * math.sqrt(training.model.size) / training.reach
 
     def round(state: State, ask: Ask) -> State:
         replies = ask_updates(state, ask, state.roster)
@@ -49,8 +48,8 @@ def balanced(training: Training, *, constancy: Annotated[float, Field(gt=0)] = 2
         updates = replies.payload["update"]
         place = {client.id: number for number, client in enumerate(state.enrolled)}
         clients = torch.tensor([place[client] for client in replies.ids])
-        effects = ClientEffects.restored(state.kept, len(state.enrolled), size)
+        effects = ClientEffects.restored(state.kept, len(state.enrolled), shapes)
         effects.take(clients, updates)
-        return step(state, weighted_mean(updates, effects.weights(clients, persistence)), **effects.kept)
+        return step(state, effects.mean(updates, effects.weights(clients, persistence)), **effects.kept)
 
     return with_local_noise(training, round)
