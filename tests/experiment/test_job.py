@@ -157,7 +157,7 @@ def test_hidden_budgets_are_not_told() -> None:
         ({"name": "pfa", "rnak": 2}, ("algorithm.rnak (of pfa)", "did you mean 'rank'?")),
         (
             {"name": "fedavg", "rank": 2},
-            ("algorithm.rank (of fedavg)", "known are budgets, epsilon, form, label, name, training"),
+            ("algorithm.rank (of fedavg)", "known are budgets, epsilon, form, label, name, server, training"),
         ),
         ({"name": "pfa", "per_tensor": "perhaps"}, ("algorithm (pfa).per_tensor", "boolean", "not 'perhaps'")),
         ({"name": "pfa", "weights": "age"}, ("algorithm (pfa).weights", "'epsilon' or 'count'")),
