@@ -393,3 +393,13 @@ def test_threads_change_neither_features_nor_the_number_of_threads(monkeypatch: 
     finally:
         torch.set_num_threads(1)
     assert np.array_equal(alone, together)
+
+
+def test_reports_name_the_encoder_and_what_is_assumed_of_your_own(tmp_path: Path) -> None:
+    own = {"own": lambda: lambda records: records.flatten(1)}
+    for name, given in (("own", own), ("random-fourier", {})):
+        runs.run(experiment(name), tmp_path / name, encoders=given)
+        command("report", str(tmp_path / name), "--output", str(tmp_path / f"{name}.html"))
+        page = (tmp_path / f"{name}.html").read_text()
+        assert f"on digits, encoded by {name}, in 2 rounds" in page
+        assert ("uarantees assume that the encoder own was made without" in page) == (name == "own")

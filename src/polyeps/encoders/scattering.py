@@ -22,11 +22,12 @@ from torch import Tensor, nn
 
 from polyeps.errors import InputError
 
-_SIDES = (8, 512)  # pixels: margins mirror up to 7, and the filters of large images fill the memory
+_SIDES = (8, 256)  # pixels: margins mirror up to 7, and the filters of large images fill the memory
 _ANGLES = 8
 _SPREAD = 0.8  # width of the filters of the finest octave, in pixels
 _FREQUENCY = 3 * math.pi / 4  # centre of the wavelets of the finest octave
 _WRAPS = 2  # copies of a filter on each side that a periodic one sums
+_WIDE = 64  # pixels of a plane on which a filter's second copy has fallen below 1e-30
 _LEAST = 1e-5  # added to a variance before dividing by its root
 _AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 30}  # bytes of wavelet coefficients held at a time; a CPU keeps them in caches
 
@@ -168,11 +169,12 @@ def _waves(size: tuple[int, int], spread: float, turn: float, frequency: float) 
     cosine, sine, slant = math.cos(turn), math.sin(turn), 4 / _ANGLES
     turned = np.array([[cosine, -sine], [sine, cosine]])
     curve = turned @ np.diag([1, slant**2]) @ turned.T / (2 * spread**2)
-    high, wide = (np.arange(-_WRAPS * side, (_WRAPS + 1) * side) for side in size)
+    wraps = _WRAPS if min(size) < _WIDE else 1
+    high, wide = (np.arange(-wraps * side, (wraps + 1) * side) for side in size)
     y, x = np.meshgrid(high, wide, indexing="ij")
     hull = np.exp(-(curve[0, 0] * y**2 + 2 * curve[0, 1] * y * x + curve[1, 1] * x**2))
     waves = hull * np.exp(1j * frequency * (y * cosine + x * sine)) / (2 * math.pi * spread**2 / slant)
-    copies = 2 * _WRAPS + 1
+    copies = 2 * wraps + 1
     return np.asarray(waves.reshape(copies, size[0], copies, size[1]).sum((0, 2)))
 
 

@@ -35,6 +35,10 @@ from polyeps.experiment.registry import Encoder, Parts
 _FITTED = 16  # made-up records that a transformer is fitted to
 _AT_A_TIME = 512  # records
 _SEED = 1  # of the weights of own modules; a constant, so that a saved model finds the same encoder again
+_ASSUMED = (
+    "guarantees assume that the encoder {} was made without the clients' records; what it was fitted to cannot be "
+    "checked"
+)
 # The encoded data set of the last use, for further seeds and methods: encoding does not depend on how it is split.
 _MEMORY: dict[tuple[Any, ...], tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
 
@@ -153,7 +157,7 @@ def encoded(
         _MEMORY.clear()
         _MEMORY[key] = _encoded(encoder, dataset, _subjects(encoder, wanted, digests, code), progress)
     features, test = _MEMORY[key]
-    return _with_features(dataset, features, test, "".join(digests))
+    return _with_features(dataset, wanted, features, test, "".join(digests))
 
 
 def planned(dataset: Dataset, wanted: EncoderChoice, parts: Parts) -> Dataset:
@@ -162,13 +166,28 @@ def planned(dataset: Dataset, wanted: EncoderChoice, parts: Parts) -> Dataset:
     zeros = np.zeros((1, *shape), np.float32)
     rows, tests = len(dataset.features), len(dataset.test_features)
     features, test = (np.broadcast_to(zeros, (count, *shape)) for count in (rows, tests))
-    return _with_features(dataset, features, test, "")
+    return _with_features(dataset, wanted, features, test, "")
 
 
-def _with_features(dataset: Dataset, features: NDArray[np.float32], test: NDArray[np.float32], digest: str) -> Dataset:
+def _with_features(
+    dataset: Dataset,
+    wanted: EncoderChoice,
+    features: NDArray[np.float32],
+    test: NDArray[np.float32],
+    digest: str,
+) -> Dataset:
     kind = str(dataset.features.dtype)
     layout = RecordLayout(dataset.features.shape[1:], kind, dataset.columns, dataset.words, digest)
-    return replace(dataset, features=features, test_features=test, columns=(), words=(), encoded_from=layout)
+    said = () if wanted.name in ENCODERS else (_ASSUMED.format(wanted.name),)
+    return replace(
+        dataset,
+        features=features,
+        test_features=test,
+        columns=(),
+        words=(),
+        encoded_from=layout,
+        remarks=(*dataset.remarks, *said),
+    )
 
 
 def _encoded(

@@ -67,6 +67,7 @@ def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
         "conditions": job.algorithm.conditions,
         "parameters": job.population.model.size,
         "data": job.population.dataset.name,
+        "encoder": experiment.model.encoder,
         "remarks": remarks(job),
         "scale_strategy": "own" if experiment.budgets.noise_multiplier is None else "common",
     }

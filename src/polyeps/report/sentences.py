@@ -73,6 +73,7 @@ def opening(methods: Sequence[MethodRuns]) -> str:
     many = max(len(job.clients) for job in jobs)
     model = f"a model of {plural(facts['parameters'], 'parameter')}" if "parameters" in facts else "a model"
     data = f" on {facts['data']}".replace(" on own:", " on the table ") if "data" in facts else ""
+    data += f", encoded by {facts['encoder']}," if facts.get("encoder") else ""
     seeds = max(len(method.jobs) for method in methods)
     each = " each" if len(methods) > 1 else ""
     compared = f", with {plural(len(methods), 'method')} and {plural(seeds, 'seed')}{each}"
