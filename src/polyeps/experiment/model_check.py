@@ -90,9 +90,16 @@ def check_own_model(
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> ModelCheck:
     """Return the verdict on the module that a function makes; raise `InputError` where it is refused."""
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught:  # torch's own say what the verdict says
         warnings.simplefilter("always")
         model = own_model(name, make, shape, classes, kind, 1)
+        slow = [str(one.message) for one in caught if "one row after the other" in str(one.message)]
+        return _checked(name, model, classes, slow, progress)
+
+
+def _checked(
+    name: str, model: Model, classes: int, slow: list[str], progress: Callable[[int, int], None]
+) -> ModelCheck:
     progress(1, 4)
     generator = torch.Generator().manual_seed(4)
     start = model.start(torch.Generator().manual_seed(1))
@@ -105,7 +112,6 @@ def check_own_model(
     if not rows:
         raise InputError(f"{name}: no gradient of random records is a finite number; normalise its inputs or outputs")
     progress(2, 4)
-    slow = [str(one.message) for one in caught if "one row after the other" in str(one.message)]
     parts = _parts(model, models, tried, slow)
     drawing = _drawing(model, start, tried[:1]) if model.network.random else ()
     progress(3, 4)
