@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from polyeps.core import Records
 from polyeps.data.named_inputs import by_name, inputs_of
+from polyeps.engine.contributions import ContributionParts, LookupGradients, PositionProducts, RowGradients
 from polyeps.engine.deployed_training import RecordGradients
 from polyeps.engine.fallback_layers import LoopedLayer
 from polyeps.engine.layout import Layout, lay_out
@@ -235,3 +236,19 @@ def test_every_kind_of_inputs_outputs_and_targets_is_right_or_refused(name: str)
     single = RecordGradients(persons, models[0])
     single.check(whole)
     close(torch.stack([single._of(whole, k) for k in range(3)]), means)
+
+
+def test_rules_reach_inside_a_module_of_named_inputs() -> None:
+    """Nobody forms a gradient of the size of the vocabulary."""
+    case = TARGETS["attention with padding, cross-entropy of positions"]
+    generator = torch.Generator().manual_seed(5)
+    inputs = case.given.inputs(generator)
+    model = from_module(case.given.build(), "cross-entropy", inputs)
+    (layer,) = model.network.layers
+    layout = lay_out(1, [0, 1], np.array([5]), torch.device("cpu"))
+    outputs, saved = layer.forward(model.start(generator)[None], block(inputs), layout)
+    _, found = layer.backward(model.start(generator)[None], saved, torch.ones_like(outputs), layout, False)
+    assert isinstance(found, ContributionParts)
+    large = [type(part) for size, part in found.parts if size >= 32]
+    assert {LookupGradients, PositionProducts} <= set(large)
+    assert RowGradients not in large
