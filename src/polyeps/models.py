@@ -284,7 +284,8 @@ def of_units(model: Model, person: str) -> Model:
         raise InputError(f"the model is one of {model.person}s already; give the model of single records")
     module, shape = EachRecord(model.module), (1, *model.input_shape)
     # Not checked again: the layers and the loss are those of the model of single records.
-    made = Model(module, UnitLoss(model.loss), shape, model.input_type, model.start_at_zero, person, check=False)
+    loss, kind, zero = UnitLoss(model.loss), model.input_type, model.start_at_zero
+    made = Model(module, loss, shape, kind, zero, person, check=False, targets=model.targets)
     object.__setattr__(made, "network", UnitNetwork(model.network.layers, model.network.random))
     return made
 

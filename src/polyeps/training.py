@@ -241,6 +241,7 @@ def _runner(
         factor = CohortSettings(cohort.clients, {}).above_zero("rate_factor", rate_factor)
         numbers = replace(numbers, learning_rate=numbers.learning_rate * factor)
         _check_examples(model, records)
+        _check_targets(model, records)
         try:
             _check(model, starts, records, streams)
             # Where the number of records is hidden, full batches are drawn like others: their shape depends on it.
@@ -348,6 +349,16 @@ def _check_examples(model: Model, records: Records) -> None:
         raise InputError(
             f"the model takes {'persons' if model.person else 'single records'} as examples, but these are "
             f"{'persons' if records.of_persons else 'single records'}; `models.of_units` makes a model of persons"
+        )
+
+
+def _check_targets(model: Model, records: Records) -> None:
+    """Refuse targets of another shape than the model's loss was checked with, where that was stated."""
+    shape = tuple(records.labels.shape[2 if records.padded else 1 :])
+    if model.targets is not None and shape != tuple(model.targets.shape[1:]):
+        raise InputError(
+            f"the model's loss takes targets of shape {tuple(model.targets.shape[1:])} for each record, but these are "
+            f"{shape}; give the targets it was made for"
         )
 
 

@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from polyeps.core import Records
 from polyeps.data.named_inputs import by_name, inputs_of
+from polyeps.engine.contributions import ContributionParts, LookupGradients, PositionProducts, RowGradients
 from polyeps.engine.deployed_training import RecordGradients
 from polyeps.engine.fallback_layers import LoopedLayer
 from polyeps.engine.layout import Layout, lay_out
@@ -235,3 +236,41 @@ def test_every_kind_of_inputs_outputs_and_targets_is_right_or_refused(name: str)
     single = RecordGradients(persons, models[0])
     single.check(whole)
     close(torch.stack([single._of(whole, k) for k in range(3)]), means)
+
+
+def test_rules_reach_inside_a_module_of_named_inputs() -> None:
+    """Nobody forms a gradient of the size of the vocabulary."""
+    case = TARGETS["attention with padding, cross-entropy of positions"]
+    generator = torch.Generator().manual_seed(5)
+    inputs = case.given.inputs(generator)
+    model = from_module(case.given.build(), "cross-entropy", inputs)
+    (layer,) = model.network.layers
+    layout = lay_out(1, [0, 1], np.array([5]), torch.device("cpu"))
+    outputs, saved = layer.forward(model.start(generator)[None], block(inputs), layout)
+    _, found = layer.backward(model.start(generator)[None], saved, torch.ones_like(outputs), layout, False)
+    assert isinstance(found, ContributionParts)
+    large = [type(part) for size, part in found.parts if size >= 32]
+    assert {LookupGradients, PositionProducts} <= set(large)
+    assert RowGradients not in large
+
+
+@pytest.mark.parametrize("name", list(right_cases())[::9])
+def test_under_hostile_weights_a_record_moves_its_own_client_by_a_clip_at_most_and_nobody_else(name: str) -> None:
+    case = TARGETS[name]
+    torch.manual_seed(0)
+    module, generator = case.given.build(), torch.Generator().manual_seed(9)
+    inputs = case.given.inputs(generator)
+    with torch.no_grad():
+        targets = case.task.targets(case.given.pick(called(module, inputs)), generator)
+    stated = targets if case.task.stated else None
+    model = from_module(module, case.task.loss, inputs, targets=stated, output=case.given.output)
+    rows, draws = block(inputs), RowDraws.fixed(5, torch.device("cpu"))
+    for spread in (1e-6, 1e3, 1e8, 1e18, 1e30):
+        models = spread * torch.randn(3, model.size, generator=generator)
+        for clip in (1e-3, 1.0):
+            layouts = [lay_out(3, [0, 1, 2, 3], np.array(sizes), rows.device) for sizes in ([3, 0, 2], [2, 0, 2])]
+            whole = sums(model, models, rows, targets, layouts[0], draws, clip)
+            fewer = sums(model, models, rows[1:], targets[1:], layouts[1], draws.of_rows([1, 2, 3, 4]), clip)
+            moved = (whole - fewer).double().norm(dim=1)
+            assert float(moved[0]) <= clip
+            assert float(moved[1:].max()) <= 1e-5 * clip

@@ -178,3 +178,14 @@ def test_a_deployed_client_trains_as_a_simulated_one_but_for_the_noise(target: T
     deployed = training.run(start, data, SeededStreams(3, ["a"], 0, exact=True), 1e-4)
     assert float(simulated.norm()) > 0
     assert float((simulated - deployed).norm()) < 5e-3 * float(simulated.norm())
+
+
+def test_other_targets_than_those_stated_are_refused() -> None:
+    stated = from_module(
+        nn.Linear(3, 2), lambda o, t: (o - t).square().sum(1), torch.randn(4, 3), targets=torch.zeros(2, 2)
+    )
+    for model, units in ((stated, None), (of_units(stated, "patient"), torch.tensor([[0, 2], [2, 3]]))):
+        data = Records(torch.zeros(3, 3), torch.zeros(3), torch.tensor([0, 3 if units is None else 2]), units)
+        training = dp_sgd(model, rate=1.0, batch=1, steps=1, clip=1.0, learning_rate=1.0)
+        with pytest.raises(InputError, match=r"takes targets of shape \(2,\) for each record, but these are \(\)"):
+            training.run(torch.zeros(model.size), data, SeededStreams(1, ["a"], 0), 0.0)

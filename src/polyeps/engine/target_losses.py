@@ -104,7 +104,7 @@ def _paired(loss: object, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Ten
     """Return outputs and targets as two matrices (T, k); refuse numbers that do not belong together."""
     mine, theirs = (each[:, None] if each.dim() == 1 else each.flatten(1) for each in (outputs, targets))
     if mine.shape != theirs.shape:
-        named = next(name for name, known in LOSSES.items() if type(known) is type(loss))
+        named = next((name for name, known in LOSSES.items() if type(known) is type(loss)), type(loss).__name__)
         raise InputError(
             f'the loss "{named}" compares every output with a number of its own, but a row has outputs of shape '
             f"{tuple(outputs.shape[1:])} and targets of shape {tuple(targets.shape[1:])}; make them alike"
