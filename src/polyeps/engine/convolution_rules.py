@@ -134,7 +134,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (images,) = ctx.saved_tensors
+        images = ctx.saved_tensors[0].detach()  # a use must not hold the graph, which holds the use
         gradients = torch.unflatten(gradients, 0, images.shape[:2])
         weight: ClientParameter = ctx.weight
         kind: Kind = ctx.kind

@@ -66,7 +66,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (rows,) = ctx.saved_tensors
+        rows = ctx.saved_tensors[0].detach()  # a use must not hold the graph, which holds the use
         weight: ClientParameter = ctx.weight
         of = weight.of
         left, right = (rows, gradients) if weight.turned else (gradients, rows)
