@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from polyeps.engine.client_parameters import ClientParameter, ForwardPass, NoRuleError, outside_vmap
 from polyeps.engine.contributions import SMALLEST, Contribution, RowGradients
+from polyeps.engine.gram_norms import Taps, position_sums
 from polyeps.engine.layout import Layout
 from polyeps.engine.stable_products import align_matrices
 from polyeps.engine.uses import Range, RowUse
@@ -129,7 +130,8 @@ class _Convolution(torch.autograd.Function):
             kind.outputs(mine.flatten(0, 1), values[client], None if shifts is None else shifts[client])
             for client, mine in clients_rows(weight.of.layout, images)
         ]
-        return torch.cat(found)  # (T · images a row, ...): a view here would forbid work in place
+        # (T · images a row, ...): a view here would forbid work in place
+        return torch.cat(found) if len(found) > 1 else found[0]
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
@@ -149,7 +151,8 @@ class _Convolution(torch.autograd.Function):
             kind.of_images(given.flatten(0, 1), mine.flatten(0, 1), values[client])
             for (client, mine), (_, given) in each
         ]
-        return None, torch.unflatten(torch.cat(found), 0, images.shape[:2]), None, None, None
+        together = torch.cat(found) if len(found) > 1 else found[0]
+        return None, torch.unflatten(together, 0, images.shape[:2]), None, None, None
 
 
 @dataclass(frozen=True)
@@ -256,16 +259,16 @@ class ConvolutionProducts:
         the sum adds up would differ from it by rounding, so the gradients are formed.
         """
         use = self.use
+        taps = Taps(tuple(use.weights.shape[3:]), use.kind.stride, use.kind.dilation, use.kind.padding)
         found, lengths = [], []
         for first in range(0, len(use.images), 8):
-            a, g = (each.double() for each in use.matrices(slice(first, first + 8)))
-            squares = (torch.bmm(a.transpose(1, 2), a) * torch.bmm(g.transpose(1, 2), g)).sum((1, 2))
-            terms = (torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(g, dim=1)).sum(1)
+            some = slice(first, first + 8)
+            sums = position_sums(use.images[some], use.gradients[some], taps)
             # not finite or zero counts as well: the row is then dropped by its norm
-            if bool((terms > _CANCELLED * squares.clamp(min=0).sqrt()).any()):
+            if bool((sums.terms > _CANCELLED * sums.squares.clamp(min=0).sqrt()).any()):
                 return None
-            found.append(squares)
-            lengths.append(g.square().sum((1, 2)))
+            found.append(sums.squares)
+            lengths.append(sums.lengths)
         self._lengths = torch.cat(lengths)
         return torch.cat(found)
 

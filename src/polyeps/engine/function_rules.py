@@ -187,6 +187,7 @@ def embedding_bag(
 
 def _rules() -> dict[Any, _Rule]:
     from polyeps.engine.convolution_rules import CONVOLUTIONS
+    from polyeps.engine.norm_rules import NORMS
     from polyeps.engine.recurrent_rules import RECURRENT
 
     return {
@@ -200,6 +201,7 @@ def _rules() -> dict[Any, _Rule]:
         Tensor.mm: matmul,
         torch.addmm: addmm,
         **CONVOLUTIONS,
+        **NORMS,
         **RECURRENT,
     }
 
