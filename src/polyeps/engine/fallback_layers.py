@@ -13,17 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from polyeps.engine.client_parameters import ClientParameter, ForwardPass
-from polyeps.engine.contributions import (
-    Contribution,
-    ContributionParts,
-    LookupGradients,
-    OuterProducts,
-    RowGradients,
-)
+from polyeps.engine.contributions import Contribution, RowGradients
 from polyeps.engine.layout import Layout
 from polyeps.engine.module_mode import ModuleMode
 from polyeps.engine.row_draws import RowDraws
-from polyeps.engine.uses import NoContribution, contribution_of_uses
+from polyeps.engine.uses import contribution_of_uses
 from polyeps.errors import InputError
 
 # Held while a module has other parameters or another mode than the user gave it: threads may share a module.
@@ -105,10 +99,8 @@ class VmapLayer:
         kept = _floats_kept(saved.outputs)
         run = saved.run
         _, contribution = self.backward(run.columns[0], saved, torch.ones_like(saved.outputs), run.layout, False)
-        parts = contribution.parts if isinstance(contribution, ContributionParts) else []
-        unformed = (OuterProducts, LookupGradients, NoContribution)
-        sizes = [size for size, part in parts if not isinstance(part, unformed) and getattr(part, "formed", True)]
-        return kept + sum(copy.numel() for copy in run.copies.values()), sum(sizes)
+        formed = 0 if contribution is None else contribution.formed
+        return kept + sum(copy.numel() for copy in run.copies.values()), formed
 
     @contextmanager
     def _with_parameters_of(self, run: ForwardPass) -> Iterator[None]:

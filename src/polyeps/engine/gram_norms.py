@@ -60,9 +60,7 @@ def _of_patches(images: Tensor, shape: torch.Size, taps: Taps) -> Tensor:
         for column in range(taps.kernel[1]):
             rows, columns = (
                 slice(tap * dilation, tap * dilation + stride * (size - 1) + 1, stride)
-                for tap, dilation, stride, size in zip(
-                    (row, column), taps.dilation, taps.stride, shape, strict=True
-                )
+                for tap, dilation, stride, size in zip((row, column), taps.dilation, taps.stride, shape, strict=True)
             )
             found += products[:, rows, columns, rows, columns]
     return found.view(count, positions, positions)

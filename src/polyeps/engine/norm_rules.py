@@ -29,12 +29,11 @@ def group_norm(
 ) -> Tensor:
     """`functional.group_norm`."""
     scale, shift = _own(weight, 1), _own(bias, 1)
-    if input.dim() < 2 or isinstance(input, ClientParameter) or input.shape[1] % num_groups:
+    # several images a row would share the row's scales
+    if input.dim() < 2 or len(input) != 1 or isinstance(input, ClientParameter) or input.shape[1] % num_groups:
         raise NoRuleError
     rows = of.physical(input)
     with outside_vmap():
-        if len(input) > 1:  # several images a row: the scales of a row belong to each of them
-            raise NoRuleError
         outputs: Tensor = _GroupNorm.apply(of.anchor, rows.contiguous(), scale, shift, num_groups, eps)  # type: ignore[no-untyped-call]
     return of.seen(outputs)
 
@@ -53,10 +52,11 @@ class _GroupNorm(torch.autograd.Function):
         scales = weight.of_clients().index_select(0, owner).flatten()  # (T · channels)
         shifts = bias.of_clients().index_select(0, owner).flatten()
         ctx.sizes = 1, len(scales), rows.numel() // len(scales), len(rows) * groups
-        outputs, mean, deviation = torch.native_group_norm(rows, scales, shifts, *ctx.sizes, eps)
+        outputs, mean, deviation = torch.ops.aten.native_group_norm(rows, scales, shifts, *ctx.sizes, eps)
         ctx.save_for_backward(rows, mean, deviation, scales)
         ctx.weight, ctx.bias = weight, bias
-        return outputs.view(rows.shape)
+        shaped: Tensor = outputs.view(rows.shape)
+        return shaped
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
