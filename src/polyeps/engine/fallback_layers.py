@@ -96,7 +96,9 @@ class VmapLayer:
 
     def floats_per_row(self, saved: Any) -> tuple[int, int]:
         """Return how many floats a row's activations take, and what is formed of its gradient, from one row's trace."""
-        kept = _floats_kept(saved.outputs)
+        saved_sizes = _sizes_kept(saved.outputs)
+        # the largest also lives as outputs, gradients and kernels' own copies at the same time; measured
+        kept = sum(saved_sizes) + 3 * max(saved_sizes, default=0)
         run = saved.run
         _, contribution = self.backward(run.columns[0], saved, torch.ones_like(saved.outputs), run.layout, False)
         formed = 0 if contribution is None else contribution.formed
@@ -168,8 +170,8 @@ class LoopedLayer(VmapLayer):
         return check_one_tensor(self.module, outputs, 1)[0]
 
 
-def _floats_kept(outputs: Tensor) -> int:
-    """Return how many floats an autograd graph keeps."""
+def _sizes_kept(outputs: Tensor) -> list[int]:
+    """Return the sizes of the tensors that an autograd graph keeps."""
     seen: dict[int, int] = {}
     nodes = [outputs.grad_fn]
     known = set(nodes)
@@ -184,7 +186,7 @@ def _floats_kept(outputs: Tensor) -> int:
         new = {following for following, _ in node.next_functions} - known
         known |= new
         nodes += new
-    return sum(seen.values())
+    return list(seen.values())
 
 
 @contextmanager
