@@ -5,7 +5,12 @@
 
 Eight clients with weights of their own take DP-SGD steps (clip, no noise) on eight examples each: small models with
 random weights. `mlp_class` is the same network as `mlp`, an nn.Sequential. The contestants take turns, and the best of
-the repeats counts.
+the repeats counts. On a device our step is captured once as a CUDA graph and replayed, as training does
+(`engine/cuda_graphs.py`); `--eager` launches its kernels one by one.
+
+    python benchmarks/own_models.py --models vit,gpt,resnet18 --stages
+
+prints the CPU milliseconds of our step by stage, and those of one product of each weight at the speed of a large one.
 """
 
 from __future__ import annotations
@@ -24,10 +29,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
+from polyeps.engine import network
 from polyeps.engine.layout import lay_out
 from polyeps.engine.loop import keep_freed_memory
-from polyeps.engine.network import add_gradients
+from polyeps.engine.network import Network, add_gradients
 from polyeps.models import Model, cross_entropy
 
 CLIENTS, ROWS, CLIP, RATE = 8, 8, 1.0, 0.05
@@ -211,6 +218,61 @@ def ours(name: str, device: torch.device) -> Callable[[], None]:
     return step
 
 
+def captured(step: Callable[[], None]) -> Callable[[], None]:
+    """Return a step replayed as a CUDA graph, after a few trial runs on a side stream, as torch requires."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call,unused-ignore]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def stages(name: str, repeats: int) -> dict[str, float]:
+    """Return the CPU milliseconds of each stage of our step, the best of some, and those of its products at best."""
+    took: dict[str, float] = {}
+    best: dict[str, float] = {}
+
+    def timed(owner: Any, function: str, stage: str) -> None:
+        inner = getattr(owner, function)
+
+        def outer(*args: Any) -> Any:
+            begin = time.thread_time()
+            found = inner(*args)
+            took[stage] = took.get(stage, 0.0) + time.thread_time() - begin
+            return found
+
+        setattr(owner, function, outer)
+
+    kept = Network.forward, Network.contributions, network.clip_rows, network.add_rows
+    timed(Network, "forward", "forward")
+    timed(Network, "contributions", "backward")
+    timed(network, "clip_rows", "norms")
+    timed(network, "add_rows", "sums")
+    try:
+        step = ours(name, torch.device("cpu"))
+        for _ in range(1 + repeats):
+            took.clear()
+            begin = time.thread_time()
+            step()
+            took["step"] = time.thread_time() - begin
+            best = {stage: min(seconds, best.get(stage, seconds)) for stage, seconds in took.items()}
+    finally:
+        Network.forward, Network.contributions, network.clip_rows, network.add_rows = kept  # type: ignore[method-assign]
+    build, shape, tokens = MODELS[name]
+    row = torch.zeros(1, *shape, dtype=torch.int64 if tokens else torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        build()(row)
+    square, room = torch.randn(1024, 1024), torch.empty(1024, 1024)
+    speed = 2 * 1024**3 / min(seconds(lambda: torch.mm(square, square, out=room), row.device, 0.1) for _ in range(5))
+    best["one product of each weight"] = CLIENTS * ROWS * counter.get_total_flops() / speed
+    return {stage: float(f"{1e3 * each:.3g}") for stage, each in best.items()}
+
+
 def opacus(name: str, device: torch.device) -> Callable[[], None]:
     """Return one step of every client in turn with Opacus' per-example gradients."""
     from opacus import GradSampleModule
@@ -236,7 +298,7 @@ def opacus(name: str, device: torch.device) -> Callable[[], None]:
     return step
 
 
-def seconds(step: Callable[[], None], device: torch.device, least: float) -> float:
+def seconds(step: Callable[[], object], device: torch.device, least: float) -> float:
     """Return the seconds of a step: CPU time, or elapsed time on a device."""
     clock = time.process_time
     if device.type == "cuda":
@@ -251,8 +313,11 @@ def seconds(step: Callable[[], None], device: torch.device, least: float) -> flo
     return (clock() - begin) / count
 
 
-def measure(name: str, device: torch.device, repeats: int, least: float) -> dict[str, float]:
-    contestants = {"polyeps": ours(name, device), "opacus_loop": opacus(name, device)}
+def measure(name: str, device: torch.device, repeats: int, least: float, eager: bool) -> dict[str, float]:
+    mine = ours(name, device)
+    if device.type == "cuda" and not eager:
+        mine = captured(mine)
+    contestants = {"polyeps": mine, "opacus_loop": opacus(name, device)}
     for step in contestants.values():
         step()
     best = dict.fromkeys(contestants, float("inf"))
@@ -270,11 +335,16 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="least time of a measurement")
+    parser.add_argument("--eager", action="store_true", help="on a device, do not capture our step as a graph")
+    parser.add_argument("--stages", action="store_true", help="print our step's CPU time by stage instead")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # Opacus warns about its hooks
     table: dict[str, dict[str, float]] = {}
     for name in options.models.split(","):
-        table[name] = measure(name, torch.device(options.device), options.repeats, options.seconds)
+        if options.stages:
+            table[name] = stages(name, options.repeats)
+        else:
+            table[name] = measure(name, torch.device(options.device), options.repeats, options.seconds, options.eager)
         if not options.json:
             print(name, table[name], file=sys.stderr)
     print(json.dumps(table, indent=2))

@@ -201,6 +201,7 @@ def whole_gradient(
 def _settings(cohort: CohortSettings, batching: Batching, common: Mapping[str, float], **others: Any) -> Settings:
     """Return the settings of a cohort; the common numbers hold for clients without a setting of their own."""
     return Settings(
+        at_once=None,
         rate=batching.rates(cohort),
         steps=cohort.whole("steps", common["steps"]),
         learning_rate=cohort.each("learning_rate", common["learning_rate"]),
@@ -292,6 +293,7 @@ def _train(
             raise InputError(f"drift must be ({clients}, {model.size}), not {tuple(drift.shape)}")
         moved = drift_per_step(drift.to(device), settings)
     updates = torch.empty(clients, model.size, device=device)
+    settings = replace(settings, at_once=_rows_at_once(model, records, memory))
     for rows in _chunks(model, records, settings, memory):
         mine = replace(records, features=features, offsets=records.spans[rows])
         some = streams.select(range(rows.start, rows.stop))
@@ -312,17 +314,33 @@ def _train(
 def _chunks(model: Model, records: Records, settings: Settings, memory: int | None) -> list[slice]:
     """Return slices of clients whose step fits into memory (bytes), all about equally large."""
     rows = float(np.max(settings.rate * _rows_of(records), initial=0.0))
-    # models, gradient, their framed copies and room for noise; the gradients of persons are formed
-    formed = math.ceil(float(np.max(settings.rate * records.counts, initial=0.0))) * model.size if model.person else 0
-    per_client = 4 * (6 * model.size + formed + math.ceil(rows * model.floats_per_row * 1.2))
-    if memory is None:
-        on_device = records.features.is_cuda
-        # Of all the device's memory, not of what is free: chunks must stay the same from round to round.
-        memory = torch.cuda.mem_get_info()[1] // 3 if on_device else CPU_MEMORY
-    most = max(1, memory // per_client)
+    rows = min(rows, _rows_at_once(model, records, memory))
+    most = max(1, int(_memory(records, memory) / (_bytes_per_client(model) + rows * _bytes_per_row(model))))
     pieces = max(1, math.ceil(records.clients / most))
     edges = np.linspace(0, records.clients, pieces + 1).round().astype(int).tolist()
     return [slice(a, b) for a, b in pairwise(edges) if b > a]
+
+
+def _rows_at_once(model: Model, records: Records, memory: int | None) -> int:
+    """Return how many rows of one client's batch fit into memory (bytes); more take several passes."""
+    return max(1, int((_memory(records, memory) - _bytes_per_client(model)) / _bytes_per_row(model)))
+
+
+def _memory(records: Records, memory: int | None) -> int:
+    if memory is not None:
+        return memory
+    # Of all the device's memory, not of what is free: chunks must stay the same from round to round.
+    return torch.cuda.mem_get_info()[1] // 3 if records.features.is_cuda else CPU_MEMORY
+
+
+def _bytes_per_client(model: Model) -> int:
+    """Return what a client takes beside its rows: models, gradient, their framed copies and room for noise."""
+    return 4 * 6 * model.size
+
+
+def _bytes_per_row(model: Model) -> float:
+    """Return what a row of a batch takes; the gradients of persons are formed."""
+    return 4 * 1.2 * (model.floats_per_row + (model.size if model.person else 0))
 
 
 def _shape(model: Model, records: Records) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ cancellation (as Σ of inner products), squares are float64, and factors too sma
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import reduce
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from polyeps.engine.triton_kernels import has_kernel, row_squares
 _WIDE = 32
 # Factors below this leave too few digits in float32 for a norm.
 SMALLEST = 2.0**-120
+_JOINED = 4096  # longest gradients that are copied to be treated together
 _BLOCK = 1024  # squares added in float32
 _SHORT = 64  # rows for which float64 costs nothing
 _TINY, _SHIFT = 2.0**-100, 2.0**100
@@ -32,6 +34,10 @@ _LOST = 2.0**-126  # largest part of a square that underflows in float32
 
 class Contribution(Protocol):
     """One layer's part of every row's gradient."""
+
+    @property
+    def formed(self) -> int:
+        """Return how many numbers of a row's gradient are formed for its norm."""
 
     def squared_norms(self) -> Tensor:
         """Return (T,): the squared norm of each row's gradient of this layer's parameters."""
@@ -48,6 +54,9 @@ class Contribution(Protocol):
         `layout` is that of the sums.
         """
 
+    def part(self, layout: Layout, rows: slice) -> Contribution:
+        """Return the contribution of some rows, which have this layout; called before the norms."""
+
 
 class OuterProducts:
     """Rows whose gradient is an outer product g aᵀ (a linear layer): ‖g aᵀ‖ = ‖g‖ ‖a‖, never formed."""
@@ -55,6 +64,10 @@ class OuterProducts:
     def __init__(self, layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool) -> None:
         self.layout, self.inputs, self.gradients, self.bias = layout, inputs, gradients, bias
         self._lengths: Tensor | None = None  # (T,) squared, of the output gradients
+
+    @property
+    def formed(self) -> int:
+        return 0
 
     def squared_norms(self) -> Tensor:
         self._lengths = squared_row_norms(self.gradients)
@@ -70,6 +83,9 @@ class OuterProducts:
         if times == 1:
             return self
         return PositionProducts(layout, _by_sum(self.inputs, times), _by_sum(self.gradients, times), self.bias)
+
+    def part(self, layout: Layout, rows: slice) -> Contribution:
+        return OuterProducts(layout, self.inputs[rows], self.gradients[rows], self.bias)
 
     def scaled(self, factors: Tensor | None) -> Tensor:
         """Return the output gradients (T, out) times the rows' factors."""
@@ -87,6 +103,10 @@ class PositionProducts:
         self.layout, self.bias = layout, bias
         self.inputs, self.gradients = inputs, gradients  # (T, L, in), (T, L, out)
         self._formed: ContributionParts | None = None  # of the weights and, if any, the biases
+
+    @property
+    def formed(self) -> int:
+        return self.gradients.shape[-1] * self.inputs.shape[-1]
 
     def squared_norms(self) -> Tensor:
         weights = torch.bmm(align_matrices(self.gradients).transpose(1, 2), align_matrices(self.inputs))
@@ -109,12 +129,19 @@ class PositionProducts:
         inputs, gradients = (_by_sum(each, times).flatten(1, 2) for each in (self.inputs, self.gradients))
         return PositionProducts(layout, inputs, gradients, self.bias)
 
+    def part(self, layout: Layout, rows: slice) -> PositionProducts:
+        return PositionProducts(layout, self.inputs[rows], self.gradients[rows], self.bias)
+
 
 class RowGradients:
     """Rows whose gradients (T, p) are all formed."""
 
     def __init__(self, layout: Layout, gradients: Tensor) -> None:
         self.layout, self.gradients = layout, gradients
+
+    @property
+    def formed(self) -> int:
+        return 0  # they are already
 
     def squared_norms(self) -> Tensor:
         return squared_row_norms(self.gradients)
@@ -135,6 +162,9 @@ class RowGradients:
     def grouped(self, layout: Layout, times: int) -> Contribution:
         return RowGradients(layout, _by_sum(self.gradients, times).sum(1))
 
+    def part(self, layout: Layout, rows: slice) -> Contribution:
+        return RowGradients(layout, self.gradients[rows])
+
 
 class LookupGradients:
     """Rows that look vectors up in a table (an embedding); gradients of a token that recurs in a row add up.
@@ -145,6 +175,10 @@ class LookupGradients:
     def __init__(self, layout: Layout, tokens: Tensor, gradients: Tensor, width: int) -> None:
         self.layout, self.tokens, self.width = layout, tokens, width  # tokens (T, L)
         self.gradients = gradients  # (T, L, width)
+
+    @property
+    def formed(self) -> int:
+        return 0
 
     def squared_norms(self) -> Tensor:
         self.tokens, self.gradients = _once_a_row(self.tokens, self.gradients)
@@ -168,27 +202,59 @@ class LookupGradients:
         tokens, gradients = (_by_sum(each, times).flatten(1, 2) for each in (self.tokens, self.gradients))
         return LookupGradients(layout, tokens, gradients, self.width)
 
+    def part(self, layout: Layout, rows: slice) -> Contribution:
+        return LookupGradients(layout, self.tokens[rows], self.gradients[rows], self.width)
+
 
 class ContributionParts:
-    """Contributions to consecutive slices of one layer's parameters."""
+    """Contributions to consecutive slices of one layer's parameters.
+
+    Short formed gradients, such as those of biases, are joined: norm and sum then take a few operations for all.
+    """
 
     def __init__(self, parts: list[tuple[int, Contribution]]) -> None:
+        short = [part for size, part in parts if isinstance(part, RowGradients) and size <= _JOINED]
         self.parts = parts  # (number of parameters, contribution)
+        self._short = set(map(id, short)) if len(short) > 1 else set()
+        self._joined: RowGradients | None = None  # of the short ones
+
+    @property
+    def formed(self) -> int:
+        return sum(part.formed for _, part in self.parts)
 
     def squared_norms(self) -> Tensor:
-        return reduce(torch.add, (part.squared_norms() for _, part in self.parts))
+        joined = [part for _, part in self.parts if id(part) in self._short and isinstance(part, RowGradients)]
+        others: list[Contribution] = [part for _, part in self.parts if id(part) not in self._short]
+        if joined:
+            self._joined = RowGradients(joined[0].layout, torch.cat([part.gradients for part in joined], dim=1))
+            others.append(self._joined)
+        return reduce(torch.add, (part.squared_norms() for part in others))
 
     def drop(self, rows: Tensor) -> None:
+        if self._joined is not None:
+            self._joined.drop(rows)
         for _, part in self.parts:
-            part.drop(rows)
+            if self._joined is None or id(part) not in self._short:
+                part.drop(rows)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         slices = torch.split(gradient, [size for size, _ in self.parts], dim=1)
+        sums: Iterator[Tensor] = iter(())
+        if self._joined is not None:
+            summed = gradient.new_zeros(len(gradient), self._joined.gradients.shape[1])
+            self._joined.add_to(summed, factors)
+            sums = iter(torch.split(summed, [size for size, part in self.parts if id(part) in self._short], dim=1))
         for (_, part), columns in zip(self.parts, slices, strict=True):
-            part.add_to(columns, factors)
+            if self._joined is not None and id(part) in self._short:
+                columns += next(sums)
+            else:
+                part.add_to(columns, factors)
 
     def grouped(self, layout: Layout, times: int) -> Contribution:
         return ContributionParts([(size, part.grouped(layout, times)) for size, part in self.parts])
+
+    def part(self, layout: Layout, rows: slice) -> Contribution:
+        return ContributionParts([(size, part.part(layout, rows)) for size, part in self.parts])
 
 
 def add_products(

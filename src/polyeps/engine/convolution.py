@@ -72,6 +72,10 @@ class _Reordered:
     def __init__(self, layer: Convolution, patches: PositionProducts) -> None:
         self.layer, self.patches = layer, patches
 
+    @property
+    def formed(self) -> int:
+        return self.patches.formed
+
     def squared_norms(self) -> Tensor:
         return self.patches.squared_norms()
 
@@ -80,6 +84,9 @@ class _Reordered:
 
     def grouped(self, layout: Layout, times: int) -> Contribution:
         return _Reordered(self.layer, self.patches.grouped(layout, times))
+
+    def part(self, layout: Layout, rows: slice) -> Contribution:
+        return _Reordered(self.layer, self.patches.part(layout, rows))
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         layer = self.layer

@@ -16,7 +16,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from polyeps.engine.client_parameters import ClientParameter, ForwardPass, NoRuleError, outside_vmap
-from polyeps.engine.contributions import SMALLEST, Contribution, RowGradients
+from polyeps.engine.contributions import SMALLEST, Contribution, RowGradients, squared_row_norms
+from polyeps.engine.gram_norms import Taps, position_sums
 from polyeps.engine.layout import Layout
 from polyeps.engine.stable_products import align_matrices
 from polyeps.engine.uses import Range, RowUse
@@ -129,12 +130,13 @@ class _Convolution(torch.autograd.Function):
             kind.outputs(mine.flatten(0, 1), values[client], None if shifts is None else shifts[client])
             for client, mine in clients_rows(weight.of.layout, images)
         ]
-        return torch.cat(found)  # (T · images a row, ...): a view here would forbid work in place
+        # (T · images a row, ...): a view here would forbid work in place
+        return torch.cat(found) if len(found) > 1 else found[0]
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (images,) = ctx.saved_tensors
+        images = ctx.saved_tensors[0].detach()  # a use must not hold the graph, which holds the use
         gradients = torch.unflatten(gradients, 0, images.shape[:2])
         weight: ClientParameter = ctx.weight
         kind: Kind = ctx.kind
@@ -149,7 +151,8 @@ class _Convolution(torch.autograd.Function):
             kind.of_images(given.flatten(0, 1), mine.flatten(0, 1), values[client])
             for (client, mine), (_, given) in each
         ]
-        return None, torch.unflatten(torch.cat(found), 0, images.shape[:2]), None, None, None
+        together = torch.cat(found) if len(found) > 1 else found[0]
+        return None, torch.unflatten(together, 0, images.shape[:2]), None, None, None
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,10 @@ class ConvolutionUse:
             self.gradients[rows].transpose(1, 2).flatten(2),
         )
 
+    def of_rows(self, rows: slice) -> ConvolutionUse:
+        """Return the use of some rows."""
+        return replace(self, images=self.images[rows], gradients=self.gradients[rows])
+
     def alone(self, layout: Layout) -> Contribution:
         return ConvolutionProducts(layout, self)
 
@@ -204,21 +211,20 @@ class ConvolutionProducts:
         self.layout, self.use = layout, use
         self._formed: RowGradients | None = None
         self._lengths: Tensor | None = None  # (T,) squared, of the output gradients
+        self._alone: list[int] = []  # rows whose terms cancel
 
     def squared_norms(self) -> Tensor:
-        if not self.formed and all(group.width <= 32 for group in self.layout.groups):
-            squares = self._without_forming()
-            if squares is not None:
-                return squares
+        if not self.formed:
+            return self._without_forming()
         self._formed = RowGradients(self.layout, self.use.formed())
         return self._formed.squared_norms()
 
     @property
-    def formed(self) -> bool:
-        """Return whether the rows' gradients are formed for their norms."""
+    def formed(self) -> int:
         use = self.use
         size = use.range[1] - use.range[0]
-        return size < _FORMED or not use.plain or use.images.is_cuda or 4 * use.positions**2 > size
+        short = size < _FORMED or not use.plain or use.images.is_cuda or 4 * use.positions**2 > size
+        return size if short or any(group.width > 32 for group in self.layout.groups) else 0
 
     def drop(self, rows: Tensor) -> None:
         if self._formed is not None:
@@ -234,6 +240,9 @@ class ConvolutionProducts:
         )
         return ConvolutionProducts(layout, replace(self.use, images=images, gradients=gradients))
 
+    def part(self, layout: Layout, rows: slice) -> Contribution:
+        return ConvolutionProducts(layout, self.use.of_rows(rows))
+
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         if self._formed is not None:
             self._formed.add_to(gradient, factors)
@@ -243,31 +252,33 @@ class ConvolutionProducts:
         if factors is not None:
             if self._lengths is not None:  # huge images may compensate for an underflow here
                 factors = factors.masked_fill(self._lengths * factors.square() < SMALLEST**2, 0.0)
+            for row in self._alone:
+                client = int(self.layout.owner[row])
+                gradient[client].add_(use.of_rows(slice(row, row + 1)).formed()[0], alpha=float(factors[row]))
+            factors = factors.index_fill(0, torch.tensor(self._alone, dtype=torch.int64), 0.0)
             gradients = gradients * factors.to(gradients.dtype).reshape(-1, *(1,) * (gradients.dim() - 1))
         each = zip(clients_rows(self.layout, use.images), clients_rows(self.layout, gradients), strict=True)
         for (client, images), (_, given) in each:
             found = use.kind.of_weight(given.flatten(0, 1), images.flatten(0, 1), use.weights[client])
             gradient[client] += found.flatten()
 
-    def _without_forming(self) -> Tensor | None:
-        """Return the squared norms from the positions' inner products; None if terms cancel.
+    def _without_forming(self) -> Tensor:
+        """Return the squared norms from the positions' inner products.
 
-        Σ over pairs of positions of (g · g') (a · a'), in float64. Where the norm is much smaller than its terms, what
-        the sum adds up would differ from it by rounding, so the gradients are formed.
+        Where a norm is much smaller than its terms, what the sum adds up would differ from it by rounding. Such a row's
+        gradient is formed alone, once for its norm and once more to be added.
         """
         use = self.use
-        found, lengths = [], []
-        for first in range(0, len(use.images), 8):
-            a, g = (each.double() for each in use.matrices(slice(first, first + 8)))
-            squares = (torch.bmm(a.transpose(1, 2), a) * torch.bmm(g.transpose(1, 2), g)).sum((1, 2))
-            terms = (torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(g, dim=1)).sum(1)
-            # not finite or zero counts as well: the row is then dropped by its norm
-            if bool((terms > _CANCELLED * squares.clamp(min=0).sqrt()).any()):
-                return None
-            found.append(squares)
-            lengths.append(g.square().sum((1, 2)))
-        self._lengths = torch.cat(lengths)
-        return torch.cat(found)
+        taps = Taps(tuple(use.weights.shape[3:]), use.kind.stride, use.kind.dilation, use.kind.padding)
+        blocks = [use.of_rows(slice(first, first + 8)) for first in range(0, len(use.images), 8)]
+        sums = [position_sums(block.images, block.gradients, taps) for block in blocks]
+        squares, terms, self._lengths = (torch.cat(each) for each in zip(*sums, strict=True))
+        # a row whose norm is not finite is dropped by it
+        cancelled = terms > _CANCELLED * squares.clamp(min=0).sqrt()
+        self._alone = cancelled.nonzero()[:, 0].tolist()
+        for row in self._alone:
+            squares[row] = squared_row_norms(use.of_rows(slice(row, row + 1)).formed())[0]
+        return squares
 
 
 def _aligned(values: Tensor) -> Tensor:

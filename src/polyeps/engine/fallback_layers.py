@@ -13,17 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from polyeps.engine.client_parameters import ClientParameter, ForwardPass
-from polyeps.engine.contributions import (
-    Contribution,
-    ContributionParts,
-    LookupGradients,
-    OuterProducts,
-    RowGradients,
-)
+from polyeps.engine.contributions import Contribution, RowGradients
 from polyeps.engine.layout import Layout
 from polyeps.engine.module_mode import ModuleMode
 from polyeps.engine.row_draws import RowDraws
-from polyeps.engine.uses import NoContribution, contribution_of_uses
+from polyeps.engine.uses import contribution_of_uses
 from polyeps.errors import InputError
 
 # Held while a module has other parameters or another mode than the user gave it: threads may share a module.
@@ -102,13 +96,13 @@ class VmapLayer:
 
     def floats_per_row(self, saved: Any) -> tuple[int, int]:
         """Return how many floats a row's activations take, and what is formed of its gradient, from one row's trace."""
-        kept = _floats_kept(saved.outputs)
+        saved_sizes = _sizes_kept(saved.outputs)
+        # the largest also lives as outputs, gradients and kernels' own copies at the same time; measured
+        kept = sum(saved_sizes) + 3 * max(saved_sizes, default=0)
         run = saved.run
         _, contribution = self.backward(run.columns[0], saved, torch.ones_like(saved.outputs), run.layout, False)
-        parts = contribution.parts if isinstance(contribution, ContributionParts) else []
-        unformed = (OuterProducts, LookupGradients, NoContribution)
-        sizes = [size for size, part in parts if not isinstance(part, unformed) and getattr(part, "formed", True)]
-        return kept + sum(copy.numel() for copy in run.copies.values()), sum(sizes)
+        formed = 0 if contribution is None else contribution.formed
+        return kept + sum(copy.numel() for copy in run.copies.values()), formed
 
     @contextmanager
     def _with_parameters_of(self, run: ForwardPass) -> Iterator[None]:
@@ -176,8 +170,8 @@ class LoopedLayer(VmapLayer):
         return check_one_tensor(self.module, outputs, 1)[0]
 
 
-def _floats_kept(outputs: Tensor) -> int:
-    """Return how many floats an autograd graph keeps."""
+def _sizes_kept(outputs: Tensor) -> list[int]:
+    """Return the sizes of the tensors that an autograd graph keeps."""
     seen: dict[int, int] = {}
     nodes = [outputs.grad_fn]
     known = set(nodes)
@@ -192,7 +186,7 @@ def _floats_kept(outputs: Tensor) -> int:
         new = {following for following, _ in node.next_functions} - known
         known |= new
         nodes += new
-    return sum(seen.values())
+    return list(seen.values())
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (rows,) = ctx.saved_tensors
+        rows = ctx.saved_tensors[0].detach()  # a use must not hold the graph, which holds the use
         weight: ClientParameter = ctx.weight
         of = weight.of
         left, right = (rows, gradients) if weight.turned else (gradients, rows)
@@ -187,6 +187,7 @@ def embedding_bag(
 
 def _rules() -> dict[Any, _Rule]:
     from polyeps.engine.convolution_rules import CONVOLUTIONS
+    from polyeps.engine.norm_rules import NORMS
     from polyeps.engine.recurrent_rules import RECURRENT
 
     return {
@@ -200,6 +201,7 @@ def _rules() -> dict[Any, _Rule]:
         Tensor.mm: matmul,
         torch.addmm: addmm,
         **CONVOLUTIONS,
+        **NORMS,
         **RECURRENT,
     }
 

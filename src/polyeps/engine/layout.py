@@ -70,6 +70,23 @@ class Layout:
         owner = self.owner[:, None].expand(-1, times).flatten()
         return Layout(self.clients, groups, owner, draws, self.settled)
 
+    def parts(self, most: int) -> Iterator[tuple[slice, Layout]]:
+        """Yield whole clients' rows, at most `most` unless one client has more, and their layout."""
+        cut: list[RowGroup] = []
+        for group in self.groups:
+            step = max(1, most // group.width)
+            for first in range(group.first, group.last, step):
+                start = group.start + (first - group.first) * group.width
+                cut.append(RowGroup(first, min(group.last, first + step), group.width, start))
+        while cut:
+            start, count = cut[0].start, 1
+            while count < len(cut) and cut[count].stop - start <= most:
+                count += 1
+            rows = slice(start, cut[count - 1].stop)
+            groups = tuple(group._replace(start=group.start - start) for group in cut[:count])
+            yield rows, Layout(self.clients, groups, self.owner[rows])
+            cut = cut[count:]
+
 
 class TrainingStep(NamedTuple):
     """The inputs of one step: its layout, the frame order, and the records in the rows."""

@@ -25,7 +25,7 @@ from polyeps.engine.losses import Loss
 from polyeps.engine.network import Network, add_gradients, add_rows, row_gradients
 from polyeps.engine.per_client import Floats, Whole
 from polyeps.engine.row_draws import RowDraws, client_keys
-from polyeps.engine.sampling import Batches, fixed_batches, poisson_batches
+from polyeps.engine.sampling import Batches, fixed_batches, poisson_batches, split_batches
 from polyeps.engine.units import examples_of, records_held, split_by_length
 from polyeps.models import Model
 
@@ -52,10 +52,11 @@ class Settings:
     decay: Floats | None
     pull: Floats | None  # towards the anchor
     batch: Whole | None = None  # exact size of every batch; None: Poisson batches
+    at_once: int | None = None  # most rows of a client's batch in one pass, for all clients; None: all of them
 
     def select(self, rows: slice | Whole) -> Settings:
         """Return the settings of some of the clients."""
-        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        held = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "at_once"}
         return replace(self, **{name: values[rows] for name, values in held.items() if values is not None})
 
 
@@ -127,10 +128,18 @@ def train_on_cpu(
     keep_freed_memory()
     keys = client_keys(streams) if model.network.random else None
     batches = draw_batches(streams, records.spans.numpy(), settings)
-    parts = split_by_length(batches, records, model.floats_per_row)
+    whole = split_by_length(batches, records, model.floats_per_row)
+    parts = whole
+    if settings.at_once is not None:
+        parts = [
+            (part, longest)
+            for each, longest in whole
+            for part in split_batches(each, max(1, settings.at_once // longest))
+        ]
     plans = [choose_plan(model, part, longest) for part, longest in parts]
     fixed = pace(settings, batches.sizes, starts.device)
     width, ordered = max(int(p.widths.max(initial=0)) for p in plans), any(p.order is not None for p in plans)
+    ordered = ordered or len(parts) > len(whole)  # sums of several passes need a place of their own
     deferral = deferral_of(model, starts, fixed, width, ordered or drift is not None)
     deferral.begin(starts, fixed.rate, fixed.momentum)
     models = deferral.kept(starts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from polyeps.engine.row_draws import RowDraws
 from polyeps.errors import InputError
 
 _AIM = 1 - 2**-16  # share of the clip below which norms and sums stay after rounding in float32
+_FORMED = 1 << 25  # numbers of rows' gradients that are formed at once on the CPU, unless one client has more
 SHORTEST_ROW_CLIP = 2.0**-100  # clips below it leave float32 too few digits; rows then contribute nothing
 
 
@@ -80,8 +82,22 @@ def add_gradients(
     if not layout.rows:
         return
     found = row_gradients(network, loss, models, rows, labels, layout, valid)
-    factors = None if clip is None else clip_rows(found, clip.index_select(0, layout.owner))
-    add_rows(network, found, factors, into)
+    if clip is None:
+        add_rows(network, found, None, into)
+        return
+    for some, its in _parts(found, layout):
+        add_rows(network, some, clip_rows(some, clip.index_select(0, its.owner)), into)
+
+
+def _parts(found: list[Contribution | None], layout: Layout) -> Iterator[tuple[list[Contribution | None], Layout]]:
+    """Yield contributions of some clients at a time, so that gradients formed for norms take little memory."""
+    formed = sum(contribution.formed for contribution in found if contribution is not None)
+    most = max(1, _FORMED // max(1, formed))
+    if most >= layout.rows or layout.owner.is_cuda:
+        yield found, layout
+        return
+    for rows, its in layout.parts(most):
+        yield [None if each is None else each.part(its, rows) for each in found], its
 
 
 def record_gradients(

@@ -27,6 +27,22 @@ class Batches:
     records: NDArray[np.int64]  # the records in them, by step, then client, then record
 
 
+def split_batches(batches: Batches, most: int) -> list[Batches]:
+    """Return batches of at most `most` records each, whose sums in all are those of the batches.
+
+    Every step computes the first part of each client's batch, then the second, and so on.
+    """
+    largest = int(batches.sizes.max(initial=0))
+    if largest <= most:
+        return [batches]
+    sizes = batches.sizes.ravel()
+    within = np.arange(len(batches.records)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return [
+        Batches(np.clip(batches.sizes - first, 0, most), batches.records[(within >= first) & (within < first + most)])
+        for first in range(0, largest, most)
+    ]
+
+
 def check_sampling_rates(rates: NDArray[np.float64]) -> None:
     """Refuse a sampling rate that is not a probability above 0."""
     if not np.all((rates > 0) & (rates <= 1)):

@@ -97,6 +97,10 @@ class NoContribution:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
+    @property
+    def formed(self) -> int:
+        return 0
+
     def squared_norms(self) -> Tensor:
         return torch.zeros(self.layout.rows, dtype=torch.float64, device=self.layout.owner.device)
 
@@ -107,6 +111,9 @@ class NoContribution:
         """Nothing to add."""
 
     def grouped(self, layout: Layout, times: int) -> Contribution:  # noqa: ARG002
+        return NoContribution(layout)
+
+    def part(self, layout: Layout, rows: slice) -> Contribution:  # noqa: ARG002
         return NoContribution(layout)
 
 
