@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polyeps import training
 from polyeps.accounting.events import Gaussian, Poisson
 from polyeps.core import Records
-from polyeps.engine import cuda_graphs, device_batches, loop
+from polyeps.engine import cuda_graphs, device_batches, loop, memory
 from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deferred import Deferral
 from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
@@ -248,7 +248,7 @@ def test_chunks_of_1_7_and_64_agree(model: Model, tolerance: float, monkeypatch:
     for size in (1, 7, 64):
         edges = [*range(0, 64, size), 64]
         pieces = [slice(a, b) for a, b in pairwise(edges)]
-        monkeypatch.setattr(training, "_chunks", lambda *_, pieces=pieces: pieces)
+        monkeypatch.setattr(training, "chunks", lambda *_, pieces=pieces: pieces)
         way = dp_sgd(model, rate=0.3, steps=3, clip=1.0, learning_rate=0.1)
         found.append(way.run(start(model), records, streams(ids), 0.7))
     torch.testing.assert_close(found[0], found[2], rtol=1e-5, atol=tolerance)
@@ -298,12 +298,12 @@ def test_a_thousand_clients_of_cnn_stay_within_the_memory_they_are_given() -> No
     model = cnn()
     records = Records(torch.zeros(1000, 1, 28, 28), torch.zeros(1000), torch.arange(1001) * 1200)
     settings = Settings(np.full(1000, 8 / 1200), np.full(1000, 1), np.ones(1000), None, None, None, None, None, None)
-    pieces = training._chunks(model, records, settings, None)
+    pieces = training.chunks(model, records, settings, None)
     assert [pieces[0].start, pieces[-1].stop] == [0, 1000]
     assert all(a.stop == b.start for a, b in pairwise(pieces))
     largest = max(piece.stop - piece.start for piece in pieces)
     # 88 184 floats a row (patches twice, activations, gradients), eight rows a client
-    assert 10 < largest <= training.CPU_MEMORY / (8 * 88_184 * 4)
+    assert 10 < largest <= memory.CPU_MEMORY / (8 * 88_184 * 4)
 
 
 def torch_sgd(

@@ -11,12 +11,11 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from polyeps.core import Adjacency, Arithmetic, PerClient, Records, Streams, Unit
@@ -24,13 +23,12 @@ from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deployed_training import train_deployed
 from polyeps.engine.full_batches import train_on_all
 from polyeps.engine.loop import Settings, drift_per_step, train_on_cpu
+from polyeps.engine.memory import chunks, rows_at_once
 from polyeps.engine.per_client import Batching, CohortSettings, Sampler, settings_of
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import check_clip
 from polyeps.models import Model
 
-# On the CPU a chunk larger than this gains nothing more: 1 GiB holds a thousand small models' step.
-CPU_MEMORY = 1 << 30
 _NONE: Mapping[str, Any] = {}
 
 
@@ -293,8 +291,8 @@ def _train(
             raise InputError(f"drift must be ({clients}, {model.size}), not {tuple(drift.shape)}")
         moved = drift_per_step(drift.to(device), settings)
     updates = torch.empty(clients, model.size, device=device)
-    settings = replace(settings, at_once=_rows_at_once(model, records, memory))
-    for rows in _chunks(model, records, settings, memory):
+    settings = replace(settings, at_once=rows_at_once(model, records, memory))
+    for rows in chunks(model, records, settings, memory):
         mine = replace(records, features=features, offsets=records.spans[rows])
         some = streams.select(range(rows.start, rows.stop))
         before, fixed = starts[rows], pulled_to[rows]
@@ -311,54 +309,11 @@ def _train(
     return updates
 
 
-def _chunks(model: Model, records: Records, settings: Settings, memory: int | None) -> list[slice]:
-    """Return slices of clients whose step fits into memory (bytes), all about equally large."""
-    rows = float(np.max(settings.rate * _rows_of(records), initial=0.0))
-    rows = min(rows, _rows_at_once(model, records, memory))
-    most = max(1, int(_memory(records, memory) / (_bytes_per_client(model) + rows * _bytes_per_row(model))))
-    pieces = max(1, math.ceil(records.clients / most))
-    edges = np.linspace(0, records.clients, pieces + 1).round().astype(int).tolist()
-    return [slice(a, b) for a, b in pairwise(edges) if b > a]
-
-
-def _rows_at_once(model: Model, records: Records, memory: int | None) -> int:
-    """Return how many rows of one client's batch fit into memory (bytes); more take several passes."""
-    return max(1, int((_memory(records, memory) - _bytes_per_client(model)) / _bytes_per_row(model)))
-
-
-def _memory(records: Records, memory: int | None) -> int:
-    if memory is not None:
-        return memory
-    # Of all the device's memory, not of what is free: chunks must stay the same from round to round.
-    return torch.cuda.mem_get_info()[1] // 3 if records.features.is_cuda else CPU_MEMORY
-
-
-def _bytes_per_client(model: Model) -> int:
-    """Return what a client takes beside its rows: models, gradient, their framed copies and room for noise."""
-    return 4 * 6 * model.size
-
-
-def _bytes_per_row(model: Model) -> float:
-    """Return what a row of a batch takes; the gradients of persons are formed."""
-    return 4 * 1.2 * (model.floats_per_row + (model.size if model.person else 0))
-
-
 def _shape(model: Model, records: Records) -> tuple[int, ...]:
     """Return the shape that a model needs the features in: records (R, ...), or persons (P, L, ...) if padded."""
     if not model.person:
         return -1, *model.input_shape
     return -1, *(() if records.units is not None else records.labels.shape[1:2]), *model.input_shape[1:]
-
-
-def _rows_of(records: Records) -> NDArray[np.float64]:
-    """Return about how many rows, padding included, all of a client's records take, (n,)."""
-    counts = records.counts.astype(np.float64)
-    if records.units is None:
-        return counts * (records.labels.shape[1] if records.padded else 1)
-    before = np.append(0.0, np.cumsum(records.units.diff(dim=1)[:, 0].cpu().numpy()))
-    first, end = records.spans.cpu().numpy().T
-    held: NDArray[np.float64] = before[end] - before[first]
-    return 2 * held  # persons of one pass differ in length up to four times
 
 
 def _check_examples(model: Model, records: Records) -> None:

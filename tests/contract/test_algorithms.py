@@ -198,7 +198,7 @@ def test_same_seed_same_run_in_any_order_of_clients(name: str, tmp_path: Path) -
 @every_algorithm
 def test_chunks_change_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = finish(job_of(experiment(name)), tmp_path / "a.db")
-    monkeypatch.setattr("polyeps.training.CPU_MEMORY", 1)  # one client at a time
+    monkeypatch.setattr("polyeps.engine.memory.CPU_MEMORY", 1)  # one client at a time
     again = finish(job_of(experiment(name)), tmp_path / "b.db")
     torch.testing.assert_close(again.learned, first.learned, **CLOSE)
 

@@ -84,7 +84,7 @@ def test_a_split_batch_trains_as_a_whole_one(name: str, options: dict[str, float
     for at_once in (None, 1, 4):
         passes.append(0)
         if at_once is not None:
-            monkeypatch.setattr("polyeps.training._rows_at_once", lambda *_, most=at_once: most)
+            monkeypatch.setattr("polyeps.training.rows_at_once", lambda *_, most=at_once: most)
         way: Any = dp_sgd if "clip" in options else sgd
         training = way(model, rate=0.7, steps=3, learning_rate=0.2, **options)
         noise = 0.8 if "clip" in options else None

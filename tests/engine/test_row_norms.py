@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polyeps.engine.contributions import squared_row_norms
+from polyeps.engine.row_norms import squared_row_norms
 
 ON_A_DEVICE = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -18,18 +18,14 @@ import torch
 from torch import Tensor
 
 from polyeps.engine.layout import Layout, RowGroup
+from polyeps.engine.row_norms import squared_row_norms
 from polyeps.engine.stable_products import align_matrices
-from polyeps.engine.triton_kernels import has_kernel, row_squares
 
 # Clients with more rows than this sum in float64: float32 would round by more than the margin of the clip.
 _WIDE = 32
 # Factors below this leave too few digits in float32 for a norm.
 SMALLEST = 2.0**-120
 _JOINED = 4096  # longest gradients that are copied to be treated together
-_BLOCK = 1024  # squares added in float32
-_SHORT = 64  # rows for which float64 costs nothing
-_TINY, _SHIFT = 2.0**-100, 2.0**100
-_LOST = 2.0**-126  # largest part of a square that underflows in float32
 
 
 class Contribution(Protocol):
@@ -307,43 +303,6 @@ def _by_sum(rows: Tensor, times: int) -> Tensor:
 def _times_factors(gradients: Tensor, factors: Tensor) -> Tensor:
     """Return every row of gradients (T, ...) times its factor (T,)."""
     return gradients * factors.to(gradients.dtype).reshape(-1, *(1,) * (gradients.dim() - 1))
-
-
-def squared_row_norms(rows: Tensor) -> Tensor:
-    """Return the squared norm of each row (T, p) in float64, accurate to about 10⁻⁶ whatever the rows hold.
-
-    Float32 sums up to 1024 squares at a time, which is fast. Squares that underflow are replaced by a bound or, in
-    short rows, like those that overflow, computed again after scaling by a power of two. A device sums in float64.
-    """
-    if has_kernel(rows):
-        return row_squares(rows)
-    size = rows.shape[1]
-    short = size <= 4 * _BLOCK
-    if size <= _SHORT or rows.is_cuda:
-        return _square_of_norm(rows.double())
-    squares = _by_block(rows)
-    least, most = (float(extreme) for extreme in squares.aminmax())
-    if most == torch.inf:
-        large = squares == torch.inf
-        squares[large] = _by_block(rows[large] / _SHIFT) * _SHIFT**2
-    if short and least < size * _TINY:
-        small = squares < size * _TINY
-        squares[small] = _by_block(rows[small] * _SHIFT) / _SHIFT**2
-    return squares if short else squares.add_(size * _LOST)
-
-
-def _by_block(rows: Tensor) -> Tensor:
-    """Return the squared norm of each row, summed in float32 within blocks and in float64 across them."""
-    whole = rows.shape[1] // _BLOCK * _BLOCK
-    if not whole:
-        return _square_of_norm(rows)
-    blocks = _square_of_norm(torch.unflatten(rows[:, :whole], 1, (-1, _BLOCK))).sum(1)
-    return blocks + _square_of_norm(rows[:, whole:])
-
-
-def _square_of_norm(rows: Tensor) -> Tensor:
-    squares: Tensor = torch.linalg.vector_norm(rows, dim=-1).double().square_()
-    return squares
 
 
 def _once_a_row(tokens: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,9 +16,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from polyeps.engine.client_parameters import ClientParameter, ForwardPass, NoRuleError, outside_vmap
-from polyeps.engine.contributions import SMALLEST, Contribution, RowGradients, squared_row_norms
+from polyeps.engine.contributions import SMALLEST, Contribution, RowGradients
 from polyeps.engine.gram_norms import Taps, position_sums
 from polyeps.engine.layout import Layout
+from polyeps.engine.row_norms import squared_row_norms
 from polyeps.engine.stable_products import align_matrices
 from polyeps.engine.uses import Range, RowUse
 
