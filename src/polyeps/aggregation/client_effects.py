@@ -34,6 +34,7 @@ from polyeps.core import Payload
 COORDINATES = 8192  # of each update that are remembered, the same for all clients; enough for variances
 _LEAST = 0.05  # share of a difference between rounds that always counts as noise
 _PROVED = 2.0  # standard deviations of noise that a difference along a direction must exceed
+_PARTLY = 8.0  # how much more than what is seen along one direction a difference weighs as a whole
 _GRID = 33  # values of κτ² that are compared for every row
 _NAMES = ("effect_sums", "effect_last", "effect_counts", "effect_noise", "effect_along", "effect_path")
 
@@ -119,14 +120,14 @@ class ClientEffects:
         proved = ((off @ means).abs() - _PROVED * chance[:, None]).clamp(min=0)  # (a, b)
         widths = torch.cat([torch.full((rows,), float(width)) for rows, width in self.rows]).double()  # (b,)
         expected = effects * off.square().sum(1) + tried.square() @ variances
-        loss = persistence * proved.square() + widths * expected[:, None]
+        loss = _PARTLY * persistence * proved.square() + widths * expected[:, None]
         return tried[loss.argmin(0)]
 
     def mean(self, updates: Tensor, weights: Tensor) -> Tensor:
         """Return the mean of updates (k, d), with weights (b, k) for every row of weights."""
         found, row, place = [], 0, 0
         for rows, width in self.rows:
-            part = updates[:, place : place + rows * width].unflatten(1, (rows, width))
+            part = updates[:, place : place + rows * width].reshape(-1, rows, width)
             found.append(torch.einsum("krw,rk->rw", part, weights[row : row + rows].to(part)).flatten())
             row, place = row + rows, place + rows * width
         return torch.cat(found)
@@ -137,8 +138,8 @@ class ClientEffects:
         path = self.path.to(updates)
         for rows, width in self.rows:
             here = slice(place, place + rows * width)
-            direction = torch.nn.functional.normalize(path[here].unflatten(0, (rows, width)), dim=1)
-            found.append(torch.einsum("krw,rw->kr", updates[:, here].unflatten(1, (rows, width)), direction))
+            direction = torch.nn.functional.normalize(path[here].view(rows, width), dim=1)
+            found.append(torch.einsum("krw,rw->kr", updates[:, here].reshape(-1, rows, width), direction))
             place += rows * width
         return torch.cat(found, 1).double().cpu()
 
