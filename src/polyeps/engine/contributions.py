@@ -205,12 +205,13 @@ class LookupGradients:
 class ContributionParts:
     """Contributions to consecutive slices of one layer's parameters.
 
-    Short formed gradients, such as those of biases, are joined: norm and sum then take a few operations for all.
+    With `join`, short formed gradients, such as those of many biases, are copied side by side: norm and sum then take a
+    few operations for all.
     """
 
-    def __init__(self, parts: list[tuple[int, Contribution]]) -> None:
-        short = [part for size, part in parts if isinstance(part, RowGradients) and size <= _JOINED]
-        self.parts = parts  # (number of parameters, contribution)
+    def __init__(self, parts: list[tuple[int, Contribution]], join: bool = False) -> None:
+        short = [part for size, part in parts if join and isinstance(part, RowGradients) and size <= _JOINED]
+        self.parts, self.join = parts, join  # (number of parameters, contribution)
         self._short = set(map(id, short)) if len(short) > 1 else set()
         self._joined: RowGradients | None = None  # of the short ones
 
@@ -247,10 +248,10 @@ class ContributionParts:
                 part.add_to(columns, factors)
 
     def grouped(self, layout: Layout, times: int) -> Contribution:
-        return ContributionParts([(size, part.grouped(layout, times)) for size, part in self.parts])
+        return ContributionParts([(size, part.grouped(layout, times)) for size, part in self.parts], self.join)
 
     def part(self, layout: Layout, rows: slice) -> Contribution:
-        return ContributionParts([(size, part.part(layout, rows)) for size, part in self.parts])
+        return ContributionParts([(size, part.part(layout, rows)) for size, part in self.parts], self.join)
 
 
 def add_products(

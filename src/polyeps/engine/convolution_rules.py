@@ -25,6 +25,7 @@ from polyeps.engine.uses import Range, RowUse
 
 _FORMED = 1 << 18  # numbers of a row's gradient from which on it is not kept, if that can be avoided
 _SMALL = 1 << 20  # products of a row below which one call for all rows is faster than a call each
+_FEW = 256  # positions of a client's rows up to which a product with patches is faster than torch's kernel
 _CANCELLED = 16  # largest ratio of the sum of the positions' norms to the norm of their sum that is trusted
 
 
@@ -260,6 +261,11 @@ class ConvolutionProducts:
             gradients = gradients * factors.to(gradients.dtype).reshape(-1, *(1,) * (gradients.dim() - 1))
         each = zip(clients_rows(self.layout, use.images), clients_rows(self.layout, gradients), strict=True)
         for (client, images), (_, given) in each:
+            if use.plain and not images.is_cuda and len(images) * use.positions <= _FEW:
+                mine = replace(use, images=images, gradients=given)
+                patches, by_outputs = (matrix.transpose(0, 1).flatten(1) for matrix in mine.matrices(slice(None)))
+                torch.unflatten(gradient[client], 0, (len(by_outputs), -1)).addmm_(by_outputs, patches.T)
+                continue
             found = use.kind.of_weight(given.flatten(0, 1), images.flatten(0, 1), use.weights[client])
             gradient[client] += found.flatten()
 

@@ -129,7 +129,7 @@ def contribution_of_uses(layout: Layout, sizes: list[int], uses: list[list[Use]]
             end = last
         if end < size:
             parts.append((size - end, NoContribution(layout)))
-    return ContributionParts(parts)
+    return ContributionParts(parts, join=True)
 
 
 def _by_range(uses: list[Use], size: int) -> list[tuple[Range, list[Use]]]:
