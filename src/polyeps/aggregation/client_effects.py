@@ -34,7 +34,7 @@ from polyeps.core import Payload
 COORDINATES = 8192  # of each update that are remembered, the same for all clients; enough for variances
 _LEAST = 0.05  # share of a difference between rounds that always counts as noise
 _PROVED = 2.0  # standard deviations of noise that a difference along a direction must exceed
-_PARTLY = 8.0  # how much more than what is seen along one direction a difference weighs as a whole
+_PARTLY = 4.0  # how much more than what is seen along one direction a difference weighs as a whole
 _GRID = 33  # values of κτ² that are compared for every row
 _NAMES = ("effect_sums", "effect_last", "effect_counts", "effect_noise", "effect_along", "effect_path")
 

@@ -11,9 +11,9 @@ estimated from the updates of all rounds (`aggregation.client_effects`), so no b
 as much as the learning rate lets through. So κ is inverse to the distance `reach` that a round can move the model. It
 grows with the number d of parameters, since few of the d directions that noise takes change any prediction:
 
-    κ = 2 √d / reach
+    κ = √d / reach
 
-for features of mean square one; the 2 was chosen by hand (docs/decisions/0016 says on which data it was seen to work).
+for features of mean square one (docs/decisions/0016 says how that was found, and on which data it was seen to work).
 
 Limits: equal noise → FedAvg; no difference between clients → weights by 1/v_i; difference beyond all noise → FedAvg;
 infinite noise → ignored.
@@ -34,7 +34,7 @@ from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
 
 
-def balanced(training: Training, *, constancy: Annotated[float, Field(gt=0)] = 2.0) -> Algorithm:
+def balanced(training: Training, *, constancy: Annotated[float, Field(gt=0)] = 1.0) -> Algorithm:
     """Return averaging with weights that balance noise against differences between clients."""
     if training.price is None:
         return fedavg(training)  # without noise there is nothing to balance
