@@ -67,7 +67,7 @@ def compare_gradients(
             mine = [row for row in picked if _OWNER[row] == client]
             total = torch.zeros_like(sums[client], dtype=torch.float64)
             for row in mine:
-                total += expected[row].nan_to_num(0.0, 0.0, 0.0).double() * factors[row]
+                total.add_(expected[row].nan_to_num(0.0, 0.0, 0.0), alpha=float(factors[row]))
 
             def rounding(mine: list[int] = mine) -> Tensor:
                 return (2 * reference.rounding() * factors).clamp(max=2 * limit)[mine].sum()
