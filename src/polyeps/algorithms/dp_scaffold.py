@@ -19,11 +19,12 @@ updates, and with them c, by disclosed budgets; the paper's mean is plain. The s
 clips at the median norm of the batch, which costs privacy that it does not count; here the clip is fixed and public.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
-from polyeps.algorithms._averaging import epsilons, mean, step
+from polyeps.algorithms._averaging import epsilons, mean, step, with_local_noise
 from polyeps.core import Action, Algorithm, Ask, Field, Payload, State, Task, Work
 from polyeps.messages import update, vector
 from polyeps.training import Training
@@ -54,14 +55,5 @@ def dp_scaffold(training: Training, *, weights: Literal["equal", "epsilon"] = "e
 
     needs: tuple[Field, ...] = ("epsilon",) if weights == "epsilon" else ()
     takes = {"model": vector(size), "control": vector(size)}
-    return Algorithm(
-        {"train": Action(train, training.price, takes=takes, gives=lambda _: {"update": update(size)})},
-        round,
-        needs=needs,
-        unit=training.unit,
-        person=training.model.person,
-        adjacency=training.adjacency,
-        arithmetic=training.arithmetic,
-        claimed=training.claimed,
-        memory={"control": (size,)},
-    )
+    action = Action(train, training.price, takes=takes, gives=lambda _: {"update": update(size)})
+    return replace(with_local_noise(training, round, needs, {"train": action}), memory={"control": (size,)})
