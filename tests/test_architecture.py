@@ -22,7 +22,7 @@ LAYERS = [
     {"clients", "participation", "client", "server"},
     {"secagg", "transport"},
     {"experiment"},
-    {"audit", "report"},
+    {"audit", "report", "deploy"},
     {"cli", "__main__"},
 ]
 MODULES = sorted(SOURCE.rglob("*.py"))

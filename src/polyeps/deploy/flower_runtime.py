@@ -1,0 +1,338 @@
+"""Flower's internals, all in this file: tasks of a SuperNode or a SuperLink, executed by us and not by Flower.
+
+With `--isolation process`, SuperNode and SuperLink start no app: whoever acquires a task over their Runtime API, with
+the secret of `--superexec-auth-secret-file`, executes it. Flower's own executor would unpack and import the bundle of
+the run; this one takes the message and leaves the bundle alone.
+
+Written for flwr 1.41; `tests/deploy/test_flower_runtime.py` holds it to what that version has.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import importlib.metadata
+import ipaddress
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.app import Message, RecordDict
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.cli.build import build_fab_from_files
+from flwr.common.constant import SubStatus
+from flwr.common.serde import fab_to_proto, message_from_proto, message_to_proto, run_from_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushAppMessagesRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.serverapp import Grid
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.retry import RetryInvoker, constant
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
+
+from polyeps.errors import InputError
+
+FLOWER = "1.41"
+_ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+_HEARTBEAT = 8.0  # seconds; a task is given up after 30 without one
+_MOST_PULL_SECONDS = 120.0
+Unreachable = httpx.TransportError  # what a lost connection raises
+Refused = httpx.HTTPStatusError  # what a wrong secret, or a run that has ended, raises
+
+
+def check_flower() -> None:
+    """Refuse another minor version of Flower than this file was written for."""
+    found = importlib.metadata.version("flwr")
+    if not found.startswith(f"{FLOWER}."):
+        raise InputError(f"flwr {found} is installed, and silos are made for {FLOWER}; pip install 'flwr=={FLOWER}.*'")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The HTTP address of a SuperNode or SuperLink."""
+
+    address: str  # host:port
+    secret: bytes = b""  # of its --superexec-auth-secret-file
+    root_certificates: Path | None = None  # None: plain HTTP, on this machine alone
+
+    def __post_init__(self) -> None:
+        if self.root_certificates is None and not _is_local(self.address):
+            raise InputError(f"{self.address} is not on this machine, so it needs TLS; name root_certificates")
+
+    @property
+    def certificates(self) -> bytes | None:
+        try:
+            return None if self.root_certificates is None else self.root_certificates.read_bytes()
+        except OSError as problem:
+            raise InputError(f"{self.root_certificates} cannot be read: {problem.strerror}") from None
+
+    def runtime(self, token: str = "") -> RuntimeHttpClient:
+        """Return a client of the Runtime API: for a task, with its token; else to acquire tasks."""
+        signing = SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=_ACQUIRE)
+        return self._client(RuntimeHttpClient, RuntimeTokenHttpInterceptor(token) if token else signing)
+
+    def control(self) -> ControlHttpClient:
+        """Return a client of the Control API of a SuperLink."""
+        return self._client(ControlHttpClient)
+
+    def _client(self, kind: Any, *interceptors: Any) -> Any:
+        return kind.from_server_address(
+            server_address=self.address,
+            insecure=self.root_certificates is None,
+            root_certificates=self.certificates,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="polyeps"), *interceptors],
+        )
+
+
+def read_secret(path: Path) -> bytes:
+    """Return the secret of a file; refuse one that other accounts can read."""
+    try:
+        mode, content = path.stat().st_mode, path.read_bytes()
+    except OSError as problem:
+        raise InputError(
+            f"the secret {path} cannot be read: {problem.strerror}; make one with polyeps deploy"
+        ) from None
+    if mode & 0o007 or not content:
+        raise InputError(f"the secret {path} is empty or can be read by everybody; run `chmod 640 {path}`")
+    return content
+
+
+def _is_local(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# The silo's side
+
+
+class Assignment:
+    """One task of a SuperNode: a message, and how to reply to it."""
+
+    def __init__(self, endpoint: Endpoint, token: str) -> None:
+        self.token, self.node, self.run = token, 0, 0
+        self.client = endpoint.runtime(token)
+        self.header: ProtoMessage | None = None
+
+    def open(self) -> Message:
+        """Claim the task and return its message, still without content."""
+        given = self.client.PullTaskInput(PullTaskInputRequest())  # its bundle, in given.fab, is not looked at
+        self.node, self.run = given.context.node_id, given.run.run_id
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, self.run, self.node
+        pulled = self.client.PullMessages(PullAppMessagesRequest())
+        if not pulled.messages_list:
+            raise InputError("the SuperNode has a task without a message")
+        self.header, self._tree = pulled.messages_list[0], pulled.message_object_trees[0]
+        return _readable(self.header)
+
+    def content(self, most_bytes: int) -> Message:
+        """Return the message with its content, of so many bytes at most."""
+        node, pulled = Node(node_id=self.node), 0
+        pull = make_pull_object_fn_protobuf(self.client.PullObject, node, self.run)
+
+        def counted(name: str) -> bytes:
+            nonlocal pulled
+            content: bytes = pull(name)
+            pulled += len(content)
+            if pulled > most_bytes:
+                raise InputError(f"the message has more than limits.message_bytes = {most_bytes} bytes")
+            return content
+
+        if sum(1 for _ in iterate_object_tree(self._tree)) > most_bytes // 100:
+            raise InputError(f"the message has more parts than limits.message_bytes = {most_bytes} allows")
+        message: Message = pull_and_inflate_object_from_tree(
+            self._tree,
+            counted,
+            make_confirm_message_received_fn_protobuf(self.client.ConfirmMessageReceived, node, self.run),
+            return_type=Message,
+            max_concurrent_pulls=1,
+            max_time=_MOST_PULL_SECONDS,
+        )
+        message.metadata.__dict__["_message_id"] = self._tree.object_id
+        return message
+
+    def push(self, reply: Message) -> None:
+        """Send a reply, and end the task."""
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        with no_object_id_recompute():
+            pushed = self.client.PushMessages(
+                PushAppMessagesRequest(
+                    messages_list=[message_to_proto(remove_content_from_message(reply))],
+                    message_object_trees=[get_object_tree(reply)],
+                )
+            )
+            push_objects(
+                get_all_nested_objects(reply),
+                make_push_object_fn_protobuf(
+                    self.client.PushObject, Node(node_id=self.node), run_id=self.run, session_id=pushed.session_id
+                ),
+                object_ids_to_push=set(pushed.objects_to_push),
+            )
+        # Only after the reply: a SuperNode waits for ever for the reply to a task that has ended without one.
+        self.client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
+
+    def note(self) -> bytes:
+        """Return what another process needs to reply to this task: this one may be killed."""
+        assert self.header is not None
+        header = base64.b64encode(self.header.SerializeToString()).decode()
+        return json.dumps({"token": self.token, "node": self.node, "run": self.run, "header": header}).encode()
+
+
+def interrupted(endpoint: Endpoint, note: bytes) -> tuple[Assignment, Message]:
+    """Return a task that another process has begun, and its message without content."""
+    held = json.loads(note)
+    task = Assignment(endpoint, held["token"])
+    task.node, task.run = held["node"], held["run"]
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 0, task.run, task.node
+    task.header = ProtoMessage.FromString(base64.b64decode(held["header"]))
+    return task, _readable(task.header)
+
+
+def _readable(header: ProtoMessage) -> Message:
+    """Return a message that can be replied to, though its content is elsewhere."""
+    found = message_from_proto(header)
+    return make_message(metadata=found.metadata, content=RecordDict())
+
+
+def acquire(endpoint: Endpoint, client: RuntimeHttpClient, kind: str = TaskType.CLIENT_APP) -> Assignment | None:
+    """Return the oldest task that waits for an executor, if there is one."""
+    found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
+    return Assignment(endpoint, found.token) if found.HasField("task") and found.token else None
+
+
+@contextlib.contextmanager
+def heartbeats(client: RuntimeHttpClient) -> Iterator[None]:
+    """Tell Flower while the body of the `with` runs that the task is alive."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(_HEARTBEAT):
+            with contextlib.suppress(httpx.HTTPError):
+                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(timeout=1)
+
+
+# The server's side
+
+# The bundle of a run: Flower needs one. Its ClientApp refuses to run, should a SuperNode without a silo import it.
+_BUNDLE = {
+    "pyproject.toml": b"""[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "polyeps-contract"
+version = "1.0.0"
+description = "A run of polyeps silos"
+license = "Apache-2.0"
+dependencies = ["flwr"]
+
+[tool.flwr.app]
+publisher = "polyeps"
+
+[tool.flwr.app.components]
+serverapp = "refusing:server"
+clientapp = "refusing:client"
+
+[tool.flwr.app.config]
+""",
+    "refusing.py": b'''"""Apps that refuse to run: silos and servers of polyeps run their own installed code."""
+
+raise ImportError("this run is for polyeps silos; start `polyeps silo` beside this SuperNode")
+''',
+}
+
+
+def register_node(endpoint: Endpoint, public_key: Path) -> int:
+    """Register a SuperNode's public key with a SuperLink; return the number of the node."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    key: Any = load_ssh_public_key(public_key.read_bytes())
+    with contextlib.closing(endpoint.control()) as control:
+        return int(control.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key))).node_id)
+
+
+@contextlib.contextmanager
+def started_run(endpoint: Endpoint, patience: float = 60.0) -> Iterator[Grid]:
+    """Start a run on a SuperLink, execute its server task here, and end it; other tasks there are refused."""
+    content, _ = build_fab_from_files(_BUNDLE)
+    bundle = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    with contextlib.closing(endpoint.control()) as control:
+        run = control.StartRun(StartRunRequest(fab=fab_to_proto(bundle))).run_id
+    with contextlib.closing(endpoint.runtime()) as acquiring:
+        deadline = time.monotonic() + patience
+        while True:
+            task = acquire(endpoint, acquiring, TaskType.SERVER_APP)
+            if task is not None:
+                given = task.client.PullTaskInput(PullTaskInputRequest())
+                if given.run.run_id == run:
+                    break
+                _end(task.client, SubStatus.FAILED, "this SuperLink serves runs of polyeps")
+            elif time.monotonic() > deadline:
+                raise InputError(f"{endpoint.address} gives nobody the run's task; start it with --isolation process")
+            else:
+                time.sleep(0.2)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, run, given.context.node_id
+    grid = HttpGrid(endpoint.address, endpoint.root_certificates is None, endpoint.certificates, token=task.token)
+    # Flower's own invoker tries for ever, and interrupts the process when a token has expired.
+    grid._retry_invoker = RetryInvoker(lambda: constant(1.0), Unreachable, max_tries=None, max_time=patience)
+    grid.set_run(run_from_proto(given.run))
+    status, details = SubStatus.FAILED, "stopped"
+    try:
+        with heartbeats(task.client):
+            yield grid
+        status, details = SubStatus.COMPLETED, ""
+    finally:
+        with contextlib.suppress(httpx.HTTPError):
+            _end(task.client, status, details)
+        grid.close()
+        task.client.close()
+
+
+def _end(client: RuntimeHttpClient, status: str, details: str) -> None:
+    client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
