@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -62,7 +61,7 @@ def serve(
     """Serve a contract: wait for its silos, run its rounds. Repeat the command to continue after a stop."""
     _need_flower()
     from polyeps.deploy.contract import read_signed
-    from polyeps.deploy.flower_runtime import Endpoint, read_secret
+    from polyeps.deploy.flower_runtime import Endpoint, read_secret, started_run
     from polyeps.deploy.serving import serve_contract
 
     _few_threads()
@@ -72,7 +71,7 @@ def serve(
     place = output or Path("runs") / signed.contract.name
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        served = serve_contract(signed, endpoint, place, test=test, progress=remark)
+        served = serve_contract(signed, lambda: started_run(endpoint), place, test=test, progress=remark)
     except KeyboardInterrupt:
         remark("stopped; repeat the command to continue")
         raise typer.Exit(130) from None
@@ -164,10 +163,3 @@ def demo(
     measured = ", ".join(f"{name} {value:.4g}" for name, value in figures["metrics"].items())
     print(f"{figures['rounds']} rounds: {figures['reason']}; {measured}; {figures['seconds']:.0f} s in all")
     print(f"the model is {figures['model']}; every silo's folder with its ledger is in {output}")
-
-
-def _listed(checks: list[tuple[str, str]], as_json: bool, ok: Callable[[], Any]) -> None:
-    if as_json:
-        print_json([{"problem": problem, "remedy": remedy} for problem, remedy in checks])
-    elif not checks:
-        ok()

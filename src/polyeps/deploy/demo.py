@@ -10,13 +10,14 @@ import io
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from polyeps.data.hospitals import hospitals_csv
 from polyeps.deploy.contract import SignedContract, read_draft, signed_path
 from polyeps.deploy.contract_job import digest_of_model
-from polyeps.deploy.flower_runtime import Endpoint, read_secret, register_node
+from polyeps.deploy.flower_runtime import Endpoint, read_secret, register_node, started_run
 from polyeps.deploy.keys import public_of, read_key
 from polyeps.deploy.kits import ServerTerms, SiloTerms, server_kit, silo_kit
 from polyeps.deploy.processes import (
@@ -97,8 +98,9 @@ class DemoFederation:
             self.start_silo(name)
 
     def serve(self, progress: Callable[[str], None] = lambda _: None) -> Served:
+        connect = partial(started_run, self.endpoint)
         return serve_contract(
-            self.signed, self.endpoint, self.folder / "run", test=self.server / "test.csv", progress=progress
+            self.signed, connect, self.folder / "run", test=self.server / "test.csv", progress=progress
         )
 
     def accounts(self) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ import ipaddress
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,6 @@ FLOWER = "1.41"
 _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 _HEARTBEAT = 8.0  # seconds; a task is given up after 30 without one
 _MOST_PULL_SECONDS = 120.0
-Unreachable = httpx.TransportError  # what a lost connection raises
-Refused = httpx.HTTPStatusError  # what a wrong secret, or a run that has ended, raises
 
 
 def check_flower() -> None:
@@ -260,7 +258,7 @@ def heartbeats(client: RuntimeHttpClient) -> Iterator[None]:
 # The server's side
 
 # The bundle of a run: Flower needs one. Its ClientApp refuses to run, should a SuperNode without a silo import it.
-_BUNDLE = {
+REFUSING: Mapping[str, bytes] = {
     "pyproject.toml": b"""[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -298,29 +296,33 @@ def register_node(endpoint: Endpoint, public_key: Path) -> int:
 
 
 @contextlib.contextmanager
-def started_run(endpoint: Endpoint, patience: float = 60.0) -> Iterator[Grid]:
+def started_run(endpoint: Endpoint, patience: float = 60.0, bundle: Mapping[str, bytes] = REFUSING) -> Iterator[Grid]:
     """Start a run on a SuperLink, execute its server task here, and end it; other tasks there are refused."""
-    content, _ = build_fab_from_files(_BUNDLE)
-    bundle = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    check_flower()
+    try:
+        with _started(endpoint, patience, bundle) as grid:
+            yield grid
+    except httpx.TransportError as problem:
+        reason = f"the SuperLink at {endpoint.address} cannot be reached ({type(problem).__name__})"
+        raise InputError(f"{reason}; start it, then serve again to continue") from None
+    except httpx.HTTPStatusError as problem:
+        raise InputError(
+            f"the SuperLink at {endpoint.address} answers {problem.response.status_code}: check the secret, and that "
+            "the run was not stopped there, then serve again to continue"
+        ) from None
+
+
+@contextlib.contextmanager
+def _started(endpoint: Endpoint, patience: float, bundle: Mapping[str, bytes]) -> Iterator[Grid]:
+    content, _ = build_fab_from_files(bundle)
+    built = Fab(hashlib.sha256(content).hexdigest(), content, {})
     with contextlib.closing(endpoint.control()) as control:
-        run = control.StartRun(StartRunRequest(fab=fab_to_proto(bundle))).run_id
-    with contextlib.closing(endpoint.runtime()) as acquiring:
-        deadline = time.monotonic() + patience
-        while True:
-            task = acquire(endpoint, acquiring, TaskType.SERVER_APP)
-            if task is not None:
-                given = task.client.PullTaskInput(PullTaskInputRequest())
-                if given.run.run_id == run:
-                    break
-                _end(task.client, SubStatus.FAILED, "this SuperLink serves runs of polyeps")
-            elif time.monotonic() > deadline:
-                raise InputError(f"{endpoint.address} gives nobody the run's task; start it with --isolation process")
-            else:
-                time.sleep(0.2)
+        run = control.StartRun(StartRunRequest(fab=fab_to_proto(built))).run_id
+    task, given = _server_task(endpoint, run, patience)
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, run, given.context.node_id
     grid = HttpGrid(endpoint.address, endpoint.root_certificates is None, endpoint.certificates, token=task.token)
     # Flower's own invoker tries for ever, and interrupts the process when a token has expired.
-    grid._retry_invoker = RetryInvoker(lambda: constant(1.0), Unreachable, max_tries=None, max_time=patience)
+    grid._retry_invoker = RetryInvoker(lambda: constant(1.0), httpx.TransportError, max_tries=None, max_time=patience)
     grid.set_run(run_from_proto(given.run))
     status, details = SubStatus.FAILED, "stopped"
     try:
@@ -332,6 +334,25 @@ def started_run(endpoint: Endpoint, patience: float = 60.0) -> Iterator[Grid]:
             _end(task.client, status, details)
         grid.close()
         task.client.close()
+
+
+def _server_task(endpoint: Endpoint, run: int, patience: float) -> tuple[Assignment, Any]:
+    """Acquire the server task of a run, and its input; end the server tasks of other runs."""
+    deadline = time.monotonic() + patience
+    with contextlib.closing(endpoint.runtime()) as acquiring:
+        while time.monotonic() < deadline:
+            task = acquire(endpoint, acquiring, TaskType.SERVER_APP)
+            if task is None:
+                time.sleep(0.2)
+                continue
+            given = task.client.PullTaskInput(PullTaskInputRequest())
+            if given.run.run_id == run:
+                return task, given
+            _end(task.client, SubStatus.FAILED, "this SuperLink serves runs of polyeps")
+            task.client.close()
+    raise InputError(
+        f"{endpoint.address} does not give us the run's task; start the SuperLink with --isolation process"
+    )
 
 
 def _end(client: RuntimeHttpClient, status: str, details: str) -> None:

@@ -13,15 +13,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
 
 from polyeps import __version__
 from polyeps.core import Profile, State
-from polyeps.deploy import flower_runtime as flower
 from polyeps.deploy.agreement import today
 from polyeps.deploy.contract import Contract, SignedContract
 from polyeps.deploy.contract_job import check_model, server_job
@@ -125,14 +126,13 @@ class _NoAnswerError(InputError):
 
 def serve_contract(
     signed: SignedContract,
-    endpoint: flower.Endpoint,
+    connect: Callable[[], AbstractContextManager[Grid]],
     folder: Path,
     *,
     test: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> Served:
-    """Serve a contract, from the beginning or from where it was stopped."""
-    flower.check_flower()
+    """Serve a contract, from the beginning or from where it was stopped, over the grid that `connect` opens."""
     contract = signed.contract
     if contract.ends < today():
         raise InputError(f"the contract ended on {contract.ends}; sign a new one")
@@ -145,7 +145,7 @@ def serve_contract(
             (row,) = journal.jobs()
             if row["status"] == "done":
                 return _summary(journal, job, folder)
-            with flower.started_run(endpoint) as grid:
+            with connect() as grid:
                 silos = EnrolledSilos(
                     PatientGrid(grid),
                     contract.patience.reply,
@@ -155,15 +155,6 @@ def serve_contract(
                 )
                 _run(job, contract, silos, journal, folder, progress)
             return _summary(journal, job, folder)
-        except flower.Unreachable as problem:
-            reason = f"{endpoint.address} cannot be reached ({type(problem).__name__})"
-            raise InputError(f"{reason}; start the SuperLink, then serve again to continue") from None
-        except flower.Refused as problem:
-            status = problem.response.status_code
-            raise InputError(
-                f"the SuperLink at {endpoint.address} answers {status}: check its secret and that the run was not "
-                "stopped there, then serve again to continue"
-            ) from None
         finally:
             journal.close()
 
