@@ -16,16 +16,19 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'polyeps[flower]'")
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict  # noqa: E402
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from polyeps.deploy.demo import BUDGETS, DemoFederation  # noqa: E402
-from polyeps.deploy.flower_runtime import REFUSING, register_node, started_run  # noqa: E402
-from polyeps.deploy.keys import new_node_key  # noqa: E402
-from polyeps.deploy.kits import ServerTerms  # noqa: E402
-from polyeps.deploy.patient_grid import PatientGrid  # noqa: E402
-from polyeps.deploy.processes import free_ports, supernode_command  # noqa: E402
+from polyeps.deploy.demo import BUDGETS, DemoFederation
+from polyeps.deploy.flower_runtime import REFUSING, register_node, started_run
+from polyeps.deploy.keys import new_node_key
+from polyeps.deploy.kits import ServerTerms
+from polyeps.deploy.patient_grid import PatientGrid
+from polyeps.deploy.processes import free_ports, supernode_command
 
-pytestmark = pytest.mark.processes
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore:GitWildMatchPattern"),  # of Flower, when it builds a bundle
+]
 ROUNDS = 3
 # A bundle that sends home every file it is asked for.
 THIEVING = {

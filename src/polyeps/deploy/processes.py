@@ -112,7 +112,8 @@ class Processes:
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a process; its output is in NAME.log."""
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
-        given = {**os.environ, **OFFLINE, "FLWR_HOME": str(self.folder / "flwr"), **self.environment}
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        given = {**os.environ, **OFFLINE, "PATH": path, "FLWR_HOME": str(self.folder / "flwr"), **self.environment}
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=given, start_new_session=True
