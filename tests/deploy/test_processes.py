@@ -19,9 +19,10 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'polyeps[flower]'"
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from polyeps.deploy.demo import BUDGETS, DemoFederation
+from polyeps.deploy.doctor import check_server, check_silo
 from polyeps.deploy.flower_runtime import REFUSING, register_node, started_run
 from polyeps.deploy.keys import new_node_key
-from polyeps.deploy.kits import ServerTerms
+from polyeps.deploy.kits import ServerTerms, server_kit
 from polyeps.deploy.patient_grid import PatientGrid
 from polyeps.deploy.processes import free_ports, supernode_command
 
@@ -108,6 +109,23 @@ def test_a_federation_with_a_thief_and_a_killed_silo(demo: DemoFederation, tmp_p
 
     # A node whose key is not registered was turned away.
     assert unknown.wait(30) != 0
+
+    # The set-up is right, and with another secret or another authority it is not.
+    wrong = [
+        one.check
+        for one in check_silo(demo.silo("fir") / "policy.toml", demo.server / "contract.toml")
+        if not one.right
+    ]
+    assert wrong == []
+    address = f"127.0.0.1:{demo.port}"
+    assert all(one.right for one in check_server(demo.server, address, demo.server / "contract.toml"))
+    (demo.silo("fir") / "supernode.secret").write_bytes(os.urandom(32))
+    wrong = [one.check for one in check_silo(demo.silo("fir") / "policy.toml") if not one.right]
+    assert wrong == ["supernode"]
+    server_kit(tmp_path / "other", "other", ["127.0.0.1"], {})
+    wrong = [one.said for one in check_server(tmp_path / "other", address) if not one.right]
+    assert len(wrong) == 1
+    assert "server.crt" in wrong[0]
 
     # Told to stop, a silo ends by itself.
     for name in BUDGETS:

@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
+from polyeps.algorithms import ALGORITHMS
 from polyeps.core import Budget, Payload
 from polyeps.data.own_files import load_own
 from polyeps.data.partition import divide
@@ -58,7 +59,8 @@ class Sites:
             "key": "silo.key",
             "folder": "state",
             "ledger": "ledger.db",
-            "algorithms": ["fedavg", "weiavg", "pfa", "pfa-plus", "pdp-fl", "fedsel", "fedhdp"],
+            "algorithms": [name for name in ALGORITHMS if name != "fedsel-exact"],
+            "models": ["logistic", "binary_logistic"],
             "data": {"file": "records.csv", "schema": "schema.toml"},
             "budget": {"epsilon": 6.0, "delta": 1e-5, "epsilon_per_run": 1.0 + NAMES.index(name)},
             "limits": {"rounds": 20},

@@ -33,8 +33,8 @@ app.command("export")(export.export)
 app.command("predict")(predict.predict)
 app.add_typer(ledger.ledger_app, name="ledger")
 app.add_typer(data.data_app, name="data")
-app.command("silo")(deploy.silo)
-app.command("serve")(deploy.serve)
+app.command("silo")(deploy.silo_command)
+app.command("serve")(deploy.serve_command)
 app.add_typer(deploy.deploy_app, name="deploy")
 _OWN = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
 _OTHERS = {found.name: found for found in entry_points(group="polyeps.commands") if found.name not in _OWN}

@@ -34,7 +34,7 @@ def _logging() -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def silo(policy: Annotated[Path, typer.Option(help="The silo's policy, a TOML file.")]) -> None:
+def silo_command(policy: Annotated[Path, typer.Option(help="The silo's policy, a TOML file.")]) -> None:
     """Take part in runs as this silo, until it is stopped: beside a SuperNode started with --isolation process."""
     _need_flower()
     from polyeps.deploy.executor import run_silo, stopping
@@ -46,7 +46,7 @@ def silo(policy: Annotated[Path, typer.Option(help="The silo's policy, a TOML fi
         run_silo(read_policy(policy), stop)
 
 
-def serve(
+def serve_command(
     contract: Annotated[Path, typer.Argument(help="The contract, signed with `polyeps deploy sign`.")],
     superlink: SuperLink = "127.0.0.1:8000",
     folder: Annotated[
@@ -93,7 +93,7 @@ def _few_threads() -> None:
 
 
 @deploy_app.command("init")
-def init(
+def init_kit(
     folder: Folder,
     silo: Annotated[
         str | None, typer.Option(help="Make the kit of a silo of this name, instead of a server's.")
@@ -120,7 +120,7 @@ def init(
 
 
 @deploy_app.command("sign")
-def sign(
+def sign_contract(
     contract: Annotated[Path, typer.Argument(help="The draft of a contract, a TOML file.")],
     key: Annotated[Path, typer.Option(help="The signer's private key.")],
     as_json: Json = False,
@@ -144,7 +144,7 @@ def sign(
 
 
 @deploy_app.command("demo")
-def demo(
+def deploy_demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make.")] = Path("deploy-demo"),
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds to train.")] = 5,
     as_json: Json = False,
@@ -163,3 +163,60 @@ def demo(
     measured = ", ".join(f"{name} {value:.4g}" for name, value in figures["metrics"].items())
     print(f"{figures['rounds']} rounds: {figures['reason']}; {measured}; {figures['seconds']:.0f} s in all")
     print(f"the model is {figures['model']}; every silo's folder with its ledger is in {output}")
+
+
+@deploy_app.command("doctor")
+def doctor(
+    policy: Annotated[Path | None, typer.Option(help="Check the set-up of the silo with this policy.")] = None,
+    kit: Annotated[Path | None, typer.Option(help="Check the set-up of the server with this kit.")] = None,
+    superlink: SuperLink = "127.0.0.1:8000",
+    contract: Annotated[Path | None, typer.Option(help="A signed contract to check as well.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check the set-up of a silo or of a server; say what is wrong in one sentence each, and exit with 1."""
+    _need_flower()
+    from polyeps.deploy.doctor import check_server, check_silo
+
+    if policy is not None and kit is None:
+        findings = list(check_silo(policy, contract))
+    elif kit is not None and policy is None:
+        findings = list(check_server(kit, superlink, contract))
+    else:
+        raise InputError("give --policy to check a silo, or --kit to check a server")
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            print(f"{'ok  ' if finding.right else 'WRONG'} {finding.check}: {finding.said}")
+    if not all(finding.right for finding in findings):
+        raise typer.Exit(1)
+
+
+@deploy_app.command("status")
+def status(
+    folder: Annotated[Path | None, typer.Argument(help="The folder of a run that is served.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="The policy of a silo, to see its accounts.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the rounds of a run that is served, or the contracts, accounts and last events of a silo."""
+    from polyeps.deploy.policy import read_policy
+    from polyeps.deploy.status import server_status, silo_status
+
+    if (folder is None) == (policy is None):
+        raise InputError("give the folder of a run, or --policy of a silo")
+    if policy is not None:
+        found = silo_status(read_policy(policy))
+        tables = {"accounts": found["accounts"], "contracts": found["contracts"], "last events": found["events"]}
+    else:
+        assert folder is not None
+        found = server_status(folder)
+        tables = {"silos": found["silos"], "rounds": found["history"]}
+    if as_json:
+        print_json(found)
+        return
+    if folder is not None:
+        print(f"{found['name']}: {found['status']}, {found['rounds']} rounds {found['reason']}".rstrip())
+    for title, rows in tables.items():
+        if rows:
+            columns = list(dict.fromkeys(key for row in rows for key in row))
+            print_table(columns, [[row.get(key) for key in columns] for row in rows], title)

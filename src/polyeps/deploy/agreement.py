@@ -21,7 +21,7 @@ from polyeps.data.own_tables import in_words
 from polyeps.data.partition import Partition, to_records
 from polyeps.data.schema_files import TableDeclaration, read_schema
 from polyeps.deploy.contract import Contract
-from polyeps.deploy.contract_job import check_deployable, check_model, job_of_contract
+from polyeps.deploy.contract_job import check_contract_model, check_deployable, job_of_contract
 from polyeps.deploy.policy import USUAL_RANGES, Policy
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
@@ -50,7 +50,7 @@ def today() -> date:
     return datetime.now(UTC).date()
 
 
-def agree(contract: Contract, policy: Policy, public: str, ledger: Ledger) -> Agreement:
+def accept_contract(contract: Contract, policy: Policy, public: str, ledger: Ledger) -> Agreement:
     """Return a silo's part in a run, its whole price reserved; refuse what policy or ledger do not allow.
 
     `public` is the silo's own key. Repeating an agreement changes nothing.
@@ -58,7 +58,7 @@ def agree(contract: Contract, policy: Policy, public: str, ledger: Ledger) -> Ag
     check_terms(contract, policy)
     if contract.silos[policy.name] != public:
         raise InputError(f"the contract enrols {policy.name!r} with another key than this silo's, which is {public}")
-    check_model(contract, policy.limits.parameters)
+    check_contract_model(contract, policy.limits.parameters)
     declared = replace(contract.data.declaration, client=read_schema(policy.data.schema_file).client)
     dataset = load_client(policy.data.file, declared, policy.name)
     job = job_of_contract(contract, dataset, Budget(policy.budget.epsilon_per_run, contract.delta))

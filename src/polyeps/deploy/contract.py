@@ -22,7 +22,7 @@ from pydantic import Field, field_validator, model_validator
 
 from polyeps.core import check_name
 from polyeps.data.schema_files import SCHEMA_KEYS, TableDeclaration, read_schema_values, schema_of
-from polyeps.deploy.keys import check_public, public_of, verifies
+from polyeps.deploy.keys import check_public_key, public_of, verifies
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.sections import Section, Title
@@ -90,7 +90,7 @@ class Contract(Section):
     @field_validator("signer")
     @classmethod
     def _a_key(cls, value: str) -> str:
-        return check_public("signer", value)
+        return check_public_key("signer", value)
 
     @field_validator("silos")
     @classmethod
@@ -99,7 +99,7 @@ class Contract(Section):
             raise InputError("silos names no silo; give each its public key: [silos] NAME = KEY")
         for name, key in value.items():
             check_name("silos: the name of a silo", name)
-            check_public(f"silos.{name}", key)
+            check_public_key(f"silos.{name}", key)
         if len(set(value.values())) < len(value):
             raise InputError("silos: two silos have the same key; give each its own")
         return value

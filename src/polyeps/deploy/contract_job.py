@@ -113,7 +113,7 @@ def _digest(contract: Contract, model: Model) -> str:
     return found.hexdigest()
 
 
-def check_model(contract: Contract, most: int) -> None:
+def check_contract_model(contract: Contract, most: int) -> None:
     """Refuse a model that is too large, or another one than the contract was signed for."""
     widest = max(contract.model.hidden or (1,))
     if widest > most or sum(map(prod, pairwise(contract.model.hidden or ()))) > most:  # before it is built

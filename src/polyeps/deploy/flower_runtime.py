@@ -236,6 +236,11 @@ def acquire(endpoint: Endpoint, client: RuntimeHttpClient, kind: str = TaskType.
     return Assignment(endpoint, found.token) if found.HasField("task") and found.token else None
 
 
+def check_secret(client: RuntimeHttpClient) -> None:
+    """Ask for a task of no kind: the secret is checked, and no task is taken."""
+    client.AcquireTask(AcquireTaskRequest(supported_task_types=[]))
+
+
 @contextlib.contextmanager
 def heartbeats(client: RuntimeHttpClient) -> Iterator[None]:
     """Tell Flower while the body of the `with` runs that the task is alive."""

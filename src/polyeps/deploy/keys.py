@@ -33,7 +33,7 @@ _YEARS = timedelta(days=3 * 365)  # that a certificate is valid
 _Key = TypeVar("_Key", Ed25519PrivateKey, EllipticCurvePrivateKey)
 
 
-def check_public(place: str, key: str) -> str:
+def check_public_key(place: str, key: str) -> str:
     """Return a public key as it is written; refuse anything but 64 hexadecimal digits."""
     if not isinstance(key, str) or not _HEX_KEY.fullmatch(key):
         raise InputError(f"{place} is not a public key; it must be 64 hexadecimal digits, as `polyeps deploy` prints")

@@ -15,14 +15,14 @@ from pydantic import Field, field_validator, model_validator
 
 from polyeps.core import Field as ProfileField
 from polyeps.core import check_name
-from polyeps.deploy.keys import check_public
+from polyeps.deploy.keys import check_public_key
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.sections import Section
 from polyeps.ledger.account import Schedule
 
-Range = tuple[float, float]
-USUAL_RANGES: Mapping[str, Range] = {"batch": (1, 100_000), "local_steps": (1, 10_000)}  # unless the policy has others
+Bounds = tuple[float, float]
+USUAL_RANGES: Mapping[str, Bounds] = {"batch": (1, 100_000), "local_steps": (1, 10_000)}  # unless the policy has others
 
 
 class PolicyData(Section):
@@ -60,7 +60,7 @@ class SignerRule(Section):
     @field_validator("key")
     @classmethod
     def _a_key(cls, value: str) -> str:
-        return check_public("signers: key", value)
+        return check_public_key("signers: key", value)
 
 
 class PolicyLimits(Section):
@@ -69,11 +69,11 @@ class PolicyLimits(Section):
     rounds: int = Field(ge=1)
     parameters: int = Field(default=1_000_000, ge=1)
     message_bytes: int = Field(default=64_000_000, ge=1000)
-    training: dict[str, Range] = Field(default_factory=dict)  # the range of each number in [training]
+    training: dict[str, Bounds] = Field(default_factory=dict)  # the range of each number in [training]
 
     @field_validator("training")
     @classmethod
-    def _known(cls, value: dict[str, Range]) -> dict[str, Range]:
+    def _known(cls, value: dict[str, Bounds]) -> dict[str, Bounds]:
         for key, (low, high) in value.items():
             if key not in config.TrainingSettings.model_fields:
                 raise InputError(

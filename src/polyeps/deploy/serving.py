@@ -25,7 +25,7 @@ from polyeps import __version__
 from polyeps.core import Profile, State
 from polyeps.deploy.agreement import today
 from polyeps.deploy.contract import Contract, SignedContract
-from polyeps.deploy.contract_job import check_model, server_job
+from polyeps.deploy.contract_job import check_contract_model, server_job
 from polyeps.deploy.patient_grid import PatientGrid, is_restarted
 from polyeps.deploy.silo import CONTRACT, check_proof
 from polyeps.errors import InputError
@@ -137,7 +137,7 @@ def serve_contract(
     if contract.ends < today():
         raise InputError(f"the contract ended on {contract.ends}; sign a new one")
     job = server_job(contract, test)
-    check_model(contract, job.population.model.size)
+    check_contract_model(contract, job.population.model.size)
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder, f"another process serves {folder}; stop it first"):
         journal = _open_journal(signed, job, folder)

@@ -23,7 +23,7 @@ from flwr.common.constant import ErrorCode
 
 from polyeps.client import profiles
 from polyeps.core import Payload
-from polyeps.deploy.agreement import Agreement, agree, open_ledger, release_ended, today
+from polyeps.deploy.agreement import Agreement, accept_contract, open_ledger, release_ended, today
 from polyeps.deploy.contract import Contract, SignedContract
 from polyeps.deploy.keys import public_of, read_key, verifies
 from polyeps.deploy.policy import Policy
@@ -76,7 +76,7 @@ class Silo:
 
     def _accept(self, contract: Contract, signed: bytes) -> Agreement:
         """Agree to a contract, whose price is then reserved, and keep it."""
-        agreement = agree(contract, self.policy, self.public, self.ledger)
+        agreement = accept_contract(contract, self.policy, self.public, self.ledger)
         replace_file(self._contracts / contract.digest, signed)
         self._agreed[contract.run] = agreement
         self._note("agreed", run=contract.run, signer=self.policy.signer(contract.signer)[0])
@@ -91,7 +91,7 @@ class Silo:
             with suppress(FileNotFoundError):
                 contract = SignedContract.decode((self._contracts / _file_name(run)).read_bytes()).contract
                 if contract.run == run:
-                    found = self._agreed[run] = agree(contract, self.policy, self.public, self.ledger)
+                    found = self._agreed[run] = accept_contract(contract, self.policy, self.public, self.ledger)
         if found is not None and found.contract.ends < today():
             raise InputError(f"the contract of {run!r} ended on {found.contract.ends}")
         return found

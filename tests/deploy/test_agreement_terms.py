@@ -12,12 +12,12 @@ from support.silos import Sites, simulated
 
 from polyeps.accounting.affordability import known_epsilon
 from polyeps.accounting.histories import history_of
-from polyeps.deploy import agreement
-from polyeps.deploy.agreement import Agreement, agree, open_ledger, release_ended
+from polyeps.deploy.agreement import Agreement, accept_contract, open_ledger, release_ended
 from polyeps.deploy.contract import Contract
 from polyeps.deploy.keys import new_key, public_of
 from polyeps.errors import BudgetExceeded, InputError
 from polyeps.ledger import Ledger
+from polyeps.ledger.account import Charge
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def sites(tmp_path: Path) -> Sites:
 def agreed(sites: Sites, contract: Contract, name: str = "aspen") -> tuple[Agreement, Ledger]:
     policy = sites.policy(name)
     ledger = open_ledger(policy)
-    return agree(contract, policy, public_of(sites.keys[name]), ledger), ledger
+    return accept_contract(contract, policy, public_of(sites.keys[name]), ledger), ledger
 
 
 def refused(sites: Sites, contract: Contract, said: str) -> None:
@@ -81,7 +81,7 @@ def test_the_noise_is_that_of_a_simulation_with_all_silos(sites: Sites) -> None:
         ({"rounds": 21}, "rounds = 21 is more than the policy's limits.rounds = 20"),
         ({"delta": 1e-4}, "delta = 0.0001 is more than"),
         ({"ends": date(2020, 1, 1)}, "ended on 2020-01-01"),
-        ({"algorithm": {"name": "fedsel-flat"}}, "not in the policy's algorithms"),
+        ({"algorithm": {"name": "fedsel-exact"}}, "not in the policy's algorithms"),
         ({"algorithm": {"name": "fedhdp"}}, "needs secure sums"),
         ({"model": {"name": "mlp"}}, "not in the policy's models"),
         ({"rehearsal": 3}, "its noise can be repeated"),
@@ -129,7 +129,7 @@ def test_an_unknown_signer_or_another_key_is_refused(sites: Sites, tmp_path: Pat
     refused(sites, contract.model_copy(update={"signer": stranger}), "whom the policy does not know")
     policy = sites.policy()
     with pytest.raises(InputError, match="with another key than this silo's"):
-        agree(contract, policy, stranger, open_ledger(policy))
+        accept_contract(contract, policy, stranger, open_ledger(policy))
 
 
 def test_an_algorithm_that_needs_more_than_is_disclosed_is_refused(sites: Sites) -> None:
@@ -156,7 +156,7 @@ def test_a_huge_model_is_refused_before_it_is_built(sites: Sites, monkeypatch: p
 
 def test_the_budget_holds_over_all_contracts(sites: Sites) -> None:
     sites.write_policy("aspen", budget={"epsilon": 2.5})
-    accepted = []
+    accepted: list[Ledger] = []
 
     def accept(many: int) -> None:
         accepted.extend(agreed(sites, sites.contract(name=f"run {number}"))[1] for number in range(many))
@@ -212,7 +212,7 @@ def test_a_fixed_schedule_takes_one_contract_at_its_exact_price(sites: Sites) ->
 def test_what_an_ended_run_did_not_use_is_free_again(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     contract = sites.contract()
     found, ledger = agreed(sites, contract)
-    charge = agreement.Charge(("aspen",), found.price.event, 1)
+    charge = Charge(("aspen",), found.price.event, 1)
     ledger.charge_all([charge], run=contract.run)
     release_ended(contract.run, ledger)
     release_ended(contract.run, ledger)

@@ -1,0 +1,86 @@
+"""Where a silo or a server stands: contracts and what they have used, rounds and who answered them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from polyeps.deploy.agreement import today
+from polyeps.deploy.contract import SignedContract
+from polyeps.deploy.policy import Policy
+from polyeps.errors import InputError
+from polyeps.experiment.journal import Journal
+from polyeps.ledger import Ledger
+
+_LAST = 10  # events that are shown
+
+
+def silo_status(policy: Policy) -> dict[str, Any]:
+    """Return the accounts of a silo, its contracts and the last events."""
+    if not policy.ledger.exists():
+        raise InputError(f"there is no ledger at {policy.ledger} yet; start the silo first")
+    folder = policy.folder / "contracts"
+    contracts = []
+    with closing(Ledger(policy.ledger)) as ledger:
+        charged = Counter(row.content.get("run") for row in ledger.rows() if row.kind == "charge")
+        accounts = [_account(ledger, name) for name in ledger.clients]
+        for path in sorted(folder.iterdir()) if folder.exists() else ():
+            contract = SignedContract.decode(path.read_bytes()).contract
+            held = ledger.runs.get(contract.run)
+            contracts.append(
+                {
+                    "contract": contract.name,
+                    "digest": contract.digest[:16],
+                    "algorithm": contract.algorithm.name,
+                    "rounds": contract.rounds,
+                    "ends": str(contract.ends),
+                    "state": "ended" if contract.ends < today() or held is None or not held.open else "open",
+                    "charges": charged[contract.run],
+                }
+            )
+    return {"silo": policy.name, "accounts": accounts, "contracts": contracts, "events": _events(policy)}
+
+
+def _account(ledger: Ledger, name: str) -> dict[str, Any]:
+    account = ledger.account(name)
+    spent, committed = account.spent(), account.spent(account.committed)
+    budget = account.terms.budget
+    return {
+        "account": name,
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "spent": spent,
+        "reserved": max(0.0, committed - spent),
+        "left": max(0.0, budget.epsilon - committed),
+    }
+
+
+def _events(policy: Policy) -> list[dict[str, Any]]:
+    path = policy.folder / "events.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines()[-_LAST:] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def server_status(folder: Path) -> dict[str, Any]:
+    """Return the rounds of a run, with who answered."""
+    with closing(Journal(folder / "journal.db")) as journal:
+        about, (job,) = journal.about(), journal.jobs()
+        if "contract" not in about:
+            raise InputError(f"{folder} is the run of an experiment, not of a contract; use `polyeps report`")
+        rounds = journal.query("SELECT round, invited, answered, declined, active, seconds FROM rounds ORDER BY round")
+        silos = journal.query(
+            "SELECT client AS silo, sum(answered) AS answered, sum(1 - answered) AS missed, sum(sent) AS bytes_sent "
+            "FROM answers GROUP BY client ORDER BY client"
+        )
+    return {
+        "contract": about["contract"],
+        "name": about["name"],
+        "status": job["status"],
+        "rounds": f"{len(rounds)} of {job['rounds']}",
+        "reason": job["facts"].get("reason", ""),
+        "silos": silos,
+        "history": [{**row, "round": row["round"] + 1} for row in rounds],
+    }
