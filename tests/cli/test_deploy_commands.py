@@ -71,7 +71,7 @@ def test_what_is_wrong_is_said_in_one_sentence(sites: Sites, tmp_path: Path) -> 
     refused("serve", str(tmp_path / "contract.toml"), naming=("superlink.secret",))
     refused("deploy", "doctor", naming=("--policy", "--kit"))
     refused("deploy", "status", naming=("--policy",))
-    refused("deploy", "status", str(tmp_path), naming=("journal.db",))
+    refused("deploy", "status", str(tmp_path), naming=("serving.db",))
     refused("deploy", "status", "--policy", str(tmp_path / "birch" / "policy.toml"), naming=("no ledger",))
 
 

@@ -19,6 +19,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from support.silos import being, over_the_wire, tasking
 
 from polyeps.deploy import flower_runtime as flower
+from polyeps.deploy.keys import read_secret
 from polyeps.deploy.patient_grid import is_restarted, restarted
 from polyeps.deploy.processes import OFFLINE, superlink_command, supernode_command
 from polyeps.errors import InputError
@@ -77,24 +78,38 @@ def test_every_process_is_offline_and_without_telemetry(tmp_path: Path) -> None:
 def test_plain_http_stays_on_this_machine() -> None:
     for address in ("127.0.0.1:9094", "localhost:9094", "[::1]:9094", "127.8.8.8:1"):
         flower.Endpoint(address)
-    for address in ("10.0.0.4:9094", "silo.example:9094", "0.0.0.0:9094", "[2001:db8::1]:1", "", "127.0.0.1.example:1"):
+    for address in ("10.0.0.4:9094", "silo.example:9094", "0.0.0.0:9094", "[2001:db8::1]:1", "127.0.0.1.example:1"):
         with pytest.raises(InputError, match="needs TLS"):
             flower.Endpoint(address)
+    for address in ("", "127.0.0.1", "http://127.0.0.1:1", "127.0.0.1:1/x", "127.0.0.1:port", "me@127.0.0.1:1"):
+        with pytest.raises(InputError, match="write HOST:PORT"):
+            flower.Endpoint(address)
+
+
+def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
+    authority = tmp_path / "ca.crt"
+    endpoint = flower.Endpoint("silo.example:1", b"secret", authority)
+    with pytest.raises(InputError, match=r"ca.crt cannot be read"):
+        endpoint.runtime()
+    for content in (b"no certificate", b"\xff\xfe", b""):
+        authority.write_bytes(content)
+        with pytest.raises(InputError, match=r"ca.crt holds no certificate"):
+            endpoint.control()
 
 
 def test_a_secret_that_everybody_can_read_is_refused(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     with pytest.raises(InputError, match="cannot be read"):
-        flower.read_secret(secret)
+        read_secret(secret)
     secret.write_bytes(b"x" * 32)
     secret.chmod(0o644)
     with pytest.raises(InputError, match="can be read by everybody"):
-        flower.read_secret(secret)
+        read_secret(secret)
     secret.chmod(0o640)  # the SuperNode runs under another account of the group
-    assert flower.read_secret(secret) == b"x" * 32
+    assert read_secret(secret) == b"x" * 32
     secret.write_bytes(b"")
     with pytest.raises(InputError, match="is empty"):
-        flower.read_secret(secret)
+        read_secret(secret)
 
 
 def test_an_interrupted_task_can_be_replied_to_by_another_process() -> None:

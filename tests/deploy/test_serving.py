@@ -157,7 +157,7 @@ def test_a_straggler_misses_a_round_and_stays_in_the_run(sites: Sites) -> None:
     found = served(sites, grid, signed)
     assert found.rounds == 3
     assert calls["late"]
-    rounds = Journal(sites.folder / "run" / "journal.db").query("SELECT answered FROM rounds ORDER BY round")
+    rounds = Journal(sites.folder / "run" / "serving.db").query("SELECT answered FROM rounds ORDER BY round")
     assert [row["answered"] for row in rounds] == [3, 2, 3]
     assert [charges(sites, name) for name in NAMES] == [3, 2, 3]
 
@@ -180,7 +180,7 @@ def test_a_silo_that_was_restarted_in_a_task_is_asked_again(sites: Sites, monkey
     assert found.rounds == 3
     assert len(failed) == 12
     assert [charges(sites, name) for name in NAMES] == [3, 3, 3]
-    rounds = Journal(sites.folder / "run" / "journal.db").query("SELECT answered FROM rounds")
+    rounds = Journal(sites.folder / "run" / "serving.db").query("SELECT answered FROM rounds")
     assert [row["answered"] for row in rounds] == [3, 3, 3]
 
 
@@ -201,7 +201,7 @@ def test_a_silo_that_joins_late_takes_part(sites: Sites) -> None:
 
     grid.before = join
     assert served(sites, grid, signed).rounds == 3
-    rounds = Journal(sites.folder / "run" / "journal.db").query("SELECT answered FROM rounds ORDER BY round")
+    rounds = Journal(sites.folder / "run" / "serving.db").query("SELECT answered FROM rounds ORDER BY round")
     answered = [row["answered"] for row in rounds]
     assert (answered[0], answered[-1]) == (2, 3)
 
@@ -244,7 +244,7 @@ def test_an_imposter_is_left_out(sites: Sites) -> None:
     grid.sites = type("Copying", (), {"silo": lambda _, name: Copied() if name == "cedar" else usual(name)})()
     found = serve_contract(signed, grid.connected, sites.folder / "run")
     assert found.rounds == 3
-    rows = Journal(sites.folder / "run" / "journal.db").query("SELECT DISTINCT client FROM answers ORDER BY client")
+    rows = Journal(sites.folder / "run" / "serving.db").query("SELECT DISTINCT client FROM answers ORDER BY client")
     assert [row["client"] for row in rows] == ["aspen", "birch"]
 
 

@@ -61,7 +61,8 @@ def serve_command(
     """Serve a contract: wait for its silos, run its rounds. Repeat the command to continue after a stop."""
     _need_flower()
     from polyeps.deploy.contract import read_signed
-    from polyeps.deploy.flower_runtime import Endpoint, read_secret, started_run
+    from polyeps.deploy.flower_runtime import Endpoint, started_run
+    from polyeps.deploy.keys import read_secret
     from polyeps.deploy.serving import serve_contract
 
     _few_threads()

@@ -17,8 +17,8 @@ from typing import Any
 from polyeps.data.hospitals import hospitals_csv
 from polyeps.deploy.contract import SignedContract, read_draft, signed_path
 from polyeps.deploy.contract_job import digest_of_model
-from polyeps.deploy.flower_runtime import Endpoint, read_secret, register_node, started_run
-from polyeps.deploy.keys import public_of, read_key
+from polyeps.deploy.flower_runtime import Endpoint, register_node, started_run
+from polyeps.deploy.keys import public_of, read_key, read_secret
 from polyeps.deploy.kits import ServerTerms, SiloTerms, server_kit, silo_kit
 from polyeps.deploy.processes import (
     Processes,

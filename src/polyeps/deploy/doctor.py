@@ -18,7 +18,7 @@ from polyeps.deploy import flower_runtime as flower
 from polyeps.deploy.agreement import check_terms, today
 from polyeps.deploy.contract import read_signed
 from polyeps.deploy.contract_job import check_contract_model
-from polyeps.deploy.keys import public_of, read_key
+from polyeps.deploy.keys import public_of, read_key, read_secret
 from polyeps.deploy.policy import Policy, read_policy
 from polyeps.errors import InputError, LedgerError, PolyepsError
 from polyeps.ledger import Ledger
@@ -104,7 +104,7 @@ def _ledger(policy: Policy) -> str:
 
 def _supernode(policy: Policy) -> str:
     settings = policy.supernode
-    endpoint = flower.Endpoint(settings.address, flower.read_secret(settings.secret), settings.root_certificates)
+    endpoint = flower.Endpoint(settings.address, read_secret(settings.secret), settings.root_certificates)
     _reach(endpoint, "SuperNode", "start it with --isolation process and this --port")
     return f"the SuperNode at {settings.address} takes our secret"
 
@@ -136,7 +136,7 @@ def _certificates(kit: Path) -> str:
 
 
 def _superlink(kit: Path, address: str) -> str:
-    endpoint = flower.Endpoint(address, flower.read_secret(kit / "superlink.secret"), kit / "ca.crt")
+    endpoint = flower.Endpoint(address, read_secret(kit / "superlink.secret"), kit / "ca.crt")
     try:
         host, _, port = address.rpartition(":")
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()

@@ -14,6 +14,7 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
 from polyeps.deploy import flower_runtime as flower
+from polyeps.deploy.keys import read_secret
 from polyeps.deploy.patient_grid import restarted
 from polyeps.deploy.policy import Policy
 from polyeps.deploy.silo import Silo
@@ -30,7 +31,7 @@ def run_silo(policy: Policy, stop: threading.Event) -> None:
     """Answer tasks until told to stop; the task at hand is finished first."""
     flower.check_flower()
     settings = policy.supernode
-    endpoint = flower.Endpoint(settings.address, flower.read_secret(settings.secret), settings.root_certificates)
+    endpoint = flower.Endpoint(settings.address, read_secret(settings.secret), settings.root_certificates)
     policy.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with only_one(policy.folder, f"another process is the silo {policy.name!r}; stop it first"):
         silo = Silo(policy)
@@ -53,6 +54,9 @@ def run_silo(policy: Policy, stop: threading.Event) -> None:
                     if present:
                         _log.warning("waiting for the SuperNode at %s (%s)", settings.address, _words(problem))
                     present = False
+                    stop.wait(_PAUSE)
+                except Exception:  # of one task: the SuperNode gives it up, and the silo goes on
+                    _log.exception("a task could not be answered")
                     stop.wait(_PAUSE)
         _log.info("silo %r has stopped", policy.name)
 

@@ -15,6 +15,8 @@ import hashlib
 import importlib.metadata
 import ipaddress
 import json
+import re
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -90,6 +92,8 @@ class Endpoint:
     root_certificates: Path | None = None  # None: plain HTTP, on this machine alone
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"[^/@?#\s]+:[0-9]{1,5}", self.address):
+            raise InputError(f"{self.address!r} is not an address; write HOST:PORT")
         if self.root_certificates is None and not _is_local(self.address):
             raise InputError(f"{self.address} is not on this machine, so it needs TLS; name root_certificates")
 
@@ -110,25 +114,15 @@ class Endpoint:
         return self._client(ControlHttpClient)
 
     def _client(self, kind: Any, *interceptors: Any) -> Any:
-        return kind.from_server_address(
-            server_address=self.address,
-            insecure=self.root_certificates is None,
-            root_certificates=self.certificates,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="polyeps"), *interceptors],
-        )
-
-
-def read_secret(path: Path) -> bytes:
-    """Return the secret of a file; refuse one that other accounts can read."""
-    try:
-        mode, content = path.stat().st_mode, path.read_bytes()
-    except OSError as problem:
-        raise InputError(
-            f"the secret {path} cannot be read: {problem.strerror}; make one with polyeps deploy"
-        ) from None
-    if mode & 0o007 or not content:
-        raise InputError(f"the secret {path} is empty or can be read by everybody; run `chmod 640 {path}`")
-    return content
+        try:
+            return kind.from_server_address(
+                server_address=self.address,
+                insecure=self.root_certificates is None,
+                root_certificates=self.certificates,
+                interceptors=[RuntimeVersionHttpInterceptor(component_name="polyeps"), *interceptors],
+            )
+        except (ssl.SSLError, ValueError):
+            raise InputError(f"{self.root_certificates} holds no certificate; give the server's ca.crt") from None
 
 
 def _is_local(address: str) -> bool:

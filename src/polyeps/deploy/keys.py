@@ -71,6 +71,19 @@ def read_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
+def read_secret(path: Path) -> bytes:
+    """Return the secret of a file; refuse one that other accounts can read."""
+    try:
+        mode, content = path.stat().st_mode, path.read_bytes()
+    except OSError as problem:
+        raise InputError(
+            f"the secret {path} cannot be read: {problem.strerror}; make one with polyeps deploy"
+        ) from None
+    if mode & 0o007 or not content:
+        raise InputError(f"the secret {path} is empty or can be read by everybody; run `chmod 640 {path}`")
+    return content
+
+
 def new_key(path: Path) -> Ed25519PrivateKey:
     """Write a new Ed25519 key to a file that must not exist."""
     return _written(path, Ed25519PrivateKey.generate(), PrivateFormat.PKCS8)

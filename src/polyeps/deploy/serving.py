@@ -1,7 +1,7 @@
 """The server of a contract: waits for its silos, runs its rounds over Flower, and can be stopped and continued.
 
     FOLDER/contract           the signed contract
-    FOLDER/journal.db         what happened, and the state after every complete round (`experiment.journal`)
+    FOLDER/serving.db         what happened, and the state after every complete round (`experiment.journal`)
     FOLDER/models/JOB.safetensors
 
 A round that was cut off is asked for again with the same tasks. Silos that have answered them send the same replies
@@ -44,6 +44,7 @@ from polyeps.transport.flower import OnFlower
 
 _log = logging.getLogger(__name__)
 _ASK_AGAIN = 30.0  # seconds after which a node that declined a contract is asked again: its owner may have changed it
+JOURNAL = "serving.db"  # another name than that of a simulation's journal, which is read and resumed otherwise
 Progress = Callable[[str], None]
 
 
@@ -161,7 +162,7 @@ def serve_contract(
 
 def _open_journal(signed: SignedContract, job: Job, folder: Path) -> Journal:
     """Open the journal of a folder, or create it; refuse that of another contract."""
-    path, contract = folder / "journal.db", signed.contract
+    path, contract = folder / JOURNAL, signed.contract
     if not path.exists():
         replace_file(folder / "contract", signed.encode())
         about = {

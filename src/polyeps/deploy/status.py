@@ -11,6 +11,7 @@ from typing import Any
 from polyeps.deploy.agreement import today
 from polyeps.deploy.contract import SignedContract
 from polyeps.deploy.policy import Policy
+from polyeps.deploy.serving import JOURNAL
 from polyeps.errors import InputError
 from polyeps.experiment.journal import Journal
 from polyeps.ledger import Ledger
@@ -66,10 +67,8 @@ def _events(policy: Policy) -> list[dict[str, Any]]:
 
 def server_status(folder: Path) -> dict[str, Any]:
     """Return the rounds of a run, with who answered."""
-    with closing(Journal(folder / "journal.db")) as journal:
+    with closing(Journal(folder / JOURNAL)) as journal:
         about, (job,) = journal.about(), journal.jobs()
-        if "contract" not in about:
-            raise InputError(f"{folder} is the run of an experiment, not of a contract; use `polyeps report`")
         rounds = journal.query("SELECT round, invited, answered, declined, active, seconds FROM rounds ORDER BY round")
         silos = journal.query(
             "SELECT client AS silo, sum(answered) AS answered, sum(1 - answered) AS missed, sum(sent) AS bytes_sent "
