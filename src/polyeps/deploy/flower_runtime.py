@@ -114,11 +114,12 @@ class Endpoint:
         return self._client(ControlHttpClient)
 
     def _client(self, kind: Any, *interceptors: Any) -> Any:
+        certificates = self.certificates
         try:
             return kind.from_server_address(
                 server_address=self.address,
-                insecure=self.root_certificates is None,
-                root_certificates=self.certificates,
+                insecure=certificates is None,
+                root_certificates=certificates,
                 interceptors=[RuntimeVersionHttpInterceptor(component_name="polyeps"), *interceptors],
             )
         except (ssl.SSLError, ValueError):
