@@ -24,13 +24,13 @@ from polyeps.deploy.flower_runtime import REFUSING, register_node, started_run
 from polyeps.deploy.keys import new_node_key
 from polyeps.deploy.kits import ServerTerms, server_kit
 from polyeps.deploy.patient_grid import PatientGrid
-from polyeps.deploy.processes import free_ports, supernode_command
+from polyeps.deploy.processes import free_ports, polyeps_command, supernode_command
 
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.filterwarnings("ignore:GitWildMatchPattern"),  # of Flower, when it builds a bundle
 ]
-ROUNDS = 3
+ROUNDS = 4
 # A bundle that sends home every file it is asked for.
 THIEVING = {
     "pyproject.toml": REFUSING["pyproject.toml"].replace(b"refusing:", b"thieving:"),
@@ -85,19 +85,28 @@ def test_a_federation_with_a_thief_and_a_killed_silo(demo: DemoFederation, tmp_p
         assert not list(demo.silo(name).rglob("*.fab"))
     demo.processes.stop("supernode-default")
 
+    # A server that is killed after a round, and served again, continues.
+    contract, address = demo.server / "contract.toml", f"127.0.0.1:{demo.port}"
+    test = demo.server / "test.csv"
+    command = ["serve", str(contract), "--superlink", address, "-o", str(demo.folder / "run"), "--test", str(test)]
+    demo.processes.start("serve", polyeps_command(*command))
+    wait(lambda: "round 1 of" in demo.processes.log("serve"), 90)
+    demo.processes.stop("serve", signal.SIGKILL)
+
     # A silo that is killed in the middle of a task and started again pays once and misses nothing.
     result: list[Any] = []
-    server = threading.Thread(target=lambda: result.append(demo.serve()))
+    said: list[str] = []
+    server = threading.Thread(target=lambda: result.append(demo.serve(said.append)))
     server.start()
     note = demo.silo("elm") / "state" / "task"
-    wait(lambda: "agreed" in kinds(demo, "elm"))
-    wait(lambda: not note.exists(), pause=0.01)
+    wait(lambda: "3 of 3 silos have enrolled" in said)
     wait(note.exists, pause=0.001)
     demo.processes.stop("silo-elm", signal.SIGKILL)
     assert note.exists()
     demo.start_silo("elm")
     server.join(120)
     assert result, "the server has not finished"
+    assert any(line.startswith("continuing after round") for line in said)
     assert (result[0].rounds, result[0].reason) == (ROUNDS, "all rounds were run")
     assert 0.6 < result[0].metrics["accuracy"] < 1
     accounts = demo.accounts()
@@ -170,10 +179,6 @@ def steal(demo: DemoFederation, files: list[str], nodes: int) -> tuple[dict[int,
 def events(demo: DemoFederation, name: str) -> list[dict[str, Any]]:
     path = demo.silo(name) / "state" / "events.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def kinds(demo: DemoFederation, name: str) -> list[str]:
-    return [event["event"] for event in events(demo, name)]
 
 
 def refusals(demo: DemoFederation, name: str) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 from flwr.app import Error, Message
@@ -23,7 +24,7 @@ from polyeps.transport.client_files import only_one
 from polyeps.transport.flower_client import DECLINED
 
 _log = logging.getLogger(__name__)
-_POLL = 0.25  # seconds between two looks for a task
+_POLL = 0.5  # seconds between two looks for a task
 _PAUSE = 2.0  # seconds to wait for a SuperNode that is not there
 
 
@@ -47,9 +48,9 @@ def run_silo(policy: Policy, stop: threading.Event) -> None:
                     present = True
                     if task is None:
                         stop.wait(_POLL)
-                        continue
-                    with closing(task.client):
-                        _answer(silo, task, policy.folder / "task")
+                    while task is not None:
+                        with closing(task.client):
+                            task = _answer(silo, task, policy.folder / "task", lambda: _next(endpoint, client, stop))
                 except httpx.HTTPError as problem:
                     if present:
                         _log.warning("waiting for the SuperNode at %s (%s)", settings.address, _words(problem))
@@ -61,15 +62,43 @@ def run_silo(policy: Policy, stop: threading.Event) -> None:
         _log.info("silo %r has stopped", policy.name)
 
 
-def _answer(silo: Silo, task: flower.Assignment, note: Path) -> None:
-    """Answer one task; what is needed to excuse ourselves is on the disk meanwhile."""
+class _AbandonedError(Exception):
+    """The task at hand is not to be waited for."""
+
+    def __init__(self, instead: flower.Assignment | None) -> None:
+        super().__init__()
+        self.instead = instead
+
+
+def _next(endpoint: flower.Endpoint, client: Any, stop: threading.Event) -> None:
+    """Wait a moment; raise if there is another task, or the silo is to stop.
+
+    A SuperNode handles one message at a time. If there is a second task, it has given up the first.
+    """
+    stop.wait(_POLL)
+    other = None if stop.is_set() else flower.acquire(endpoint, client)
+    if other is not None or stop.is_set():
+        raise _AbandonedError(other)
+
+
+def _answer(silo: Silo, task: flower.Assignment, note: Path, waiting: Callable[[], None]) -> flower.Assignment | None:
+    """Answer one task; return another one that is to be answered instead, if this one is not waited for any more.
+
+    What is needed to excuse ourselves is on the disk meanwhile.
+    """
     with flower.heartbeats(task.client):
         bare = task.open()
         replace_file(note, task.note())
         try:
-            message = task.content(silo.policy.limits.message_bytes)
+            message = task.content(silo.policy.limits.message_bytes, waiting)
         except httpx.HTTPError:
             raise
+        except _AbandonedError as why:
+            if why.instead is not None:
+                _log.info("a task was given up: its run is over")
+                task.give_up()
+            note.unlink()
+            return why.instead
         except Exception as problem:  # a message that cannot be read is declined like any other
             silo.refuse(problem)
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DECLINED), reply_to=bare)
@@ -77,6 +106,7 @@ def _answer(silo: Silo, task: flower.Assignment, note: Path) -> None:
             reply = silo.answer(message, task.node)
         task.push(reply)
     note.unlink()
+    return None
 
 
 def _excuse(endpoint: flower.Endpoint, note: Path) -> None:

@@ -19,7 +19,7 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SubStatus
 from flwr.common.serde import fab_to_proto, message_from_proto, message_to_proto, run_from_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
@@ -51,12 +52,8 @@ from flwr.supercore.inflatable.inflatable_object import (
     iterate_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, push_objects
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -73,7 +70,7 @@ from polyeps.errors import InputError
 FLOWER = "1.41"
 _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 _HEARTBEAT = 8.0  # seconds; a task is given up after 30 without one
-_MOST_PULL_SECONDS = 120.0
+_OVERHEAD = 100  # bytes that are counted for every part of a message
 
 
 def check_flower() -> None:
@@ -152,35 +149,38 @@ class Assignment:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, self.run, self.node
         pulled = self.client.PullMessages(PullAppMessagesRequest())
         if not pulled.messages_list:
+            self.give_up()
             raise InputError("the SuperNode has a task without a message")
         self.header, self._tree = pulled.messages_list[0], pulled.message_object_trees[0]
         return _readable(self.header)
 
-    def content(self, most_bytes: int) -> Message:
-        """Return the message with its content, of so many bytes at most."""
-        node, pulled = Node(node_id=self.node), 0
-        pull = make_pull_object_fn_protobuf(self.client.PullObject, node, self.run)
+    def content(self, most_bytes: int, waiting: Callable[[], None]) -> Message:
+        """Return the message with its content, of so many bytes at most.
 
-        def counted(name: str) -> bytes:
-            nonlocal pulled
-            content: bytes = pull(name)
-            pulled += len(content)
+        `waiting` is called while the SuperNode does not have all of it. A SuperNode that receives a message of a run
+        which has just ended never gets its content, and keeps the task all the same.
+        """
+        node, contents, pulled = Node(node_id=self.node), dict[str, bytes](), 0
+        for name in dict.fromkeys(tree.object_id for tree in iterate_object_tree(self._tree)):
+            wanted = PullObjectRequest(node=node, run_id=self.run, object_id=name)
+            while not (found := self.client.PullObject(wanted)).object_available:
+                waiting()
+            contents[name] = found.object_content
+            pulled += len(contents[name]) + _OVERHEAD
             if pulled > most_bytes:
                 raise InputError(f"the message has more than limits.message_bytes = {most_bytes} bytes")
-            return content
-
-        if sum(1 for _ in iterate_object_tree(self._tree)) > most_bytes // 100:
-            raise InputError(f"the message has more parts than limits.message_bytes = {most_bytes} allows")
-        message: Message = pull_and_inflate_object_from_tree(
-            self._tree,
-            counted,
-            make_confirm_message_received_fn_protobuf(self.client.ConfirmMessageReceived, node, self.run),
-            return_type=Message,
-            max_concurrent_pulls=1,
-            max_time=_MOST_PULL_SECONDS,
-        )
-        message.metadata.__dict__["_message_id"] = self._tree.object_id
+        top = self._tree.object_id
+        received = ConfirmMessageReceivedRequest(node=node, run_id=self.run, message_object_id=top)
+        self.client.ConfirmMessageReceived(received)
+        message = inflate_object_from_contents(top, contents)
+        if not isinstance(message, Message):
+            raise InputError(f"the SuperNode sends a {type(message).__name__}, not a message")
+        message.metadata.__dict__["_message_id"] = top
         return message
+
+    def give_up(self) -> None:
+        """End a task without a reply: only one that its SuperNode does not wait for."""
+        _end(self.client, SubStatus.FAILED, "given up")
 
     def push(self, reply: Message) -> None:
         """Send a reply, and end the task."""

@@ -29,7 +29,7 @@ class PatientGrid:
     """What the transport needs of a Flower grid, without its long sleeps."""
 
     grid: Grid
-    poll: float = 0.3
+    poll: float = 0.5  # seconds between two looks for replies
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.grid.get_node_ids())

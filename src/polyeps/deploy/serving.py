@@ -54,7 +54,7 @@ class EnrolledSilos(OnFlower):
 
     signed: SignedContract = field(kw_only=True)
     progress: Progress = field(default=lambda _: None, kw_only=True)
-    poll: float = 0.3
+    poll: float = 0.5  # seconds between two looks for silos
     _queried: dict[str, int] = field(default_factory=dict)  # messages that wait for a reply, and their nodes
     _again: dict[int, float] = field(default_factory=dict)  # nodes that declined, and when to ask them again
     _enrolled: tuple[Profile, ...] = ()
