@@ -100,7 +100,7 @@ def test_a_message_that_is_too_large_is_declined_before_it_is_read(sites: Sites)
     node = SuperNode(
         enrolling(signed.encode()),
         tasking(signed.contract.run, {"model": torch.zeros(2_000_000)}),
-        tasking(signed.contract.run, {f"t{i}": torch.zeros(1) for i in range(300)}),
+        tasking(signed.contract.run, {f"t{i}": torch.full((1,), float(i)) for i in range(300)}),
         tasking(signed.contract.run, {"model": torch.zeros(6)}),
     )
     for _ in range(4):
