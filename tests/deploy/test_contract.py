@@ -126,3 +126,10 @@ def test_a_copied_key_of_two_silos_is_refused(sites: Sites) -> None:
     key = public_of(sites.keys["aspen"])
     with pytest.raises(InputError, match="two silos have the same key"):
         sites.contract(silos={"aspen": key, "birch": key})
+
+
+def test_a_setting_of_the_model_that_nobody_would_use_is_refused(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    sites.contract(model={"name": "mlp", "hidden": [4]})
+    monkeypatch.setattr("polyeps.deploy.contract._MODEL_KEYS", {"name"})
+    with pytest.raises(InputError, match=r"model\.hidden is not for contracts yet"):
+        sites.contract(model={"name": "mlp", "hidden": [4]})

@@ -155,6 +155,7 @@ def deploy_demo(
     from polyeps.deploy.demo import run_demo
 
     _few_threads()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing is left running
     figures = run_demo(output, rounds, remark)
     if as_json:
         print_json(figures)

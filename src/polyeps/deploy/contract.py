@@ -32,6 +32,7 @@ _SIGNED = (
     b"polyeps contract 1\n"  # before the bytes that are signed: a signature of anything else is none of a contract
 )
 LARGEST_CONTRACT = 1 << 20  # bytes
+_MODEL_KEYS = {"name", "hidden"}  # that `contract_job` knows: a setting that it ignored would be agreed to in vain
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
 
 
@@ -113,6 +114,8 @@ class Contract(Section):
             )
         if method.training:
             raise InputError("algorithm.training: a contract has one method; put its settings into [training]")
+        if others := sorted(self.model.model_fields_set - _MODEL_KEYS):
+            raise InputError(f"model.{others[0]} is not for contracts yet; leave it out")
         if self.participation.with_public:
             raise InputError("participation.with_public needs every silo's budget, which a contract does not have")
         if (self.least_silos or 1) > len(self.silos):

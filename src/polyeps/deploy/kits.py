@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from polyeps.core import check_name
@@ -126,7 +127,7 @@ def server_kit(
     text = _CONTRACT.format(
         name=toml_text(name),
         rounds=terms.rounds,
-        ends=today().replace(year=today().year + 1),
+        ends=today() + timedelta(days=365),
         silos=listed or '# aspen = "..."\n',
         enrolment=f"{terms.enrolment:g}",
         reply=f"{terms.reply:g}",

@@ -124,7 +124,7 @@ class Silo:
     def refuse(self, problem: Exception) -> None:
         """Log why something was declined, for the silo alone."""
         reason = str(problem) if isinstance(problem, PolyepsError) else f"{type(problem).__name__}: {problem}"
-        _log.warning("declined: %s", reason)
+        _log.warning("declined: %s", reason, exc_info=None if isinstance(problem, PolyepsError) else problem)
         self._note("refused", reason=reason[:500])
 
     def _note(self, event: str, **facts: Payload | Any) -> None:

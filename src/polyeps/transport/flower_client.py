@@ -47,8 +47,8 @@ def client_app(
     it takes part in (`Clients.run`): it answers no other. A `rehearsal` lifts these rules: it is a simulation over
     Flower's messages, and protects no client.
 
-    Of any error at a client, the server reads the one word "declined"; the details are in the client's own _log, and
-    `notice` is called with it.
+    Of any error at a client, the server reads the one word "declined"; the details are in the client's own log, or are
+    given to `notice`.
     """
     app = ClientApp()
     discreetly = functools.partial(_discreet, notice)
@@ -120,8 +120,9 @@ def _discreet(notice: Callable[[Exception], None] | None, handle: Handler) -> Ha
         try:
             return handle(message, context)
         except Exception as problem:
-            _log.exception("a task was declined")
-            if notice is not None:
+            if notice is None:
+                _log.exception("a task was declined")
+            else:
                 notice(problem)
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DECLINED), reply_to=message)
 
