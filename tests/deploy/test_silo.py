@@ -259,6 +259,29 @@ def test_after_its_end_a_contract_is_not_answered(sites: Sites, monkeypatch: pyt
     assert charges(sites) == 0
 
 
+def test_a_contract_of_another_version_does_not_keep_a_silo_from_starting(sites: Sites) -> None:
+    silo, run = enrolled(sites)
+    path = sites.folder / "aspen" / "state" / "contracts" / run.rpartition("/")[2]
+    path.write_bytes(path.read_bytes().replace(b'"decay"', b'"decoy"'))
+    declined(sites.silo(), tasking(run, model()))
+    assert "decoy" in events(sites)[-1]["reason"]
+    assert charges(sites) == 0
+    assert ask(silo, tasking(run, model())).content["reply"]["answered"]  # it has read the contract before
+
+
+def test_a_new_contract_finds_free_what_an_ended_one_has_not_used(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites.write_policy("aspen", budget={"epsilon": 1.4})
+    silo, run = enrolled(sites, ends=date(2090, 1, 1))
+    second = sites.signed(name="second")
+    declined(silo, enrolling(second.encode()))
+    for module in ("polyeps.deploy.silo", "polyeps.deploy.agreement"):
+        monkeypatch.setattr(f"{module}.today", lambda: date(2090, 1, 2))
+    assert not ask(silo, enrolling(second.encode())).has_error()
+    assert not silo.ledger.runs[run].open
+
+
 def test_no_text_of_an_error_is_sent(sites: Sites, caplog: pytest.LogCaptureFixture) -> None:
     silo, run = enrolled(sites)
     part = silo._agreed[run]

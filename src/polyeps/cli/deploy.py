@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import sys
@@ -26,21 +27,35 @@ def _need_flower() -> None:
         raise InputError("deployment needs Flower; pip install 'polyeps[flower]'") from None
 
 
-def _logging() -> None:
-    """Log to stderr with times: silos and servers run for days, and under a service manager."""
-    form = "%(asctime)s %(levelname)s %(message)s"
-    logging.basicConfig(format=form, level=logging.WARNING if quiet() else logging.INFO, stream=sys.stderr)
+class _JsonLines(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = {"time": self.formatTime(record), "level": record.levelname, "message": record.getMessage()}
+        if record.exc_info:
+            facts["error"] = self.formatException(record.exc_info)
+        return json.dumps(facts, ensure_ascii=False)
+
+
+def _logging(as_json: bool) -> None:
+    """Log to stderr with times: a silo runs for days, and under a service manager."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING if quiet() else logging.INFO)
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def silo_command(policy: Annotated[Path, typer.Option(help="The silo's policy, a TOML file.")]) -> None:
+def silo_command(
+    policy: Annotated[Path, typer.Option(help="The silo's policy, a TOML file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Log one JSON object a line.")] = False,
+) -> None:
     """Take part in runs as this silo, until it is stopped: beside a SuperNode started with --isolation process."""
     _need_flower()
     from polyeps.deploy.executor import run_silo, stopping
     from polyeps.deploy.policy import read_policy
 
-    _logging()
+    _logging(as_json)
     _few_threads()
     with stopping() as stop:
         run_silo(read_policy(policy), stop)

@@ -16,6 +16,7 @@ import os
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
@@ -76,6 +77,7 @@ class Silo:
 
     def _accept(self, contract: Contract, signed: bytes) -> Agreement:
         """Agree to a contract, whose price is then reserved, and keep it."""
+        self._release_ended()
         agreement = accept_contract(contract, self.policy, self.public, self.ledger)
         replace_file(self._contracts / contract.digest, signed)
         self._agreed[contract.run] = agreement
@@ -114,10 +116,7 @@ class Silo:
 
     def _release_ended(self) -> None:
         """Release what runs that are over have reserved and not used."""
-        for path in sorted(self._contracts.iterdir()):
-            if path.suffix:
-                continue
-            contract = SignedContract.decode(path.read_bytes()).contract
+        for contract in kept_contracts(self.policy.folder):
             if contract.ends < today():
                 release_ended(contract.run, self.ledger)
 
@@ -139,6 +138,17 @@ class Silo:
                 stream.write(line + "\n")
         except OSError as problem:
             _log.warning("%s cannot be written: %s", path, problem.strerror)
+
+
+def kept_contracts(folder: Path) -> list[Contract]:
+    """Return the contracts that a silo has accepted; one that this version cannot read is left out."""
+    found = []
+    for path in sorted((folder / "contracts").glob("[0-9a-f]*")):
+        try:
+            found.append(SignedContract.decode(path.read_bytes()).contract)
+        except InputError as problem:
+            _log.warning("the contract %s is left out: %s", path, problem)
+    return found
 
 
 def _file_name(run: str) -> str:

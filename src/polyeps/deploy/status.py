@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from polyeps.deploy.agreement import today
-from polyeps.deploy.contract import SignedContract
 from polyeps.deploy.policy import Policy
 from polyeps.deploy.serving import JOURNAL
+from polyeps.deploy.silo import kept_contracts
 from polyeps.errors import InputError
 from polyeps.experiment.journal import Journal
 from polyeps.ledger import Ledger
@@ -23,13 +23,11 @@ def silo_status(policy: Policy) -> dict[str, Any]:
     """Return the accounts of a silo, its contracts and the last events."""
     if not policy.ledger.exists():
         raise InputError(f"there is no ledger at {policy.ledger} yet; start the silo first")
-    folder = policy.folder / "contracts"
     contracts = []
     with closing(Ledger(policy.ledger)) as ledger:
         charged = Counter(row.content.get("run") for row in ledger.rows() if row.kind == "charge")
         accounts = [_account(ledger, name) for name in ledger.clients]
-        for path in sorted(folder.iterdir()) if folder.exists() else ():
-            contract = SignedContract.decode(path.read_bytes()).contract
+        for contract in kept_contracts(policy.folder):
             held = ledger.runs.get(contract.run)
             contracts.append(
                 {
