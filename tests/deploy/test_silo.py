@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
@@ -14,6 +15,8 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.serde import message_to_proto
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.silos import Sites, being, enrolling, over_the_wire, tasking
 
 from polyeps.deploy import silo as silo_module
@@ -23,6 +26,7 @@ from polyeps.deploy.silo import Silo, check_proof
 from polyeps.errors import InputError
 from polyeps.ledger import Ledger
 from polyeps.transport.client_files import Keeping
+from polyeps.transport.flower_client import arrays
 
 NODE = 100
 SIZE = 6  # parameters of the logistic model
@@ -112,6 +116,17 @@ def test_a_task_is_answered_and_charged_once(sites: Sites) -> None:
     assert [event["event"] for event in events(sites)] == ["agreed", "answered", "answered"]
 
 
+def test_the_noise_of_a_real_silo_cannot_be_repeated(sites: Sites, tmp_path: Path) -> None:
+    """The same silo, copied before it answers, gives the same task another answer."""
+    _, run = enrolled(sites)
+    shutil.copytree(sites.folder / "aspen", tmp_path / "copy")
+    first = ask(sites.silo(), tasking(run, model())).content["payload"]["update"].numpy()
+    shutil.rmtree(sites.folder / "aspen")
+    shutil.copytree(tmp_path / "copy", sites.folder / "aspen")
+    second = ask(sites.silo(), tasking(run, model())).content["payload"]["update"].numpy()
+    assert (first != second).sum() >= SIZE - 1
+
+
 # A hostile server
 
 
@@ -192,6 +207,36 @@ def test_other_messages_are_declined_free_of_charge(sites: Sites) -> None:
     refusals = [event for event in events(sites) if event["event"] == "refused"]
     assert len(refusals) > 40
     assert all(event["reason"] for event in refusals)
+
+
+_ANY = st.one_of(
+    st.integers(-(2**63), 2**63 - 1), st.floats(), st.booleans(), st.text(max_size=20), st.binary(max_size=20)
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    task=st.dictionaries(st.sampled_from(["action", "round", "bits", "clip", "run"]), _ANY, max_size=5),
+    kind=st.sampled_from([MessageType.TRAIN, MessageType.QUERY, MessageType.EVALUATE, "train.sum"]),
+    named=st.booleans(),
+)
+def test_no_header_gets_more_than_was_agreed(
+    shared: tuple[Sites, Silo, str], task: dict[str, Any], kind: str, named: bool
+) -> None:
+    sites, silo, run = shared
+    being(1)
+    header = {**task, **({"run": run} if named else {})}
+    record = RecordDict({"task": ConfigRecord(header), "payload": arrays({"model": torch.zeros(SIZE)})})
+    reply = ask(silo, over_the_wire(Message(record, dst_node_id=NODE, message_type=kind)))
+    assert reply.has_error()
+    assert reply.error.reason == "declined"
+    assert charges(sites) == 0
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sites, Silo, str]:
+    sites = Sites(tmp_path_factory.mktemp("shared"))
+    return sites, *enrolled(sites)
 
 
 def test_an_array_that_lies_about_its_size_is_declined(sites: Sites) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 from dataclasses import asdict
@@ -21,6 +22,10 @@ Folder = Annotated[Path, typer.Argument(help="The folder to make.")]
 
 
 def _need_flower() -> None:
+    """Refuse to go on without Flower, and keep it from contacting anybody but the federation."""
+    from polyeps.deploy.processes import OFFLINE
+
+    os.environ.update(OFFLINE)  # before it is imported
     try:
         import flwr  # noqa: F401
     except ModuleNotFoundError:

@@ -66,8 +66,9 @@ def accept_contract(contract: Contract, policy: Policy, public: str, ledger: Led
         if field not in policy.discloses:
             raise InputError(f"{contract.algorithm.name} needs this silo's {field}, which the policy does not disclose")
     price = _price(job, (policy.name, _SIGNER + policy.signer(contract.signer)[0]))
-    _reserve(contract, policy, price, ledger)
-    return Agreement(contract, _own_part(contract, job, policy, ledger, dataset), job.algorithm, price)
+    part = _own_part(contract, job, policy, ledger, dataset)
+    _reserve(contract, policy, price, ledger)  # last: whatever is wrong is found before
+    return Agreement(contract, part, job.algorithm, price)
 
 
 def check_terms(contract: Contract, policy: Policy) -> None:
