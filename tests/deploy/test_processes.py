@@ -112,7 +112,8 @@ def test_a_federation_with_a_thief_and_a_killed_silo(demo: DemoFederation, tmp_p
     accounts = demo.accounts()
     assert {name: account["charges"] for name, account in accounts.items()} == dict.fromkeys(BUDGETS, ROUNDS)
     for name, account in accounts.items():
-        assert 0 < account["spent"] <= account["epsilon"], name
+        assert 0.9 * account["limit of a run"] < account["this run"] <= account["limit of a run"], name
+        assert account["this run"] < account["spent in all"] <= account["limit in all"], name
     answered = [event for event in events(demo, "elm") if event["event"] == "answered"]
     assert {event["round"] for event in answered} == set(range(ROUNDS))
 

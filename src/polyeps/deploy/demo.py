@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from polyeps.accounting.affordability import known_epsilon
 from polyeps.data.hospitals import hospitals_csv
 from polyeps.deploy.contract import SignedContract, read_draft, signed_path
 from polyeps.deploy.contract_job import digest_of_model
@@ -109,13 +110,14 @@ class DemoFederation:
         for name in BUDGETS:
             ledger = Ledger(self.silo(name) / "ledger.db")
             account = ledger.account(name)
-            spent, committed = account.spent(), account.spent(account.committed)
+            budget, history = account.terms.budget, account.history
+            known = known_epsilon(history, budget.delta, account.terms.adjacency, "pld") if history else 0.0
             found[name] = {
-                "epsilon": account.terms.budget.epsilon,
-                "delta": account.terms.budget.delta,
-                "epsilon_per_run": BUDGETS[name][0],
-                "spent": spent,
-                "reserved": max(0.0, committed - spent),
+                "delta": budget.delta,
+                "limit of a run": BUDGETS[name][0],
+                "this run": known,  # exactly; it is the only one
+                "limit in all": budget.epsilon,
+                "spent in all": account.spent(),  # by the ledger's filter, which holds for any further runs
                 "charges": account.charges,
             }
             ledger.close()
