@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from flwr.app import Message
 from support.commands import refused, run, run_json
 from support.silos import SiloGrid, Sites
 
@@ -89,3 +90,28 @@ def test_the_status_of_a_run_and_of_a_silo(sites: Sites, tmp_path: Path) -> None
     assert [event["event"] for event in silo["events"]] == ["agreed", "answered", "answered"]
     assert "all rounds were run" in run("deploy", "status", str(tmp_path / "run")).stdout
     assert "signer: lab" in run("deploy", "status", "--policy", policy).stdout
+
+
+def test_a_silo_withdraws_from_a_contract(sites: Sites, tmp_path: Path) -> None:
+    """While it is running: what was spent stays spent, the rest is free, and the run goes on without it."""
+    signed, grid = sites.signed(), SiloGrid(sites, anew=False)
+    policy = ("--policy", str(tmp_path / "cedar" / "policy.toml"))
+
+    def leave(node: int, message: Message) -> None:
+        if node == 102 and message.metadata.group_id == "1":
+            withdrawn = run_json("deploy", "withdraw", signed.contract.digest[:12], *policy)
+            assert (withdrawn["contract"], withdrawn["reserved"]) == ("readmission", 0)
+            assert 0 < withdrawn["spent"] < withdrawn["epsilon"] - withdrawn["left"] + 1e-9
+            grid.before = lambda *_: None
+
+    grid.before = leave
+    assert serve_contract(signed, grid.connected, tmp_path / "run").rounds == 3
+    silos = {row["silo"]: row["answered"] for row in run_json("deploy", "status", str(tmp_path / "run"))["silos"]}
+    assert silos == {"aspen": 3, "birch": 3, "cedar": 1}
+    found = run_json("deploy", "status", *policy)
+    assert [one["state"] for one in found["contracts"]] == ["ended"]
+    spent = {one["account"]: one["spent"] for one in found["accounts"]}
+    assert spent["cedar"] > 0
+    assert spent["signer: lab"] > 0  # charged for as much as the silo was
+    run("deploy", "withdraw", "readmission", *policy)  # again: nothing more happens
+    refused("deploy", "withdraw", "another", *policy, naming=("no contract is called 'another'", "readmission ("))

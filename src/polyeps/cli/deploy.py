@@ -242,3 +242,20 @@ def status(
         if rows:
             columns = list(dict.fromkeys(key for row in rows for key in row))
             print_table(columns, [[row.get(key) for key in columns] for row in rows], title)
+
+
+@deploy_app.command("withdraw")
+def withdraw_silo(
+    contract: Annotated[str, typer.Argument(help="The contract's name, or the first digits of its digest.")],
+    policy: Annotated[Path, typer.Option(help="The silo's policy.")],
+    as_json: Json = False,
+) -> None:
+    """End a silo's part in a contract for good: no further task is answered, and what was not used is free again."""
+    from polyeps.deploy.policy import read_policy
+    from polyeps.deploy.status import withdraw
+
+    found = withdraw(read_policy(policy), contract)
+    if as_json:
+        print_json(found)
+    else:
+        print(f"withdrawn from {found['contract']!r}; spent {found['spent']:.4g}, left {found['left']:.4g}")

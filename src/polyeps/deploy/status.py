@@ -1,4 +1,4 @@
-"""Where a silo or a server stands: contracts and what they have used, rounds and who answered them."""
+"""Where a silo or a server stands: contracts and what they have used, rounds and who answered; withdrawal of a silo."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from polyeps.deploy.agreement import today
+from polyeps.deploy.agreement import release_ended, today
 from polyeps.deploy.policy import Policy
 from polyeps.deploy.serving import JOURNAL
 from polyeps.deploy.silo import kept_contracts
@@ -41,6 +41,24 @@ def silo_status(policy: Policy) -> dict[str, Any]:
                 }
             )
     return {"silo": policy.name, "accounts": accounts, "contracts": contracts, "events": _events(policy)}
+
+
+def withdraw(policy: Policy, wanted: str) -> dict[str, Any]:
+    """End a silo's part in a contract, named by its name or the first digits of its digest; what was spent stays spent.
+
+    What the run has reserved and not used is free again, and no further task of it is answered, whether the silo is
+    running or not.
+    """
+    known = kept_contracts(policy.folder)
+    found = [one for one in known if one.name == wanted or (len(wanted) >= 8 and one.digest.startswith(wanted))]
+    if len(found) != 1:
+        names = ", ".join(f"{one.name} ({one.digest[:16]})" for one in found or known) or "none"
+        many = f"{len(found)} contracts are called {wanted!r}" if found else f"no contract is called {wanted!r}"
+        raise InputError(f"{many}; this silo has accepted: {names}")
+    (contract,) = found
+    with closing(Ledger(policy.ledger)) as ledger:
+        release_ended(contract.run, ledger)
+        return {"contract": contract.name, "digest": contract.digest, **_account(ledger, policy.name)}
 
 
 def _account(ledger: Ledger, name: str) -> dict[str, Any]:
