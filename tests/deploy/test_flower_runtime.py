@@ -22,6 +22,7 @@ from polyeps.deploy import flower_runtime as flower
 from polyeps.deploy.keys import read_secret
 from polyeps.deploy.patient_grid import is_restarted, restarted
 from polyeps.deploy.processes import OFFLINE, superlink_command, supernode_command
+from polyeps.deploy.refusing_bundle import REFUSING
 from polyeps.errors import InputError
 
 
@@ -128,4 +129,4 @@ def test_an_interrupted_task_can_be_replied_to_by_another_process() -> None:
 
 def test_the_bundle_of_a_run_refuses_to_be_imported() -> None:
     with pytest.raises(ImportError, match="for polyeps silos"):
-        exec(flower.REFUSING["refusing.py"])
+        exec(REFUSING["refusing.py"])

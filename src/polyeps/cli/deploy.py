@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -92,7 +93,8 @@ def serve_command(
     place = output or Path("runs") / signed.contract.name
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        served = serve_contract(signed, lambda: started_run(endpoint), place, test=test, progress=remark)
+        connect = partial(started_run, endpoint, place / "flower-run")
+        served = serve_contract(signed, connect, place, test=test, progress=remark)
     except KeyboardInterrupt:
         remark("stopped; repeat the command to continue")
         raise typer.Exit(130) from None

@@ -99,7 +99,7 @@ class DemoFederation:
             self.start_silo(name)
 
     def serve(self, progress: Callable[[str], None] = lambda _: None) -> Served:
-        connect = partial(started_run, self.endpoint)
+        connect = partial(started_run, self.endpoint, self.folder / "run" / "flower-run")
         return serve_contract(
             self.signed, connect, self.folder / "run", test=self.server / "test.csv", progress=progress
         )

@@ -30,7 +30,7 @@ from flwr.app.message import make_message, remove_content_from_message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SubStatus
 from flwr.common.serde import fab_to_proto, message_from_proto, message_to_proto, run_from_proto
-from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest, StopRunRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import Node
@@ -65,7 +65,9 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from polyeps.deploy.refusing_bundle import REFUSING
 from polyeps.errors import InputError
+from polyeps.ledger.head_file import replace_file
 
 FLOWER = "1.41"
 _ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
@@ -257,34 +259,6 @@ def heartbeats(client: RuntimeHttpClient) -> Iterator[None]:
 
 # The server's side
 
-# The bundle of a run: Flower needs one. Its ClientApp refuses to run, should a SuperNode without a silo import it.
-REFUSING: Mapping[str, bytes] = {
-    "pyproject.toml": b"""[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "polyeps-contract"
-version = "1.0.0"
-description = "A run of polyeps silos"
-license = "Apache-2.0"
-dependencies = ["flwr"]
-
-[tool.flwr.app]
-publisher = "polyeps"
-
-[tool.flwr.app.components]
-serverapp = "refusing:server"
-clientapp = "refusing:client"
-
-[tool.flwr.app.config]
-""",
-    "refusing.py": b'''"""Apps that refuse to run: silos and servers of polyeps run their own installed code."""
-
-raise ImportError("this run is for polyeps silos; start `polyeps silo` beside this SuperNode")
-''',
-}
-
 
 def register_node(endpoint: Endpoint, public_key: Path) -> int:
     """Register a SuperNode's public key with a SuperLink; return the number of the node."""
@@ -296,12 +270,28 @@ def register_node(endpoint: Endpoint, public_key: Path) -> int:
 
 
 @contextlib.contextmanager
-def started_run(endpoint: Endpoint, patience: float = 60.0, bundle: Mapping[str, bytes] = REFUSING) -> Iterator[Grid]:
-    """Start a run on a SuperLink, execute its server task here, and end it; other tasks there are refused."""
+def started_run(
+    endpoint: Endpoint,
+    note: Path | None = None,
+    *,
+    patience: float = 60.0,
+    bundle: Mapping[str, bytes] = REFUSING,
+) -> Iterator[Grid]:
+    """Start a run on a SuperLink, execute its server task here, and end it; other tasks there are refused.
+
+    The number of the run is noted in a file. A run that is still noted there was cut off, and is stopped first: until
+    then, SuperNodes may wait for the rest of a message that will never come.
+    """
     check_flower()
     try:
+        if note is not None and note.exists():
+            _stop(endpoint, int(note.read_text()))
         with _started(endpoint, patience, bundle) as grid:
+            if note is not None:
+                replace_file(note, str(grid.run.run_id).encode())
             yield grid
+        if note is not None:
+            note.unlink()
     except httpx.TransportError as problem:
         reason = f"the SuperLink at {endpoint.address} cannot be reached ({type(problem).__name__})"
         raise InputError(f"{reason}; start it, then serve again to continue") from None
@@ -334,6 +324,12 @@ def _started(endpoint: Endpoint, patience: float, bundle: Mapping[str, bytes]) -
             _end(task.client, status, details)
         grid.close()
         task.client.close()
+
+
+def _stop(endpoint: Endpoint, run: int) -> None:
+    """Stop a run, if it is still there."""
+    with contextlib.closing(endpoint.control()) as control, contextlib.suppress(httpx.HTTPStatusError):
+        control.StopRun(StopRunRequest(run_id=run))
 
 
 def _server_task(endpoint: Endpoint, run: int, patience: float) -> tuple[Assignment, Any]:

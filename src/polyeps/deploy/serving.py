@@ -2,6 +2,7 @@
 
     FOLDER/contract           the signed contract
     FOLDER/serving.db         what happened, and the state after every complete round (`experiment.journal`)
+    FOLDER/flower-run         the number of Flower's run, while it goes on
     FOLDER/models/JOB.safetensors
 
 A round that was cut off is asked for again with the same tasks. Silos that have answered them send the same replies
