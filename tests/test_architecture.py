@@ -22,7 +22,7 @@ LAYERS = [
     {"clients", "participation", "client", "server"},
     {"secagg", "transport"},
     {"experiment"},
-    {"audit", "report"},
+    {"audit", "report", "deploy"},
     {"private_federation"},
     {"cli", "__main__"},
 ]

@@ -60,7 +60,8 @@ def answer(clients: Clients, algorithm: Algorithm, task: Task) -> Replies:
 
     This is the only gate, whatever carries the task. A task that is not as the action's `takes` says raises TaskRefused
     and costs no client anything. Clients that do not agree, or cannot afford the task, decline by not replying.
-    A deployed client keeps its reply before it is sent; asked for the same again, it repeats it free of charge.
+    A deployed client keeps its reply before it is sent; asked for the same again, it repeats it free of charge. If its
+    process ends between the charge and the reply, the same task is done under the same charge: nothing was sent yet.
     """
     check_task(algorithm, task)
     if not clients.repeatable and algorithm.arithmetic == "ideal" and clients.ledger is not None:
@@ -79,17 +80,18 @@ def answer(clients: Clients, algorithm: Algorithm, task: Task) -> Replies:
     with clients.keeper.locked():
         replies = clients.keeper.recall(clients, task)
         if replies is None:
-            replies = _answer_anew(clients, algorithm, task, places)
+            attempt = "" if clients.repeatable else clients.keeper.begin(task)
+            replies = _answer_anew(clients, algorithm, task, places, attempt)
             if replies.ids:
                 clients.keeper.keep(clients, task, replies)
     return replies
 
 
-def _answer_anew(clients: Clients, algorithm: Algorithm, task: Task, places: _Places) -> Replies:
-    """Agree, charge, work and remember."""
+def _answer_anew(clients: Clients, algorithm: Algorithm, task: Task, places: _Places, attempt: str = "") -> Replies:
+    """Agree, charge, work and remember; an attempt is charged once."""
     clients.make_room(algorithm)
     if task.action == ENTER:
-        return _enter(clients, algorithm, task, places)
+        return _enter(clients, algorithm, task, places, attempt)
     action = algorithm.actions[task.action]
     places = _in_turn(clients, algorithm, task, places)
     if action.recalls:
@@ -101,7 +103,7 @@ def _answer_anew(clients: Clients, algorithm: Algorithm, task: Task, places: _Pl
     elif clients.ledger is not None:
         if action.price is None:
             raise UnknownEvent(f"{task.action!r} names no price, so a client with a budget cannot do it")
-        places, exhausted = _pay(clients, algorithm, Priced(task.action, action.price), task, places)
+        places, exhausted = _pay(clients, algorithm, Priced(task.action, action.price), task, places, attempt)
     elif action.price is not None:
         raise InputError(f"{task.action!r} has a price, but these clients have no ledger to charge; open one")
     ids = tuple(clients.ids[place] for place in places)
@@ -142,12 +144,12 @@ def _work(clients: Clients, algorithm: Algorithm, task: Task, places: _Places, i
     return payload
 
 
-def _enter(clients: Clients, algorithm: Algorithm, task: Task, places: _Places) -> Replies:
+def _enter(clients: Clients, algorithm: Algorithm, task: Task, places: _Places, attempt: str) -> Replies:
     """Pay for a round, drawn or not; clients that cannot afford it decline, and do nothing in that round."""
     (priced,) = _priced(algorithm)
     exhausted: tuple[str, ...] = ()
     if clients.ledger is not None:
-        places, exhausted = _pay(clients, algorithm, priced, task, places)
+        places, exhausted = _pay(clients, algorithm, priced, task, places, attempt)
     elif clients.guaranteed[places].any():
         raise InputError("a round has a price, but these clients have no ledger to charge; open one")
     entering = places
@@ -175,17 +177,18 @@ def _in_turn(clients: Clients, algorithm: Algorithm, task: Task, places: _Places
     return places[np.flatnonzero(agreed.numpy())]
 
 
-def _pay(clients: Clients, algorithm: Algorithm, priced: Priced, task: Task, places: _Places) -> _Paid:
+def _pay(clients: Clients, algorithm: Algorithm, priced: Priced, task: Task, places: _Places, attempt: str) -> _Paid:
     """Charge all clients with a guarantee that can afford the task; return who can do it, and who cannot."""
     assert clients.ledger is not None
-    purpose = f"{task.run}/{task.round}/{task.action}/{digest(task.payload)}"
-    paid = clients.ledger.paid(purpose) if clients.repeatable else set()
+    purpose = f"{task.run}/{task.round}/{task.action}/{digest(task.payload)}{attempt and f'/{attempt}'}"
+    once = clients.repeatable or bool(attempt)
+    paid = clients.ledger.paid(purpose) if once else set()
     while True:
         able = set(_able(clients, algorithm, priced, places).tolist())
         answering = [place for place in places.tolist() if place in able or clients.ids[place] in paid]
         charges = [charge for charge, _ in _charges(clients, algorithm, priced, np.array(answering, dtype=np.int64))]
         try:
-            clients.ledger.charge_all(charges, purpose=purpose, once=clients.repeatable)
+            clients.ledger.charge_all(charges, purpose=purpose, once=once, run=clients.reservation)
         except BudgetExceeded:  # another process has spent it meanwhile, and the ledger has noticed
             continue
         paying = set(answering)
@@ -198,7 +201,8 @@ def _able(clients: Clients, algorithm: Algorithm, priced: Priced, places: _Place
         return places
     able = places[~clients.guaranteed[places]].tolist()
     for charge, payers in _charges(clients, algorithm, priced, places):
-        able += [place for place, can in zip(payers, clients.ledger.can_afford(charge), strict=True) if can]
+        can_pay = clients.ledger.can_afford(charge, run=clients.reservation)
+        able += [place for place, can in zip(payers, can_pay, strict=True) if can]
     return np.array(able, dtype=np.int64)
 
 

@@ -67,6 +67,9 @@ class Keeper(Protocol):
     def recall(self, clients: Clients, task: Task) -> Replies | None:
         """Restore the client's memory of a run, and return its earlier reply to this very task, if any."""
 
+    def begin(self, task: Task) -> str:
+        """Return the name of the attempt at a task, on disk: the same until a reply is kept, then another."""
+
     def keep(self, clients: Clients, task: Task, replies: Replies) -> None:
         """Write memory and reply to the disk before returning."""
 
@@ -101,6 +104,7 @@ class Clients:
     passed_on: RoundMemory = field(default_factory=RoundMemory)  # from one action of a round to the next
     keeper: Keeper | None = None  # where a deployed client keeps memory and replies; None: in this process alone
     run: str | None = None  # the one run these clients agreed to; None: any
+    reservation: str = ""  # the run whose reserved price pays for everything; "": each charge is met by the budget
     _place: dict[str, int] = field(init=False, repr=False)
     _events: dict[tuple[Any, ...], Any] = field(init=False, repr=False, default_factory=dict)
 

@@ -9,7 +9,21 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from polyeps import __version__
-from polyeps.cli import audit, certificate, certify, data, export, ledger, model, new, plan, predict, report, run
+from polyeps.cli import (
+    audit,
+    certificate,
+    certify,
+    data,
+    deploy,
+    export,
+    ledger,
+    model,
+    new,
+    plan,
+    predict,
+    report,
+    run,
+)
 from polyeps.cli.output import be_quiet
 from polyeps.errors import LedgerTampered, PolyepsError
 
@@ -34,6 +48,9 @@ app.command("predict")(predict.predict)
 app.add_typer(ledger.ledger_app, name="ledger")
 app.add_typer(data.data_app, name="data")
 app.add_typer(model.model_app, name="model")
+app.command("silo")(deploy.silo_command)
+app.command("serve")(deploy.serve_command)
+app.add_typer(deploy.deploy_app, name="deploy")
 _OWN = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
 _OTHERS = {found.name: found for found in entry_points(group="polyeps.commands") if found.name not in _OWN}
 for found in _OTHERS.values():  # of packages that build on this one, such as reproductions

@@ -2,9 +2,12 @@
 
     FOLDER                locked while a task is answered
     FOLDER/RUN.memory     of one run: memory, what is passed on within its round, and the replies of that round
+    FOLDER/RUN.attempt    the task that was begun and not yet answered, with the name of the attempt it is charged under
 
 A file holds everything about a run, and is replaced as a whole: memory and reply are on the disk together or not at
-all. So a client asked twice for the same task sends the same bytes twice and pays once, despite crashes in between.
+all. So a client asked twice for the same task sends the same bytes twice and pays once, despite crashes in between: an
+attempt is written before it is charged and removed after its reply is kept, so a task whose attempt is found was never
+answered.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -27,7 +31,7 @@ from polyeps.client import digest
 from polyeps.clients import Clients
 from polyeps.core import Payload, Replies, Task
 from polyeps.errors import InputError
-from polyeps.ledger.head_file import replace_file
+from polyeps.ledger.head_file import replace_file, sync_folder
 from polyeps.transport import codec
 
 MOST_REPLIES = 16  # kept of one round: a server that asks for more of them pays the client's price again
@@ -63,6 +67,21 @@ class Keeping:
             return None
         return Replies(clients.ids, _under(f"reply/{key}", held), (bool(about["ready"][key]),))
 
+    def begin(self, task: Task) -> str:
+        """Return the name of the attempt at a task: that of an attempt which was cut off, or a new one."""
+        path, key = self._path(task.run, "attempt"), f"{task.round}/{_key(task)}"
+        try:
+            begun: dict[str, str] = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            begun = {}
+        except ValueError as problem:
+            raise InputError(f"{path} is damaged ({problem}); remove it: the task is charged once more") from None
+        if begun.get("task") == key:
+            return begun["attempt"]
+        attempt = secrets.token_hex(8)
+        replace_file(path, json.dumps({"task": key, "attempt": attempt}).encode())
+        return attempt
+
     def keep(self, clients: Clients, task: Task, replies: Replies) -> None:
         """Write memory, what is passed on, and the replies of the present round to the disk."""
         about, held = self._read(task.run)
@@ -80,6 +99,8 @@ class Keeping:
         text = json.dumps({"run": task.run, "round": task.round, "ready": ready}).encode()
         kept[_ABOUT] = torch.from_numpy(np.frombuffer(text, np.uint8).copy())
         replace_file(self._path(task.run), codec.encode(kept))
+        self._path(task.run, "attempt").unlink(missing_ok=True)
+        sync_folder(self.folder)
 
     def _read(self, run: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         try:
@@ -93,8 +114,8 @@ class Keeping:
             raise InputError(f"{self._path(run)} is damaged ({problem}); put back a copy of it") from None
         return about, held
 
-    def _path(self, run: str) -> Path:
-        return self.folder / f"{hashlib.blake2b(run.encode(), digest_size=16).hexdigest()}.memory"
+    def _path(self, run: str, kind: str = "memory") -> Path:
+        return self.folder / f"{hashlib.blake2b(run.encode(), digest_size=16).hexdigest()}.{kind}"
 
 
 @contextmanager
@@ -104,6 +125,20 @@ def locked(folder: Path) -> Iterator[None]:
     held = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
+
+
+@contextmanager
+def only_one(folder: Path, otherwise: str) -> Iterator[None]:
+    """Refuse to go on, with this sentence, while another process is in the same `with` of a folder."""
+    held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(otherwise) from None
+    else:
         yield
     finally:
         os.close(held)

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,23 +62,28 @@ class OnFlower(Transport):
         return tuple(self._introduced([node for node in self._connected() if node not in known]))
 
     def _introduced(self, nodes: Sequence[int]) -> Iterator[Profile]:
-        """Yield the profiles of nodes, each name at most once; other claims of a name are logged and left out.
+        """Yield the profiles of nodes."""
+        query = [Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]
+        yield from self.named(self.grid.send_and_receive(query, timeout=self.timeout) if query else ())
+
+    def named(self, replies: Iterable[Message]) -> Iterator[Profile]:
+        """Yield the profiles of nodes that introduced themselves, each name at most once.
 
         A name belongs to the first node that had it, for the whole run. While that node is not connected, another one
         may replace it, as a restarted SuperNode does: one that shows the same identity key (or none, where there was
         none), while no other replaces it. The first node gets its name back when it returns. A new name that several
-        nodes claim at once is given to none of them.
+        nodes claim at once is given to none of them. Other claims of a name are logged and left out.
 
         A key that is shown is not proven here: a copy of it is enough for plain tasks, but not for secure sums.
         """
         claims: dict[str, dict[int, tuple[Profile, bytes]]] = {}
-        query = [Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY) for node in nodes]
-        for reply in self.grid.send_and_receive(query, timeout=self.timeout) if query else ():
+        for reply in replies:
             node = reply.metadata.src_node_id
             try:
                 content = reply.content["profile"]
                 profile = _profile(content)
                 identity = bytes(content.get("identity", b""))
+                self.check_profile(node, profile, content)
             except Exception:
                 _log.warning("node %d sends no valid profile, and is left out", node)
                 continue
@@ -93,6 +98,9 @@ class OnFlower(Transport):
                 self._first.setdefault(client, node)
                 profile, self._identities[client] = claimed[node]
                 yield profile
+
+    def check_profile(self, node: int, profile: Profile, content: Mapping[str, Any]) -> None:
+        """Raise InputError for a profile that a node must not have; any is allowed here."""
 
     def _owner(self, client: str, claimed: Mapping[int, bytes], connected: Set[int]) -> int | None:
         """Return the node that gets a client's name, of those that claim it with these keys."""

@@ -35,7 +35,11 @@ Open = Callable[[Context], tuple[Clients, Algorithm, Iterable[Field]]]
 
 
 def client_app(
-    open_client: Open, open_seat: Callable[[Context], Seat] | None = None, *, rehearsal: bool = False
+    open_client: Open,
+    open_seat: Callable[[Context], Seat] | None = None,
+    *,
+    rehearsal: bool = False,
+    notice: Callable[[Exception], None] | None = None,
 ) -> ClientApp:
     """Return a ClientApp that answers tasks, takes the steps of secure sums, and introduces itself when queried.
 
@@ -43,9 +47,11 @@ def client_app(
     it takes part in (`Clients.run`): it answers no other. A `rehearsal` lifts these rules: it is a simulation over
     Flower's messages, and protects no client.
 
-    Of any error at a client, the server reads the one word "declined"; the details are in the client's own _log.
+    Of any error at a client, the server reads the one word "declined"; the details are in the client's own log, or are
+    given to `notice`.
     """
     app = ClientApp()
+    discreetly = functools.partial(_discreet, notice)
 
     def opened(context: Context) -> tuple[Clients, Algorithm, Iterable[Field]]:
         clients, algorithm, discloses = open_client(context)
@@ -54,7 +60,7 @@ def client_app(
         return clients, algorithm, discloses
 
     @app.query()  # type: ignore[untyped-decorator,unused-ignore]
-    @_discreetly
+    @discreetly
     def introduce(message: Message, context: Context) -> Message:
         (profile,) = profiles(*opened(context))
         disclosed = {name: value for name, value in asdict(profile).items() if value is not None}
@@ -62,7 +68,7 @@ def client_app(
         return Message(RecordDict({"profile": ConfigRecord(disclosed)}), reply_to=message)
 
     @app.train()  # type: ignore[untyped-decorator,unused-ignore]
-    @_discreetly
+    @discreetly
     def work(message: Message, context: Context) -> Message:
         clients, algorithm, _ = opened(context)
         asked = message.content["task"]
@@ -94,7 +100,7 @@ def client_app(
         return Message(RecordDict(content), reply_to=message)
 
     @app.train("sum")  # type: ignore[untyped-decorator,unused-ignore]
-    @_discreetly
+    @discreetly
     def take_part(message: Message, context: Context) -> Message:
         if open_seat is None:
             raise InputError("this client has no seat in secure sums; give client_app one")
@@ -106,15 +112,18 @@ def client_app(
     return app
 
 
-def _discreetly(handle: Handler) -> Handler:
+def _discreet(notice: Callable[[Exception], None] | None, handle: Handler) -> Handler:
     """Answer "declined" in place of any exception: Flower would send its text, which may be private."""
 
     @functools.wraps(handle)
     def handled(message: Message, context: Context) -> Message:
         try:
             return handle(message, context)
-        except Exception:
-            _log.exception("a task was declined")
+        except Exception as problem:
+            if notice is None:
+                _log.exception("a task was declined")
+            else:
+                notice(problem)
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DECLINED), reply_to=message)
 
     return handled

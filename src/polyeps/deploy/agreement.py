@@ -1,0 +1,207 @@
+"""A contract against a policy: a silo's part in the run, or a sentence why there is none.
+
+The silo's ε is its policy's, and its noise is calibrated to it. The price of the whole run is reserved in the ledger
+before the first task: for the silo and, under the signer's own limit, for the signer. Nothing that a server sends later
+changes noise, clip, rate or price.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from functools import partial
+
+import numpy as np
+
+from polyeps.clients import Clients
+from polyeps.core import Algorithm, Budget
+from polyeps.data.dataset import Dataset
+from polyeps.data.own_files import load_client
+from polyeps.data.own_tables import in_words
+from polyeps.data.partition import Partition, to_records
+from polyeps.data.schema_files import TableDeclaration, read_schema
+from polyeps.deploy.contract import Contract
+from polyeps.deploy.contract_job import check_contract_model, check_deployable, job_of_contract
+from polyeps.deploy.policy import USUAL_RANGES, Policy
+from polyeps.engine.noise import SeededStreams, SystemStreams
+from polyeps.errors import InputError
+from polyeps.experiment.job import Job
+from polyeps.experiment.noise_calibration import cost_of
+from polyeps.experiment.seeds import seed_for
+from polyeps.ledger import Ledger
+from polyeps.ledger.account import BudgetTerms, Charge
+from polyeps.transport.client_files import Keeping
+
+_SIGNER = "signer: "  # before the name of a signer, in the name of its account
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What a silo has agreed to: itself as a client (n = 1), the algorithm, and the price of the whole run."""
+
+    contract: Contract
+    clients: Clients
+    algorithm: Algorithm
+    price: Charge  # to the silo and to the signer
+
+
+def today() -> date:
+    """Return today's date, the same everywhere."""
+    return datetime.now(UTC).date()
+
+
+def accept_contract(contract: Contract, policy: Policy, public: str, ledger: Ledger) -> Agreement:
+    """Return a silo's part in a run, its whole price reserved; refuse what policy or ledger do not allow.
+
+    `public` is the silo's own key. Repeating an agreement changes nothing.
+    """
+    check_terms(contract, policy)
+    if contract.silos[policy.name] != public:
+        raise InputError(f"the contract enrols {policy.name!r} with another key than this silo's, which is {public}")
+    check_contract_model(contract, policy.limits.parameters)
+    declared = replace(contract.data.declaration, client=read_schema(policy.data.schema_file).client)
+    dataset = load_client(policy.data.file, declared, policy.name)
+    job = job_of_contract(contract, dataset, Budget(policy.budget.epsilon_per_run, contract.delta))
+    for field in job.algorithm.needs:
+        if field not in policy.discloses:
+            raise InputError(f"{contract.algorithm.name} needs this silo's {field}, which the policy does not disclose")
+    price = _price(job, (policy.name, _SIGNER + policy.signer(contract.signer)[0]))
+    part = _own_part(contract, job, policy, ledger, dataset)
+    _reserve(contract, policy, price, ledger)  # last: whatever is wrong is found before
+    return Agreement(contract, part, job.algorithm, price)
+
+
+def check_terms(contract: Contract, policy: Policy) -> None:
+    """Refuse a contract that a policy does not allow; no record is read, and nothing is charged."""
+    policy.signer(contract.signer)
+    if policy.name not in contract.silos:
+        raise InputError(f"the contract does not enrol {policy.name!r}; its silos are {', '.join(contract.silos)}")
+    if policy.rehearsal != (contract.rehearsal is not None):
+        raise InputError(
+            "the contract is not a rehearsal, and this policy is for rehearsals alone"
+            if policy.rehearsal
+            else "the contract is a rehearsal: its noise can be repeated, so it would protect nobody"
+        )
+    if contract.ends < today():
+        raise InputError(f"the contract ended on {contract.ends}")
+    if contract.algorithm.name not in policy.algorithms:
+        raise InputError(f"algorithm.name = {contract.algorithm.name!r} is not in the policy's algorithms")
+    check_deployable(contract)
+    if contract.model.name not in policy.models:
+        raise InputError(f"model.name = {contract.model.name!r} is not in the policy's models")
+    if contract.rounds > policy.limits.rounds:
+        raise InputError(f"rounds = {contract.rounds} is more than the policy's limits.rounds = {policy.limits.rounds}")
+    if contract.delta > policy.budget.delta:
+        raise InputError(f"delta = {contract.delta:g} is more than the policy's budget.delta = {policy.budget.delta:g}")
+    settings = contract.training.model_dump(exclude_none=True)
+    for key, (low, high) in {**USUAL_RANGES, **policy.limits.training}.items():
+        value = settings.get(key)
+        if value is not None and not (isinstance(value, int | float) and low <= value <= high):
+            raise InputError(f"training.{key} = {value} is outside the policy's range of {low:g} to {high:g}")
+    check_schemas(contract.data.declaration, read_schema(policy.data.schema_file))
+
+
+def check_schemas(agreed: TableDeclaration, own: TableDeclaration) -> None:
+    """Refuse a contract whose schema is not the silo's, naming the first difference."""
+    for key in ("label", "unit", "classes"):
+        theirs, ours = getattr(agreed, key), getattr(own, key)
+        if theirs != ours:
+            raise InputError(f"data.{key} is {theirs!r} in the contract and {ours!r} in the policy's schema")
+    columns = [
+        {} if one.schema is None else {column.name: column for column in one.schema.columns} for one in (agreed, own)
+    ]
+    for name in (*columns[0], *columns[1]):
+        if columns[0].get(name) != columns[1].get(name):
+            raise InputError(f"data.columns: {name!r} is not the same in the contract and in the policy's schema")
+
+
+def _price(job: Job, payers: tuple[str, ...]) -> Charge:
+    """Return the price of the whole run."""
+    algorithm = job.algorithm
+    event = cost_of(algorithm, job.population.ids, job.settings).event(float(job.noise_multiplier[0]), 0)
+    return Charge(payers, event, job.rounds.expected, algorithm.unit, algorithm.adjacency, algorithm.person)
+
+
+def _own_part(contract: Contract, job: Job, policy: Policy, ledger: Ledger, dataset: Dataset) -> Clients:
+    """Return the silo as the one client it is."""
+    rows = np.arange(len(dataset.labels))
+    own = Partition((policy.name,), rows, np.array([0, len(rows)]))
+    rehearsed = contract.rehearsal
+    return Clients(
+        ids=(policy.name,),
+        data=to_records(dataset, own),
+        noise_multiplier=job.noise_multiplier[:1],
+        streams=(lambda ids, _: SystemStreams(len(ids)))
+        if rehearsed is None
+        else partial(SeededStreams, seed_for(rehearsed, "noise")),
+        repeatable=rehearsed is not None,
+        ledger=ledger,
+        settings={name: values[:1] for name, values in job.settings.items()},
+        declared=np.array([policy.budget.epsilon_per_run]),
+        keeper=Keeping(policy.folder / "runs"),
+        run=contract.run,
+        reservation=contract.run,
+    )
+
+
+# The ledger
+
+
+def open_ledger(policy: Policy) -> Ledger:
+    """Open the silo's ledger, or create it with the policy's budget; refuse one with another budget."""
+    terms = _terms(policy, policy.budget.epsilon)
+    ledger = Ledger.open_or_create(policy.ledger, {policy.name: terms})
+    if policy.name not in ledger.clients:
+        ledger.enroll({policy.name: terms})
+    _check_account(ledger, policy, policy.name, terms)
+    return ledger
+
+
+def _terms(policy: Policy, epsilon: float) -> BudgetTerms:
+    unit = read_schema(policy.data.schema_file).unit
+    budget, word = Budget(epsilon, policy.budget.delta), "" if unit is None else in_words(unit)
+    schedule = policy.budget.schedule
+    return BudgetTerms(budget, "record" if unit is None else "person", "zero-out", schedule, person=word)
+
+
+def _check_account(ledger: Ledger, policy: Policy, account: str, terms: BudgetTerms) -> None:
+    """Refuse an account that was opened under other terms than the policy's."""
+    held = ledger.account(account).terms
+    if (held.budget, held.unit, held.person, held.schedule) != (
+        terms.budget,
+        terms.unit,
+        terms.person,
+        terms.schedule,
+    ):
+        epsilon, delta = held.budget.epsilon, held.budget.delta
+        raise InputError(
+            f"{policy.ledger} was opened for {account!r} with ε = {epsilon:g}, δ = {delta:g}, unit {held.unit} and the "
+            f"{held.schedule} schedule, and the policy says otherwise; correct the policy, or change the budget with "
+            "`polyeps ledger set-budget --raise --reason ...`"
+        )
+
+
+def _reserve(contract: Contract, policy: Policy, price: Charge, ledger: Ledger) -> None:
+    """Reserve the price of a run for the silo and its signer, both or neither; again, it changes nothing."""
+    ledger.refresh()
+    _silo, account = price.clients
+    terms = _terms(policy, policy.signer(contract.signer)[1].epsilon)
+    if account not in ledger.clients:
+        ledger.enroll({account: terms})
+    _check_account(ledger, policy, account, terms)
+    ledger.reserve(contract.run, [price])
+
+
+def release_ended(run: str, ledger: Ledger) -> None:
+    """Release what a run has reserved and not used; its signer is charged for as much as the silo was."""
+    ledger.refresh()
+    held = ledger.runs.get(run)
+    if held is None or not held.open:
+        return
+    ((silo, signer), _), *_ = held.asked
+    left, whole = (ledger.account(client).reserved.get(run, {}) for client in (silo, signer))
+    terms = ledger.account(signer).terms
+    used = {step: count - left.get(step, 0) for step, count in whole.items()}
+    charges = [Charge((signer,), step, n, terms.unit, person=terms.person) for step, n in used.items() if n]
+    ledger.charge_all(charges, purpose=f"{run}/ended", once=True, run=run)
+    ledger.release(run)

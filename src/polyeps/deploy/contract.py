@@ -1,0 +1,236 @@
+"""The contract of a run: every term that silos agree to, signed with Ed25519.
+
+A draft is a TOML file. Signing resolves it (the schema, the model's digest, the signer's key) and writes a signed
+contract: its canonical bytes and the signature. Two contracts are the same if, and only if, their canonical bytes are.
+The name of the run holds their digest, so nobody can change a term and keep the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import Field, field_validator, model_validator
+
+from polyeps.core import check_name
+from polyeps.data.schema_files import SCHEMA_KEYS, TableDeclaration, read_schema_values, schema_of
+from polyeps.deploy.keys import check_public_key, public_of, verifies
+from polyeps.errors import InputError
+from polyeps.experiment import config
+from polyeps.experiment.sections import Section, Title
+from polyeps.messages import MOST_ROUNDS
+
+_SIGNED = (
+    b"polyeps contract 1\n"  # before the bytes that are signed: a signature of anything else is none of a contract
+)
+LARGEST_CONTRACT = 1 << 20  # bytes
+_MODEL_KEYS = {"name", "hidden"}  # that `contract_job` knows: a setting that it ignored would be agreed to in vain
+Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
+
+
+class DataTerms(Section):
+    """The schema that every silo's records are read by."""
+
+    label: str
+    unit: str | None = None  # the column that names the person of each record
+    classes: tuple[str, ...]
+    columns: dict[str, dict[str, Any]]  # kept in the order of their names, which is that of the features
+
+    @field_validator("columns")
+    @classmethod
+    def _in_order(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        return dict(sorted(value.items()))
+
+    @property
+    def declaration(self) -> TableDeclaration:
+        return TableDeclaration(self.label, None, self.unit, schema_of(self.columns), self.classes)
+
+    @model_validator(mode="after")
+    def _valid(self) -> Self:
+        assert self.declaration
+        return self
+
+
+class Patience(Section):
+    """How long the server waits, in seconds."""
+
+    enrolment: Seconds = 600.0  # for silos to enrol
+    reply: Seconds = 600.0  # for replies to a task; a silo that is later misses the round
+
+
+class Contract(Section):
+    """The terms of one run."""
+
+    format: Literal[1] = 1
+    name: Title
+    rounds: int = Field(ge=1, le=MOST_ROUNDS)
+    delta: float = Field(gt=0, lt=1)  # at which each silo's noise is calibrated
+    seed: int = Field(ge=0, lt=2**31)  # of public dice: the first model, and cohorts that are not secret
+    ends: date  # the last day on which a silo answers
+    signer: str
+    silos: dict[str, str]  # the public key of every enrolled silo
+    least_silos: int | None = Field(default=None, ge=1)  # that must enrol before the run begins; None: all
+    data: DataTerms
+    model: config.ModelSettings = Field(default_factory=config.ModelSettings)
+    model_digest: str
+    training: config.TrainingSettings = Field(default_factory=config.TrainingSettings)
+    participation: config.ParticipationSettings = Field(default_factory=config.ParticipationSettings)
+    algorithm: config.Method
+    patience: Patience = Field(default_factory=Patience)
+    # A rehearsal draws all noise from this seed and so protects nobody: for tests, and for policies that say so.
+    rehearsal: int | None = Field(default=None, ge=0, lt=2**31)
+
+    @field_validator("signer")
+    @classmethod
+    def _a_key(cls, value: str) -> str:
+        return check_public_key("signer", value)
+
+    @field_validator("silos")
+    @classmethod
+    def _named_silos(cls, value: dict[str, str]) -> dict[str, str]:
+        if not value:
+            raise InputError("silos names no silo; give each its public key: [silos] NAME = KEY")
+        for name, key in value.items():
+            check_name("silos: the name of a silo", name)
+            check_public_key(f"silos.{name}", key)
+        if len(set(value.values())) < len(value):
+            raise InputError("silos: two silos have the same key; give each its own")
+        return value
+
+    @model_validator(mode="after")
+    def _deployable(self) -> Self:
+        method = self.algorithm
+        if method.budgets not in (None, "own") or method.form != "sound" or method.epsilon is not None:
+            raise InputError(
+                "algorithm: a deployed silo spends its own budget, in the sound form; leave out budgets, form, epsilon"
+            )
+        if method.training:
+            raise InputError("algorithm.training: a contract has one method; put its settings into [training]")
+        if others := sorted(self.model.model_fields_set - _MODEL_KEYS):
+            raise InputError(f"model.{others[0]} is not for contracts yet; leave it out")
+        if self.participation.with_public:
+            raise InputError("participation.with_public needs every silo's budget, which a contract does not have")
+        if (self.least_silos or 1) > len(self.silos):
+            raise InputError(f"least_silos is {self.least_silos}, but there are {len(self.silos)} silos; lower it")
+        return self
+
+    @cached_property
+    def canonical(self) -> bytes:
+        """The bytes that are signed: JSON with sorted keys, without blanks and without settings that are None."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+    @cached_property
+    def digest(self) -> str:
+        return hashlib.sha256(self.canonical).hexdigest()
+
+    @property
+    def run(self) -> str:
+        """The name of the run, by which silos know its contract."""
+        return f"{self.name}/{self.digest}"
+
+    @property
+    def experiment(self) -> config.Experiment:
+        """The settings of the run as those of an experiment, without records or budgets."""
+        return config.Experiment(
+            name=self.name,
+            rounds=self.rounds,
+            seeds=(self.seed,),
+            data=config.DataSettings(**self.data.model_dump()),
+            budgets=config.BudgetSettings(disclosed=False),
+            model=self.model,
+            training=self.training,
+            participation=self.participation,
+            algorithm=(self.algorithm,),
+        )
+
+
+@dataclass(frozen=True)
+class SignedContract:
+    """A contract and the signature of its signer."""
+
+    contract: Contract
+    signature: bytes
+
+    @classmethod
+    def sign(cls, contract: Contract, key: Ed25519PrivateKey) -> SignedContract:
+        """Return a contract signed with the key of its signer."""
+        if contract.signer != public_of(key):
+            raise InputError("the contract names another signer than this key; sign with the signer's own key")
+        return cls(contract, key.sign(_SIGNED + contract.canonical))
+
+    def encode(self) -> bytes:
+        """Return the bytes of a signed contract: one line for the signature, then the canonical bytes."""
+        return self.signature.hex().encode() + b"\n" + self.contract.canonical + b"\n"
+
+    @classmethod
+    def decode(cls, content: bytes) -> SignedContract:
+        """Return a contract whose signature holds; anything else is refused."""
+        if len(content) > LARGEST_CONTRACT:
+            raise InputError(f"the contract has {len(content)} bytes, more than {LARGEST_CONTRACT}")
+        signature, _, canonical = content.removesuffix(b"\n").partition(b"\n")
+        try:
+            values = json.loads(canonical)
+            found = cls(contract_of(values), bytes.fromhex(signature.decode("ascii")))
+        except InputError:
+            raise
+        except (ValueError, RecursionError):
+            raise InputError("this is not a signed contract; sign the draft with `polyeps deploy sign`") from None
+        if found.contract.canonical != canonical:
+            raise InputError("the contract is not written as this version of polyeps writes it; sign it again")
+        if not verifies(found.contract.signer, found.signature, _SIGNED + canonical):
+            raise InputError("the signature of the contract does not hold: it was altered, or signed by someone else")
+        return found
+
+
+def contract_of(values: Any) -> Contract:
+    """Return a contract from plain values; errors name the key."""
+    if not isinstance(values, Mapping):
+        raise InputError("a contract must be a table of settings")
+    return config.checked(Contract, values)
+
+
+def read_draft(path: Path, signer: str, model_digest: Any) -> Contract:
+    """Return the contract that a TOML file drafts; `model_digest` gives the digest of a contract's model."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise InputError(f"the contract {path} cannot be read: {problem.strerror}; give the path of a draft") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise InputError(f"the contract {path} is not TOML: {problem}") from None
+    for key in ("signer", "model_digest"):
+        if key in values:
+            raise InputError(f"{path}: {key} is filled in when the contract is signed; leave it out")
+    data = values.get("data")
+    if isinstance(data, dict) and isinstance(data.get("schema"), str):
+        read = read_schema_values(path.parent / data.pop("schema"))
+        if twice := [key for key in read if key in data]:
+            raise InputError(f"{path}: data.{twice[0]} is also in the schema; keep one of them")
+        data |= {key: read[key] for key in SCHEMA_KEYS if key in read and key != "client"}
+    draft = contract_of({**values, "signer": signer, "model_digest": ""})
+    return draft.model_copy(update={"model_digest": model_digest(draft)})
+
+
+def signed_path(path: Path) -> Path:
+    """Return where the signed form of a draft lies."""
+    return path.with_name(f"{path.name}.signed")
+
+
+def read_signed(path: Path) -> SignedContract:
+    """Return the signed contract at a path, or beside the draft at that path."""
+    place = signed_path(path) if path.suffix == ".toml" else path
+    try:
+        content = place.read_bytes()
+    except OSError as problem:
+        raise InputError(
+            f"the signed contract {place} cannot be read: {problem.strerror}; sign the draft with `polyeps deploy sign`"
+        ) from None
+    return SignedContract.decode(content)

@@ -1,0 +1,125 @@
+"""The job of a contract, built from the contract alone: by a silo for itself, and by the server for its rounds.
+
+A silo does not know the others. It builds the run as if every silo were like itself; of the others only their number
+matters. The server knows nobody's records, and builds the run for records of zeros.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from polyeps.algorithms import ALGORITHMS
+from polyeps.core import Budget
+from polyeps.data.dataset import Dataset
+from polyeps.data.own_files import load_client
+from polyeps.data.own_tables import in_words
+from polyeps.data.partition import Partition
+from polyeps.deploy.contract import Contract
+from polyeps.errors import InputError
+from polyeps.experiment import config
+from polyeps.experiment.job import Job, prepare
+from polyeps.experiment.model_choice import model_for
+from polyeps.experiment.population import Population
+from polyeps.experiment.registry import BUILT_IN
+from polyeps.experiment.seeds import seed_for
+from polyeps.models import Model
+
+_SERVER_BUDGET, _SERVER_NOISE = 100.0, 1000.0  # of the server's stand-ins: any that a round is affordable with
+_EXAMPLES = "fedavg, weiavg, pfa or pdp-fl"
+
+
+def check_deployable(contract: Contract) -> None:
+    """Refuse algorithms that silos cannot run yet."""
+    name = contract.algorithm.name
+    entry = ALGORITHMS.get(name)
+    if entry is None:
+        raise InputError(config.unknown_key(name, name, ALGORITHMS, "algorithm"))
+    if entry.local == "sums":
+        raise InputError(f"{name} needs secure sums, which silos do not take part in yet; choose {_EXAMPLES}")
+    if "own" not in entry.budgets or not entry.common:
+        raise InputError(f"{name} is for comparisons in simulation; choose {_EXAMPLES}")
+
+
+def job_of_contract(contract: Contract, dataset: Dataset, budget: Budget, noise_multiplier: float | None = None) -> Job:
+    """Return the job of a contract in which every silo holds these records and has this budget.
+
+    Without a noise multiplier, noise is calibrated to the budget.
+    """
+    check_deployable(contract)
+    names, rows = tuple(sorted(contract.silos)), np.arange(len(dataset.labels))
+    partition = Partition(names, np.tile(rows, len(names)), np.arange(len(names) + 1) * len(rows))
+    model, seed = contract_model(contract, dataset), contract.seed
+    start = model.start(torch.Generator().manual_seed(seed_for(seed, "model")))
+    everyone = (budget,) * len(names)
+    population = Population(dataset, partition, everyone, model, start, seed, torch.device("cpu"))
+    batch, held = contract.training.batch, int(population.sizes[0])
+    if contract.training.rate is None and held < batch:
+        raise InputError(f"the silo has {held} {dataset.person or 'record'}s, fewer than training.batch = {batch}")
+    wanted = contract.experiment
+    if noise_multiplier is not None:
+        budgets = wanted.budgets.model_copy(update={"noise_multiplier": noise_multiplier})
+        wanted = wanted.model_copy(update={"budgets": budgets})
+    return prepare(wanted, contract.algorithm, population)
+
+
+def server_job(contract: Contract, test: Path | None = None) -> Job:
+    """Return the job of a contract as its server runs it, with the server's own test records if it has some."""
+    dataset, budget = stand_in(contract, contract.training.batch, test), Budget(_SERVER_BUDGET, contract.delta)
+    return job_of_contract(contract, dataset, budget, _SERVER_NOISE)
+
+
+def stand_in(contract: Contract, rows: int = 1, test: Path | None = None) -> Dataset:
+    """Return records of zeros, and test records from a file."""
+    declared = contract.data.declaration
+    assert declared.schema is not None
+    features = np.zeros((rows, len(declared.schema.outputs)), np.float32)
+    labels = np.zeros(rows, np.int64)
+    held = None if test is None else load_client(test, declared, "test")
+    return Dataset(
+        f"own:{contract.name}",
+        features,
+        labels,
+        features[:0] if held is None else held.features,
+        labels[:0] if held is None else held.labels,
+        contract.data.classes,
+        persons=None if declared.unit is None else np.arange(rows),
+        person="" if declared.unit is None else in_words(declared.unit),
+        schema=declared.schema,
+        columns=declared.schema.outputs,
+        own=True,
+    )
+
+
+def contract_model(contract: Contract, dataset: Dataset) -> Model:
+    """Return the model of a contract: a built-in one, since a contract brings no code."""
+    return model_for(contract.model, dataset, seed_for(contract.seed, "model"), BUILT_IN)
+
+
+def digest_of_model(contract: Contract) -> str:
+    """Return a digest of the model's layers, shapes and first weights."""
+    return _digest(contract, contract_model(contract, stand_in(contract)))
+
+
+def _digest(contract: Contract, model: Model) -> str:
+    start = model.start(torch.Generator().manual_seed(seed_for(contract.seed, "model")))
+    found = sha256(f"{model.module!r}{model.input_shape}{sorted(model.slices.items())}".encode())
+    found.update(start.numpy().tobytes())
+    return found.hexdigest()
+
+
+def check_contract_model(contract: Contract, most: int) -> None:
+    """Refuse a model that is too large, or another one than the contract was signed for."""
+    widest = max(contract.model.hidden or (1,))
+    if widest > most or sum(map(prod, pairwise(contract.model.hidden or ()))) > most:  # before it is built
+        raise InputError(f"model.hidden makes more parameters than the policy's limits.parameters = {most}")
+    model = contract_model(contract, stand_in(contract))
+    if model.size > most:
+        raise InputError(f"the model has {model.size} parameters, more than the policy's limits.parameters = {most}")
+    if _digest(contract, model) != contract.model_digest:
+        raise InputError("this version of polyeps builds another model than the contract was signed for; use the same")

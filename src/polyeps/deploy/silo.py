@@ -1,0 +1,176 @@
+"""A silo: it answers messages of contracts it has agreed to, and says "declined" to everything else.
+
+    FOLDER/contracts/DIGEST   every contract that was accepted, signed, as it arrived
+    FOLDER/runs/              memory and replies (`transport.client_files`)
+    FOLDER/events.jsonl       what was agreed, answered and refused, one JSON object a line
+
+A silo that is restarted between any two messages goes on as if it had not been: contracts, charges, memory and replies
+are on the disk before the message that depends on them is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+
+from polyeps.client import profiles
+from polyeps.core import Payload
+from polyeps.deploy.agreement import Agreement, accept_contract, open_ledger, release_ended, today
+from polyeps.deploy.contract import Contract, SignedContract
+from polyeps.deploy.keys import public_of, read_key, verifies
+from polyeps.deploy.policy import Policy
+from polyeps.errors import InputError, PolyepsError
+from polyeps.ledger.head_file import replace_file
+from polyeps.transport.flower_client import DECLINED, client_app
+
+_log = logging.getLogger(__name__)
+CONTRACT = "contract"  # the record of a message that holds a signed contract
+_LARGEST_LOG = 10 << 20  # bytes of events.jsonl; the last such file is kept beside it
+_PROOF = b"polyeps silo 1\n"  # before the bytes that prove a silo's key
+
+
+class Silo:
+    """One silo, ready to answer messages."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.key = read_key(policy.key)
+        self.public = public_of(self.key)
+        self.ledger = open_ledger(policy)
+        self._contracts = policy.folder / "contracts"
+        self._contracts.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._agreed: dict[str, Agreement] = {}
+        self._release_ended()
+
+    def answer(self, message: Message, node: int) -> Message:
+        """Return the reply to a message; of whatever goes wrong, the server reads the one word "declined"."""
+        try:
+            if message.metadata.message_type == MessageType.QUERY:
+                return self._enrol(message, node)
+            return self._work(message, node)
+        except Exception as problem:
+            self.refuse(problem)
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DECLINED), reply_to=message)
+
+    def _enrol(self, message: Message, node: int) -> Message:
+        """Check the contract of a message against the policy, and introduce the silo to the contract's server."""
+        content = message.content.get(CONTRACT)
+        signed = None if content is None else content.get("signed")
+        if not isinstance(signed, bytes):
+            raise InputError("the server sends no contract; this silo takes part in nothing else")
+        contract = SignedContract.decode(signed).contract
+        agreement = self._agreement(contract.run) or self._accept(contract, signed)
+        (profile,) = profiles(agreement.clients, agreement.algorithm, self.policy.discloses)
+        disclosed: dict[str, Any] = {name: value for name, value in asdict(profile).items() if value is not None}
+        disclosed["identity"] = bytes.fromhex(self.public)
+        disclosed["proof"] = self.key.sign(proof_of(contract, node))
+        return Message(RecordDict({"profile": ConfigRecord(disclosed)}), reply_to=message)
+
+    def _accept(self, contract: Contract, signed: bytes) -> Agreement:
+        """Agree to a contract, whose price is then reserved, and keep it."""
+        self._release_ended()
+        agreement = accept_contract(contract, self.policy, self.public, self.ledger)
+        replace_file(self._contracts / contract.digest, signed)
+        self._agreed[contract.run] = agreement
+        self._note("agreed", run=contract.run, signer=self.policy.signer(contract.signer)[0])
+        return agreement
+
+    def _agreement(self, run: Any) -> Agreement | None:
+        """Return what was agreed for a run, if anything, read from the disk after a restart."""
+        if not isinstance(run, str):
+            return None
+        found = self._agreed.get(run)
+        if found is None:
+            with suppress(FileNotFoundError):
+                contract = SignedContract.decode((self._contracts / _file_name(run)).read_bytes()).contract
+                if contract.run == run:
+                    found = self._agreed[run] = accept_contract(contract, self.policy, self.public, self.ledger)
+        if found is not None and found.contract.ends < today():
+            raise InputError(f"the contract of {run!r} ended on {found.contract.ends}")
+        return found
+
+    def _work(self, message: Message, node: int) -> Message:
+        """Do a task of a run that was agreed to."""
+        task = message.content.get("task")
+        run = None if task is None else task.get("run")
+        agreement = self._agreement(run)
+        if agreement is None:
+            raise InputError(f"this silo has agreed to no contract of the run {ascii(run)[:80]}")
+        part = (agreement.clients, agreement.algorithm, self.policy.discloses)
+        app = client_app(lambda _: part, rehearsal=self.policy.rehearsal, notice=self.refuse)
+        reply: Message = app(message, Context(0, node, {}, RecordDict(), {}))
+        if not reply.has_error():
+            answered = bool(reply.content["reply"]["answered"])
+            facts = {"run": run, "round": task.get("round"), "action": task.get("action")}
+            self._note("answered" if answered else "declined", **facts)
+        return reply
+
+    def _release_ended(self) -> None:
+        """Release what runs that are over have reserved and not used."""
+        for contract in kept_contracts(self.policy.folder):
+            if contract.ends < today():
+                release_ended(contract.run, self.ledger)
+
+    def refuse(self, problem: Exception) -> None:
+        """Log why something was declined, for the silo alone."""
+        reason = str(problem) if isinstance(problem, PolyepsError) else f"{type(problem).__name__}: {problem}"
+        _log.warning("declined: %s", reason, exc_info=None if isinstance(problem, PolyepsError) else problem)
+        self._note("refused", reason=reason[:500])
+
+    def _note(self, event: str, **facts: Payload | Any) -> None:
+        """Append an event to the silo's own log, which is never sent; a log that cannot be written stops nothing."""
+        path = self.policy.folder / "events.jsonl"
+        line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **facts})
+        try:
+            if path.exists() and path.stat().st_size > _LARGEST_LOG:
+                path.replace(path.with_suffix(".jsonl.1"))
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(file, "a", encoding="utf-8") as stream:
+                stream.write(line + "\n")
+        except OSError as problem:
+            _log.warning("%s cannot be written: %s", path, problem.strerror)
+
+
+def kept_contracts(folder: Path) -> list[Contract]:
+    """Return the contracts that a silo has accepted; one that this version cannot read is left out."""
+    found = []
+    for path in sorted((folder / "contracts").glob("[0-9a-f]*")):
+        try:
+            found.append(SignedContract.decode(path.read_bytes()).contract)
+        except InputError as problem:
+            _log.warning("the contract %s is left out: %s", path, problem)
+    return found
+
+
+def _file_name(run: str) -> str:
+    """Return the name of the file that holds a run's contract; one that exists nowhere for a run of another form."""
+    digest = run.rpartition("/")[2]
+    return digest if len(digest) == 64 and set(digest) <= set("0123456789abcdef") else "none"
+
+
+def proof_of(contract: Contract, node: int) -> bytes:
+    """Return the bytes that a silo signs to show that it is at a node, for this contract alone."""
+    return _PROOF + contract.digest.encode() + f" {node}".encode()
+
+
+def check_proof(contract: Contract, name: str, node: int, content: Any) -> None:
+    """Refuse a profile that is not of an enrolled silo, or without a proof of the silo's key."""
+    key = contract.silos.get(name)
+    if key is None:
+        raise InputError(f"node {node} calls itself {name!r}, which the contract does not enrol")
+    shown, proof = content.get("identity"), content.get("proof")
+    if (
+        shown != bytes.fromhex(key)
+        or not isinstance(proof, bytes)
+        or not verifies(key, proof, proof_of(contract, node))
+    ):
+        raise InputError(f"node {node} does not prove that it is {name!r}")
