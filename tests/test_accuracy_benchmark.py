@@ -12,7 +12,8 @@ SCRIPT = ROOT / "benchmarks" / "accuracy.py"
 
 
 def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_a_cell_method_and_seed() -> None:

@@ -298,7 +298,7 @@ def test_a_thousand_clients_of_cnn_stay_within_the_memory_they_are_given() -> No
     model = cnn()
     records = Records(torch.zeros(1000, 1, 28, 28), torch.zeros(1000), torch.arange(1001) * 1200)
     settings = Settings(np.full(1000, 8 / 1200), np.full(1000, 1), np.ones(1000), None, None, None, None, None, None)
-    pieces = training.chunks(model, records, settings, None)
+    pieces = memory.chunks(model, records, settings, None)
     assert [pieces[0].start, pieces[-1].stop] == [0, 1000]
     assert all(a.stop == b.start for a, b in pairwise(pieces))
     largest = max(piece.stop - piece.start for piece in pieces)

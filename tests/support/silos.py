@@ -126,7 +126,8 @@ def simulated(sites: Sites, contract: Contract) -> Job:
 
 def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     for name, value in changes.items():
-        values[name] = {**values[name], **value} if isinstance(value, dict) and name in values else value
+        added = isinstance(value, dict) and name in values and "kind" not in value  # another kind has other settings
+        values[name] = {**values[name], **value} if added else value
     return {name: value for name, value in values.items() if value is not None}
 
 

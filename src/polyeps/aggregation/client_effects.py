@@ -56,7 +56,8 @@ class ClientEffects:
         """Return what was kept of n clients and a model of tensors of these shapes, or nothing known yet."""
         rows = tuple((shape[0] if len(shape) > 1 else 1, prod(shape[len(shape) > 1 :])) for shape in shapes)
         if _NAMES[0] in kept:
-            return cls(*(kept[name].clone() for name in _NAMES), rows)
+            sums, last, counts, noise, along, path = (kept[name].clone() for name in _NAMES)
+            return cls(sums, last, counts, noise, along, path, rows)
         size = sum(count * width for count, width in rows)
         remembered, each = min(size, COORDINATES), torch.zeros(clients, dtype=torch.float64)
         along = torch.zeros(clients, sum(count for count, _ in rows), dtype=torch.float64)

@@ -82,6 +82,7 @@ class Contract(Section):
     model: config.ModelSettings = Field(default_factory=config.ModelSettings)
     model_digest: str
     training: config.TrainingSettings = Field(default_factory=config.TrainingSettings)
+    server: config.ServerSettings = Field(default_factory=config.ServerSettings)
     participation: config.ParticipationSettings = Field(default_factory=config.ParticipationSettings)
     algorithm: config.Method
     patience: Patience = Field(default_factory=Patience)
@@ -112,8 +113,11 @@ class Contract(Section):
             raise InputError(
                 "algorithm: a deployed silo spends its own budget, in the sound form; leave out budgets, form, epsilon"
             )
-        if method.training:
-            raise InputError("algorithm.training: a contract has one method; put its settings into [training]")
+        for table in ("training", "server"):
+            if getattr(method, table):
+                raise InputError(f"algorithm.{table}: a contract has one method; put its settings into [{table}]")
+        if planned := [key for key in ("batch", "local_steps") if getattr(self.training, key) == "auto"]:
+            raise InputError(f'training.{planned[0]} = "auto" is not for contracts yet; give a number')
         if others := sorted(self.model.model_fields_set - _MODEL_KEYS):
             raise InputError(f"model.{others[0]} is not for contracts yet; leave it out")
         if self.participation.with_public:
@@ -148,6 +152,7 @@ class Contract(Section):
             budgets=config.BudgetSettings(disclosed=False),
             model=self.model,
             training=self.training,
+            server=self.server,
             participation=self.participation,
             algorithm=(self.algorithm,),
         )

@@ -42,6 +42,10 @@ def check_deployable(contract: Contract) -> None:
         raise InputError(config.unknown_key(name, name, ALGORITHMS, "algorithm"))
     if entry.local == "sums":
         raise InputError(f"{name} needs secure sums, which silos do not take part in yet; choose {_EXAMPLES}")
+    if entry.rates:
+        raise InputError(
+            f"{name} finds rates from everybody's budgets, which a contract does not have; choose {_EXAMPLES}"
+        )
     if "own" not in entry.budgets or not entry.common:
         raise InputError(f"{name} is for comparisons in simulation; choose {_EXAMPLES}")
 
@@ -58,8 +62,8 @@ def job_of_contract(contract: Contract, dataset: Dataset, budget: Budget, noise_
     start = model.start(torch.Generator().manual_seed(seed_for(seed, "model")))
     everyone = (budget,) * len(names)
     population = Population(dataset, partition, everyone, model, start, seed, torch.device("cpu"))
-    batch, held = contract.training.batch, int(population.sizes[0])
-    if contract.training.rate is None and held < batch:
+    batch, held = int(contract.training.batch), int(population.sizes[0])
+    if contract.training.rate is None and contract.training.kind == "sgd" and held < batch:
         raise InputError(f"the silo has {held} {dataset.person or 'record'}s, fewer than training.batch = {batch}")
     wanted = contract.experiment
     if noise_multiplier is not None:
@@ -70,7 +74,7 @@ def job_of_contract(contract: Contract, dataset: Dataset, budget: Budget, noise_
 
 def server_job(contract: Contract, test: Path | None = None) -> Job:
     """Return the job of a contract as its server runs it, with the server's own test records if it has some."""
-    dataset, budget = stand_in(contract, contract.training.batch, test), Budget(_SERVER_BUDGET, contract.delta)
+    dataset, budget = stand_in(contract, int(contract.training.batch), test), Budget(_SERVER_BUDGET, contract.delta)
     return job_of_contract(contract, dataset, budget, _SERVER_NOISE)
 
 
