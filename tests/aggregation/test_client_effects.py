@@ -117,3 +117,14 @@ def test_a_class_that_only_noisy_clients_hold_gets_their_weight() -> None:
     weights = effects.weights(torch.arange(20), 20.0)
     slow = torch.stack([weights[row].float() @ rows[:, row * size : (row + 1) * size] for row in range(3)]).flatten()
     torch.testing.assert_close(mean[: 3 * size], slow, rtol=1e-5, atol=1e-6)
+
+
+def test_clients_that_join_later_begin_with_nothing_known_of_them() -> None:
+    before = drawn([0.1, 1.0], 0.3, rounds=4, size=20)
+    joined = ClientEffects.restored(before.kept, 3, [(20,)])
+    assert torch.equal(joined.variances[:2], before.variances)
+    assert torch.equal(joined.path, before.path)
+    joined.take(torch.arange(3), torch.randn(3, 20))
+    assert joined.counts.tolist() == [5, 5, 1]
+    assert before.counts.tolist() == [4, 4]  # what was kept does not change
+    assert torch.isfinite(joined.weights(torch.arange(3), 10.0)).all()

@@ -55,13 +55,15 @@ class ClientEffects:
     def restored(cls, kept: Payload, clients: int, shapes: Sequence[tuple[int, ...]]) -> ClientEffects:
         """Return what was kept of n clients and a model of tensors of these shapes, or nothing known yet."""
         rows = tuple((shape[0] if len(shape) > 1 else 1, prod(shape[len(shape) > 1 :])) for shape in shapes)
-        if _NAMES[0] in kept:
-            return cls(*(kept[name].clone() for name in _NAMES), rows)
         size = sum(count * width for count, width in rows)
         remembered, each = min(size, COORDINATES), torch.zeros(clients, dtype=torch.float64)
         along = torch.zeros(clients, sum(count for count, _ in rows), dtype=torch.float64)
         sums = torch.zeros(clients, remembered)
-        return cls(sums, sums.clone(), each, each.clone(), along, torch.zeros(size), rows)
+        found = cls(sums, sums.clone(), each, each.clone(), along, torch.zeros(size), rows)
+        if _NAMES[0] in kept:
+            for name, held in found.kept.items():  # nothing is known yet of clients that joined since
+                held[: len(kept[name])] = kept[name]
+        return found
 
     @property
     def kept(self) -> dict[str, Tensor]:
