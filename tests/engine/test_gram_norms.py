@@ -64,3 +64,26 @@ def test_rows_whose_positions_cancel_are_formed_alone(cancelling: list[int], mon
         contribution.drop(broken)
         contribution.add_to(into, factors)
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("clip", [1.0, 1e-3, 1e-4, 1e-6])
+@pytest.mark.parametrize("small", [1e-18, 1.0, 100.0])
+def test_no_row_exceeds_its_clip_where_scaled_gradients_underflow(
+    clip: float, small: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Huge pixels make up for output gradients that lose their digits when they are scaled."""
+    use, _ = use_of("single")
+    images, gradients = torch.zeros_like(use.images), torch.zeros_like(use.gradients)
+    images[:, :, 0, 0, 0], images[:, :, 0, 2, 2] = 3e38, 1e-10
+    gradients[:, :, :5, 0, 0] = small * torch.linspace(1, 2, 6)[:, None, None]
+    gradients[:, :, 1, 1, 1] = 1e10
+    use = ConvolutionUse(use.range, use.kind, images, gradients, use.weights)
+    monkeypatch.setattr(ConvolutionProducts, "formed", 0)
+    found = ConvolutionProducts(lay_out(6, [0, 6], np.array([1]), torch.device("cpu")), use)
+    factors = (clip * (1 - 2**-16) / found.squared_norms().sqrt()).clamp(max=1)
+    into = torch.zeros(6, use.range[1])
+    found.add_to(into, factors)
+    lengths = torch.linalg.vector_norm(into, dim=1, dtype=torch.float64)
+    assert bool((lengths <= clip).all())
+    if small < 100:  # beyond that a row may be left out
+        assert bool((lengths > 0.9999 * clip).all())

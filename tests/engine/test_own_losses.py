@@ -70,6 +70,18 @@ def test_a_loss_that_mixes_rows_is_refused(loss: Plain) -> None:
         Model(nn.Linear(4, 3), loss, (4,))
 
 
+def test_a_loss_that_remembers_rows_is_refused() -> None:
+    mean = [1.0]
+
+    def scaled(outputs: Tensor, labels: Tensor) -> Tensor:
+        losses = each(outputs, labels)
+        mean[0] = 0.9 * mean[0] + 0.1 * float(losses.detach().mean())
+        return losses / mean[0]
+
+    with pytest.raises(InputError, match="seen before"):
+        Model(nn.Linear(4, 3), scaled, (4,))
+
+
 def test_a_closed_form_that_is_not_the_gradient_is_refused() -> None:
     with pytest.raises(InputError, match="`gradients` of Wrong"):
         Model(nn.Linear(4, 3), Wrong(), (4,))

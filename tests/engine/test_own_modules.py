@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import pytest
@@ -274,6 +275,38 @@ def test_what_crashed_is_right(module: nn.Module) -> None:
     agrees_with_autograd(Model(module, cross_entropy, (4,)), rows_of(7, 4))
 
 
+class RunningMean(nn.Module):
+    """Keeps a mean over examples where no check of buffers sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.mean = nn.Linear(4, 3), 0.0
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * float(rows.detach().mean())
+        return cast(Tensor, self.inner(rows - self.mean))
+
+
+class Remembers(nn.Module):
+    """Keeps its last hidden values to look at, and does not use them: a chain of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.hidden: Tensor | None = None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.hidden = torch.relu(self.first(rows))
+        return cast(Tensor, self.second(self.hidden))
+
+
+def test_making_a_model_leaves_no_symbols_in_a_module() -> None:
+    module = Remembers()
+    agrees_with_autograd(Model(module, cross_entropy, (4,)), rows_of(7, 4))
+    assert module.hidden is None or isinstance(module.hidden, Tensor)
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "lstm": (lambda: nn.LSTM(4, 3, batch_first=True), (5, 4), "returns a tuple.*none of them called logits.*output"),
     "gru": (lambda: nn.Sequential(nn.GRU(4, 3, batch_first=True)), (5, 4), "returns a tuple"),
@@ -286,6 +319,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "own dropout": (lambda: Own(lambda inner, rows: functional.dropout(inner(rows))), (4,), "global generator"),
     "noise": (lambda: sandwich(Does(lambda rows: rows + torch.rand_like(rows))), (4,), "global generator"),
     "spectral norm": (lambda: parametrizations.spectral_norm(nn.Linear(4, 3)), (4,), "changes its buffer"),
+    "running mean in an attribute": (RunningMean, (4,), "depends on the examples it saw before"),
     "softmax of rows": (lambda: sandwich(nn.Softmax(0)), (4,), "depends on the other examples"),
     "lazy": (lambda: nn.LazyLinear(3), (4,), "no shape yet"),
 }

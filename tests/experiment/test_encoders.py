@@ -403,3 +403,20 @@ def test_reports_name_the_encoder_and_what_is_assumed_of_your_own(tmp_path: Path
         page = (tmp_path / f"{name}.html").read_text()
         assert f"on digits, encoded by {name}, in 2 rounds" in page
         assert ("uarantees assume that the encoder own was made without" in page) == (name == "own")
+
+
+def test_an_encoder_with_other_weights_by_now_encodes_again(cache: Path) -> None:
+    module = nn.Linear(64, 5)
+    scale = [1.0]
+
+    def function() -> Callable[[Tensor], Tensor]:
+        return lambda rows: scale[0] * rows.flatten(1)[:, :5]
+
+    make = lambda: nn.Sequential(nn.Flatten(), module)  # noqa: E731
+    before = populated(make).records.features.clone()
+    with torch.no_grad():
+        module.weight.mul_(1 + 1e-4)  # trained further on public records
+    assert not torch.equal(populated(make).records.features, before)
+    first = populated(function).records.features.clone()
+    scale[0] = 2.0
+    torch.testing.assert_close(populated(function).records.features, 2 * first)

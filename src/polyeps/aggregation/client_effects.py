@@ -9,22 +9,12 @@ drawn anew, the mean Σ w_i Δ_i with Σ w_i = 1 that is nearest to the plain me
     minimise  κ τ² Σ (w_i - 1/n)² + Σ w_i² v_i :     w_i = (κτ²/n + λ) / (κτ² + v_i).
 
 Equal noise gives equal weights; no effects give weights by 1/v_i; effects beyond all noise give the plain mean; a
-client of infinite noise is ignored.
-
-This is what to expect of clients that differ by chance. A class that no client of little noise holds is worse than
-that, and its sign is too weak to be seen among all coordinates of noisy clients; but along the direction in which a row
-of weights has moved so far it can be seen. So updates are also compared along that one direction of every row, and
-where the mean with these weights is proved to differ from the plain mean by β, κβ² is added to the error of the row:
-its weights are then of the same form, with a larger κτ².
-
-All of it reads updates that carry their noise, so it costs no privacy.
+client of infinite noise is ignored. All of it reads updates that carry their noise, so it costs no privacy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log10, prod
 
 import torch
 from torch import Tensor
@@ -33,10 +23,7 @@ from polyeps.core import Payload
 
 COORDINATES = 8192  # of each update that are remembered, the same for all clients; enough for variances
 _LEAST = 0.05  # share of a difference between rounds that always counts as noise
-_PROVED = 2.0  # standard deviations of noise that a difference along a direction must exceed
-_PARTLY = 4.0  # how much more than what is seen along one direction a difference weighs as a whole
-_GRID = 33  # values of κτ² that are compared for every row
-_NAMES = ("effect_sums", "effect_last", "effect_counts", "effect_noise", "effect_along", "effect_path")
+_NAMES = ("effect_sums", "effect_last", "effect_counts", "effect_noise")
 
 
 @dataclass
@@ -47,42 +34,31 @@ class ClientEffects:
     last: Tensor  # (n, m) its latest update
     counts: Tensor  # (n,) float64: its updates
     noise: Tensor  # (n,) float64: the sum of noise estimates, one for each update but the first
-    along: Tensor  # (n, b) float64: the sum of its updates along the direction of each of b rows of weights
-    path: Tensor  # (d,) the sum of all means by inverse variance: the way that the model was pushed so far
-    rows: tuple[tuple[int, int], ...]  # of every tensor of the model, how many rows of how many weights
 
     @classmethod
-    def restored(cls, kept: Payload, clients: int, shapes: Sequence[tuple[int, ...]]) -> ClientEffects:
-        """Return what was kept of n clients and a model of tensors of these shapes, or nothing known yet."""
-        rows = tuple((shape[0] if len(shape) > 1 else 1, prod(shape[len(shape) > 1 :])) for shape in shapes)
+    def restored(cls, kept: Payload, clients: int, size: int) -> ClientEffects:
+        """Return what was kept, or nothing known yet."""
+        each, sums = torch.zeros(clients, dtype=torch.float64), torch.zeros(clients, min(size, COORDINATES))
+        found = cls(sums, sums.clone(), each, each.clone())
         if _NAMES[0] in kept:
-            sums, last, counts, noise, along, path = (kept[name].clone() for name in _NAMES)
-            return cls(sums, last, counts, noise, along, path, rows)
-        size = sum(count * width for count, width in rows)
-        remembered, each = min(size, COORDINATES), torch.zeros(clients, dtype=torch.float64)
-        along = torch.zeros(clients, sum(count for count, _ in rows), dtype=torch.float64)
-        sums = torch.zeros(clients, remembered)
-        return cls(sums, sums.clone(), each, each.clone(), along, torch.zeros(size), rows)
+            for name, held in found.kept.items():  # nothing is known yet of clients that joined since
+                held[: len(kept[name])] = kept[name]
+        return found
 
     @property
     def kept(self) -> dict[str, Tensor]:
         """What to keep until the next round."""
-        held = (self.sums, self.last, self.counts, self.noise, self.along, self.path)
-        return dict(zip(_NAMES, held, strict=True))
+        return dict(zip(_NAMES, (self.sums, self.last, self.counts, self.noise), strict=True))
 
     def take(self, clients: Tensor, updates: Tensor) -> None:
         """Take note of updates (k, d), those of some clients (k,) in one round."""
-        clients = clients.cpu()
-        self.along[clients] += self._along(updates)  # directions of earlier rounds, whose noise is independent
         rows = updates.cpu()[:, _coordinates(updates.shape[1])]
-        before = self.counts[clients] > 0
+        before, clients = self.counts[clients] > 0, clients.cpu()
         known = clients[before]
         self.noise[known] += _fresh(rows[before] - self.last[known])
         self.sums[clients] += rows
         self.last[clients] = rows
         self.counts[clients] += 1
-        best = 1 / self.variances[clients].clamp(min=1e-300)
-        self.path = self.path.to(updates) + (best / best.sum()).to(updates) @ updates
 
     @property
     def variances(self) -> Tensor:
@@ -106,50 +82,13 @@ class ClientEffects:
         return max(0.0, float(found / (1 - weights.square().sum())))
 
     def weights(self, clients: Tensor, persistence: float) -> Tensor:
-        """Return the weights of some clients (b, k) for every row of weights, adding up to 1; persistence is κ."""
+        """Return the weights of some clients (k,), which add up to 1; persistence is κ."""
         variances, effects = self.variances[clients], persistence * self.spread
-        count, blocks = len(clients), self.along.shape[1]
-        if not bool((variances > 0).all()):  # no noise to balance
-            return torch.full((blocks, count), 1 / count, dtype=torch.float64)
-        highest = 1e3 * float(variances.max())
-        lowest = min(max(effects, 1e-3 * float(variances.min())), highest)
-        larger = torch.logspace(log10(lowest), log10(highest), _GRID - 1, dtype=torch.float64)
-        tried = balancing(torch.cat([torch.tensor([effects]).double(), larger]), variances)  # (a, k)
-        off = tried - 1 / count
-        means = self.along[clients] / self.counts[clients, None]  # (k, b)
-        chance = (off.square() @ (variances / self.counts[clients])).sqrt()  # (a,)
-        proved = ((off @ means).abs() - _PROVED * chance[:, None]).clamp(min=0)  # (a, b)
-        widths = torch.cat([torch.full((rows,), float(width)) for rows, width in self.rows]).double()  # (b,)
-        expected = effects * off.square().sum(1) + tried.square() @ variances
-        loss = _PARTLY * persistence * proved.square() + widths * expected[:, None]
-        return tried[loss.argmin(0)]
-
-    def mean(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Return the mean of updates (k, d), with weights (b, k) for every row of weights."""
-        found, row, place = [], 0, 0
-        for rows, width in self.rows:
-            part = updates[:, place : place + rows * width].reshape(-1, rows, width)
-            found.append(torch.einsum("krw,rk->rw", part, weights[row : row + rows].to(part)).flatten())
-            row, place = row + rows, place + rows * width
-        return torch.cat(found)
-
-    def _along(self, updates: Tensor) -> Tensor:
-        """Return updates (k, d) along the direction of every row so far, (k, b); 0 where there is none."""
-        found, place = [], 0
-        path = self.path.to(updates)
-        for rows, width in self.rows:
-            here = slice(place, place + rows * width)
-            direction = torch.nn.functional.normalize(path[here].view(rows, width), dim=1)
-            found.append(torch.einsum("krw,rw->kr", updates[:, here].reshape(-1, rows, width), direction))
-            place += rows * width
-        return torch.cat(found, 1).double().cpu()
-
-
-def balancing(effects: Tensor, variances: Tensor) -> Tensor:
-    """Return the best weights (a, k) of clients with noise variances (k,), for several values of κτ² (a,)."""
-    share = (effects / len(variances))[:, None]
-    base = 1 / (effects[:, None] + variances)
-    return (share + (1 - (share * base).sum(1, keepdim=True)) / base.sum(1, keepdim=True)) * base
+        if not effects and not bool((variances > 0).all()):  # no noise to balance
+            return torch.full_like(variances, 1 / len(variances))
+        share = effects / len(variances)
+        base = 1 / (effects + variances)
+        return (share + (1 - share * base.sum()) / base.sum()) * base
 
 
 def _coordinates(size: int) -> Tensor:

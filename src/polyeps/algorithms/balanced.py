@@ -11,9 +11,9 @@ estimated from the updates of all rounds (`aggregation.client_effects`), so no b
 as much as the learning rate lets through. So κ is inverse to the distance `reach` that a round can move the model. It
 grows with the number d of parameters, since few of the d directions that noise takes change any prediction:
 
-    κ = √d / reach
+    κ = 2 √d / reach
 
-for features of mean square one (docs/decisions/0016 says how that was found, and on which data it was seen to work).
+for features of mean square one; the 2 was chosen by hand (docs/decisions/0016 says on which data it was seen to work).
 
 Limits: equal noise → FedAvg; no difference between clients → weights by 1/v_i; difference beyond all noise → FedAvg;
 infinite noise → ignored.
@@ -28,18 +28,19 @@ import torch
 from pydantic import Field
 
 from polyeps.aggregation.client_effects import ClientEffects
+from polyeps.aggregation.subspace import weighted_mean
 from polyeps.algorithms._averaging import ask_updates, step, with_local_noise
 from polyeps.algorithms.fedavg import fedavg
 from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
 
 
-def balanced(training: Training, *, constancy: Annotated[float, Field(gt=0)] = 1.0) -> Algorithm:
+def balanced(training: Training, *, constancy: Annotated[float, Field(gt=0)] = 2.0) -> Algorithm:
     """Return averaging with weights that balance noise against differences between clients."""
     if training.price is None:
         return fedavg(training)  # without noise there is nothing to balance
-    shapes = [part.shape for part in training.model.slices.values()]
-    persistence = constancy * math.sqrt(training.model.size) / training.reach
+    size = training.model.size
+    persistence = constancy * math.sqrt(size) / training.reach
 
     def round(state: State, ask: Ask) -> State:
         replies = ask_updates(state, ask, state.roster)
@@ -48,8 +49,8 @@ def balanced(training: Training, *, constancy: Annotated[float, Field(gt=0)] = 1
         updates = replies.payload["update"]
         place = {client.id: number for number, client in enumerate(state.enrolled)}
         clients = torch.tensor([place[client] for client in replies.ids])
-        effects = ClientEffects.restored(state.kept, len(state.enrolled), shapes)
+        effects = ClientEffects.restored(state.kept, len(state.enrolled), size)
         effects.take(clients, updates)
-        return step(state, effects.mean(updates, effects.weights(clients, persistence)), **effects.kept)
+        return step(state, weighted_mean(updates, effects.weights(clients, persistence)), **effects.kept)
 
     return with_local_noise(training, round)

@@ -50,10 +50,15 @@ def chain_of(module: nn.Module) -> list[nn.Module] | None:
     """
     if not is_unmodified(module):
         return None
+    held = [(vars(part), dict(vars(part))) for part in module.modules()]
     try:
         graph = _Tracer().trace(module)
     except Exception:  # any error of user code on symbols, for instance a branch on data
         return None
+    finally:  # symbols that the module has kept in its attributes
+        for now_held, before in held:
+            now_held.clear()
+            now_held.update(before)
     found: list[nn.Module] = []
     now: fx.Node | None = None
     for node in graph.nodes:

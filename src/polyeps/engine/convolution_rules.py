@@ -27,6 +27,8 @@ _FORMED = 1 << 18  # numbers of a row's gradient from which on it is not kept, i
 _SMALL = 1 << 20  # products of a row below which one call for all rows is faster than a call each
 _FEW = 256  # positions of a client's rows up to which a product with patches is faster than torch's kernel
 _CANCELLED = 16  # largest ratio of the sum of the positions' norms to the norm of their sum that is trusted
+_SMALLEST_FLOAT = 2.0**-149
+_UNSEEN = 2.0**-20  # share of a row's clipped gradient, well within the margin of the clip
 
 
 class Kind(NamedTuple):
@@ -213,6 +215,7 @@ class ConvolutionProducts:
         self.layout, self.use = layout, use
         self._formed: RowGradients | None = None
         self._lengths: Tensor | None = None  # (T,) squared, of the output gradients
+        self._sums: Tensor | None = None  # (T,) squared norms of the rows' gradients
         self._alone: list[int] = []  # rows whose terms cancel
 
     def squared_norms(self) -> Tensor:
@@ -254,10 +257,14 @@ class ConvolutionProducts:
         if factors is not None:
             if self._lengths is not None:  # huge images may compensate for an underflow here
                 factors = factors.masked_fill(self._lengths * factors.square() < SMALLEST**2, 0.0)
+            exact = [row for row in self._underflowing(factors) if row not in self._alone]
+            for row in exact:
+                patches, by_outputs = (matrix[0].double() for matrix in use.matrices(slice(row, row + 1)))
+                gradient[int(self.layout.owner[row])] += (by_outputs * factors[row] @ patches.T).flatten()
             for row in self._alone:
                 client = int(self.layout.owner[row])
                 gradient[client].add_(use.of_rows(slice(row, row + 1)).formed()[0], alpha=float(factors[row]))
-            factors = factors.index_fill(0, torch.tensor(self._alone, dtype=torch.int64), 0.0)
+            factors = factors.index_fill(0, torch.tensor([*exact, *self._alone], dtype=torch.int64), 0.0)
             gradients = gradients * factors.to(gradients.dtype).reshape(-1, *(1,) * (gradients.dim() - 1))
         each = zip(clients_rows(self.layout, use.images), clients_rows(self.layout, gradients), strict=True)
         for (client, images), (_, given) in each:
@@ -285,7 +292,20 @@ class ConvolutionProducts:
         self._alone = cancelled.nonzero()[:, 0].tolist()
         for row in self._alone:
             squares[row] = squared_row_norms(use.of_rows(slice(row, row + 1)).formed())[0]
+        self._sums = squares.clone()
         return squares
+
+    def _underflowing(self, factors: Tensor) -> list[int]:
+        """Return rows of which some output gradients, times the row's factor, underflow where images are huge."""
+        if self._sums is None:
+            return []
+        images, gradients = (each.flatten(1) for each in (self.use.images, self.use.gradients))
+        # Each output gradient is off by half the smallest float at most, and meets every tap of its patch.
+        taps = self.use.weights[0, 0].numel() * gradients.shape[1]
+        off = images.abs().amax(1).double() * (_SMALLEST_FLOAT * taps**0.5 * self.use.positions**0.5)
+        lost = (off > _UNSEEN * factors * self._sums.sqrt()) & (factors > 0)
+        found: list[int] = lost.nonzero()[:, 0].tolist()
+        return found
 
 
 def _aligned(values: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ def pieces(
 
 def _rows_of_a_piece(model: Model, records: Records, memory: int | None) -> int:
     """Return how many rows fit into memory (bytes) and, on the CPU, about into the cache."""
-    per_row = model.floats_per_row * (records.labels.shape[1] if records.labels.ndim > 1 else 1) * 1.2
+    per_row = model.floats_per_row * (records.labels.shape[1] if records.padded else 1) * 1.2
     per_row += model.size if model.person else 0  # the gradients of persons are formed
     if memory is not None:
         floats = memory / 4

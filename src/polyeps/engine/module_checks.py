@@ -25,6 +25,8 @@ from polyeps.engine.network import Network
 from polyeps.engine.row_draws import RowDraws
 from polyeps.errors import InputError
 
+_SEEN = (0, *(1, 2, 3, 4) * 3, 0)  # rows in the order in which a module sees them, the first one twice
+
 
 def check_model(
     subject: CheckedModel,
@@ -47,6 +49,7 @@ def check_model(
         _check_rows_apart(subject, models[0], rows, outputs)
     with _deterministic(subject.module, "in training"):
         _check_alone(subject, models[0], rows[:1])
+    _check_keeps_nothing(subject, models[0], rows)
     with _deterministic(subject.module, "in training"):
         loss, labels = _checked_loss(subject.loss, outputs.detach(), generator, targets)
         network = _agreeing(subject, network, loss, models, rows, labels)
@@ -105,6 +108,8 @@ def _checked_loss(
             "a row's loss depends on the other rows of the batch, so no row can be clipped on its own;"
             " return one number per row from that row's outputs and label alone"
         )
+    if not _close(looped._autograd(outputs[0], labels[0]), alone[0]):
+        raise InputError("a row's loss depends on the rows that were seen before; keep nothing of them in the loss")
     apart: Loss = looped
     try:
         apart = RowWiseLoss(loss)
@@ -201,6 +206,17 @@ def _check_rows_apart(subject: CheckedModel, vector: Tensor, rows: Tensor, toget
         raise InputError(
             "the model's output for an example depends on the other examples of the batch; "
             "replace what mixes them, for instance batch normalisation by GroupNorm or LayerNorm"
+        )
+
+
+def _check_keeps_nothing(subject: CheckedModel, vector: Tensor, rows: Tensor) -> None:
+    """Refuse a module whose output for an example changes after it has seen others, wherever it keeps them."""
+    with torch.no_grad():
+        first, *_, last = (subject.trained(vector, rows[i : i + 1], RowDraws.fixed(1, rows.device)) for i in _SEEN)
+    if first.shape != last.shape or not _close(first, last):
+        raise InputError(
+            f"the output of {name_of(subject.module)} for an example depends on the examples it saw before, so no row"
+            " can be clipped on its own; keep nothing of them in attributes or elsewhere"
         )
 
 

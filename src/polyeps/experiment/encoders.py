@@ -152,8 +152,11 @@ def encoded(
     """Return a data set with encoded records: encoded now, by an earlier job of this process, or by an earlier run."""
     encoder = frozen(wanted, dataset.features.shape[1:], parts, device)
     digests, code = _digests(dataset), _code_digest(wanted, parts)
-    key = (digests, wanted, code, parts.encoders.get(wanted.name), str(encoder.device))
-    if key not in _MEMORY:
+    # The same function may return another encoder by now: with weights trained further, or read from another file.
+    own = wanted.name not in ENCODERS
+    state = state_of(encoder.encoder) if own else ""
+    key = (digests, wanted, code, parts.encoders.get(wanted.name), str(encoder.device), state)
+    if key not in _MEMORY or (own and not _belong(_MEMORY[key][0], encoder, dataset.features)):
         _MEMORY.clear()
         _MEMORY[key] = _encoded(encoder, dataset, _subjects(encoder, wanted, digests, code), progress)
     features, test = _MEMORY[key]
