@@ -124,7 +124,7 @@ def summary(results: Results) -> str:
                 percent(cell.get("maximum")),
             ]
         )
-    columns = ["data, partition, budgets", "today's training, best rule", "recipe, `balanced`"]
+    columns = ["data, partition, budgets", "papers' training, best rule", "recipe, `balanced`"]
     return "\n".join(markdown_table([*columns, "recipe, best other rule", "recipe, `maximum`"], rows))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
@@ -85,7 +86,7 @@ def test_the_readme_shows_the_best_rules(results: Results) -> None:
     own = list(COLUMNS.values())[:6]
     for row, methods in zip(table(ROOT / "README.md", "summary"), results.values(), strict=True):
         for column, suffix, names in (
-            ("today's training, best rule", "/pixels", own),
+            ("papers' training, best rule", "/pixels", own),
             ("recipe, best other rule", "", own[:5]),
         ):
             shown, _, rule = row[column].rstrip(")").partition(" (")
@@ -120,7 +121,7 @@ def test_the_picture_has_a_point_for_every_result(picture: ModuleType, results: 
     panels = [axes for axes in picture.draw(results).axes if axes.get_title()]
     for axes, methods in zip(panels, results.values(), strict=True):
         bars = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
-        points = [tuple(float(value) for value in bar.lines[0].get_xydata()[0]) for bar in bars]
+        points = [tuple(np.asarray(bar.lines[0].get_xydata()).ravel().tolist()) for bar in bars]
         assert sorted(x for x, _ in points) == pytest.approx(sorted(100 * one["mean"] for one in methods.values()))
         assert len({y for _, y in points}) == len(points)  # a height of its own: none hides another
 
