@@ -231,12 +231,12 @@ def test_the_demo_tells_its_story(here: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(config, "read_experiment", lambda path: whole(path, ["seeds=1"]))  # three take half a minute
     shown = json.loads(run("demo", "--json").stdout)
     accuracy = {row["label"]: row["final_accuracy"] for row in shown["methods"]}
-    assert len(accuracy) == 8
-    for name in ("weiavg", "pfa", "pdp-fl"):
+    assert len(accuracy) == 10
+    for name in ("weiavg", "pfa", "pdp-fl", "weiavg (recipe)", "balanced (recipe)"):
         assert accuracy["fedavg (minimum)"] + 0.1 < accuracy["fedavg"] < accuracy[name] - 0.1
         assert accuracy[name] < accuracy["fedavg (maximum)"] < accuracy["fedavg (none)"]
     clients = {job: rows for job, rows in shown["clients"].items() if not job.startswith("fedavg (none)")}
-    assert len(clients) == 7
+    assert len(clients) == 9
     for rows in clients.values():
         assert len(rows) == 24
         assert all(row["spent"] <= row["epsilon"] for row in rows)

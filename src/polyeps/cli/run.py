@@ -80,7 +80,7 @@ def demo(
     page: Annotated[Path, typer.Option(help="Where to write the report.")] = Path("demo.html"),
     as_json: Json = False,
 ) -> None:
-    """Train twenty-four clients with very different budgets on real digits, with eight methods."""
+    """Train twenty-four clients with very different budgets on real digits, with ten methods."""
     from importlib import resources
 
     import torch
