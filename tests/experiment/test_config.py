@@ -236,4 +236,4 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_number_or_a_word_is_refused_with_both() -> None:
     with pytest.raises(InputError, match=r"^training\.batch: input should be a valid integer or 'auto', not 'big'$"):
-        config.Experiment(training={"batch": "big"}, budgets={"epsilon": 1.0})  # type: ignore[arg-type]
+        config.Experiment(training={"batch": "big"}, budgets={"epsilon": 1.0})
