@@ -407,3 +407,14 @@ def test_other_settings_and_algorithms() -> None:
     own = PrivateFederation(budgets=BUDGETS, algorithm=average, **SMALL).fit(DIGITS, LABELS, client=WARDS)
     usual = PrivateFederation(budgets=BUDGETS, algorithm="fedavg", **SMALL).fit(DIGITS, LABELS, client=WARDS)
     assert own.predict(DIGITS).tolist() == usual.predict(DIGITS).tolist()
+
+
+def test_one_gradient_a_round_takes_no_arguments_of_local_steps() -> None:
+    recipe = {"training.kind": "gradient", "server.learning_rate": 2.0, "model.encoder": "random-fourier"}
+    asked: dict[str, Any] = {"budgets": BUDGETS, "rounds": 2, "settings": recipe}
+    found = PrivateFederation(**asked).fit(DIGITS, LABELS, client=WARDS)
+    assert found.experiment_.training.kind == "gradient"
+    assert found.experiment_.server.learning_rate == 2.0
+    assert found.score(DIGITS, LABELS) > 0.3
+    with pytest.raises(InputError, match='batch has no effect with kind = "gradient"'):
+        PrivateFederation(**asked, batch=4).fit(DIGITS, LABELS, client=WARDS)

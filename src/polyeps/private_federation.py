@@ -7,6 +7,7 @@ like any other.
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 import shutil
 import weakref
@@ -260,6 +261,10 @@ class PrivateFederation(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for table, names in _SETTINGS.items():
             into = values.setdefault(table, {}) if table else values
             into.update({name: getattr(self, name) for name in names if getattr(self, name) is not None})
+        if (self.settings or {}).get("training.kind") == "gradient":
+            # Only what was given: settings of local steps are refused for it.
+            usual = inspect.signature(PrivateFederation).parameters
+            values["training"] = {k: v for k, v in values["training"].items() if v != usual[k].default}
         values["data"] |= {"label": found.label, "client": found.client}
         values["budgets"] = budget_table(self.budgets, self.delta, found.dataset.group_names)
         own: dict[str, Any] = {"models": {}, "algorithms": {}, "encoders": self.encoders or {}}

@@ -59,7 +59,7 @@ def test_refusals_have_a_reason_and_status_2(here: Path) -> None:
     refused("model", "check", "nets:failing", *ASKED, "--trust-code", naming=("out of luck",))
     refused("model", "check", "nets:leaving", *ASKED, "--trust-code", naming=("ends the program",))
     refused("model", "check", "nets:exploding", *ASKED, "--trust-code", naming=("finite",))
-    refused("model", "check", "nets:number", *ASKED, "--trust-code", naming=("not a function",))
+    refused("model", "check", "nets:number", *ASKED, "--trust-code", naming=("name a function of (shape, classes)",))
     refused("model", "check", "nets:other", *ASKED, "--trust-code", naming=("cannot be loaded",))
     refused("model", "check", "cnn", *ASKED, "--trust-code", naming=('"module:name"',))
     refused("model", "check", "nets:small", "--shape", "8x8", "--classes", "10", naming=("--shape is '8x8'",))

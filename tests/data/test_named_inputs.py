@@ -84,9 +84,9 @@ def test_what_cannot_be_packed_is_refused(arrays: dict[str, Any], sentence: str)
 
 def test_other_inputs_than_those_described_are_refused() -> None:
     inputs = Inputs((NamedInput("a", (2,)), NamedInput("b", (), "int64")))
-    with pytest.raises(InputError, match="lack 'b'; give exactly a, b"):
+    with pytest.raises(InputError, match="'b' is missing; give exactly a, b"):
         inputs.pack({"a": np.zeros((1, 2))})
-    with pytest.raises(InputError, match="have 'c'"):
+    with pytest.raises(InputError, match="'c' is unknown"):
         inputs.pack({"a": np.zeros((1, 2)), "b": np.zeros(1), "c": np.zeros(1)})
     with pytest.raises(InputError, match="b must be whole numbers"):
         inputs.pack({"a": np.zeros((1, 2)), "b": np.array([0.5])})

@@ -328,3 +328,11 @@ def test_a_client_with_other_words_for_categories_is_pointed_out() -> None:
     end = "is one of m, f; compare data.columns.sex.categories with the table"
     assert said(["m", "f"] * 2 + ["male", "female"] * 2) == f"no cell of sex of client 'oak' {end}"
     assert said(["male", "female"] * 4) == f"no cell of sex {end}"
+
+
+@pytest.mark.parametrize("labels", [[[0, 1], [1, 0], [0, 1]], [[0], [1], [0]]])
+@pytest.mark.parametrize("classes", [None, ["0", "1"]])
+def test_a_class_is_one_value_a_record(labels: list[list[int]], classes: list[str] | None) -> None:
+    """Rows of one-hot labels are not classes of their own."""
+    with pytest.raises(DataError, match=r"labels has shape \(3, [12]\), but a class is one value .* target="):
+        from_arrays(np.zeros((3, 2)), np.array(labels), classes=classes)

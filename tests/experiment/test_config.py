@@ -232,3 +232,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / "bad.toml").write_bytes(content)
         with pytest.raises(InputError, match=r"bad.toml is not TOML"):
             config.read_experiment(tmp_path / "bad.toml")
+
+
+def test_a_number_or_a_word_is_refused_with_both() -> None:
+    with pytest.raises(InputError, match=r"^training\.batch: input should be a valid integer or 'auto', not 'big'$"):
+        config.Experiment(training={"batch": "big"}, budgets={"epsilon": 1.0})

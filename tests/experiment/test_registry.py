@@ -150,8 +150,10 @@ def test_only_names_of_modules_are_looked_for(name: str, code: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("absent:x", "ModuleNotFoundError: No module named 'absent'"),
-        ("own:absent", "AttributeError: .* has no attribute 'absent'"),
+        ("absent:x", "there is no absent.py in .*; correct the name"),
+        ("own:absent", "own defines no 'absent'; correct the name"),
+        ("needing:x", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("unset:x", "AttributeError: 'NoneType' object has no attribute 'real'"),
         ("broken:x", "ZeroDivisionError: division by zero"),
         ("spoilt:x", "SyntaxError"),
     ],
@@ -159,6 +161,8 @@ def test_only_names_of_modules_are_looked_for(name: str, code: Path) -> None:
 def test_what_cannot_be_loaded_is_one_sentence(name: str, said: str, code: Path) -> None:
     (code / "broken.py").write_text("1 / 0")
     (code / "spoilt.py").write_text("x = (")
+    (code / "needing.py").write_text("import no_such_package")
+    (code / "unset.py").write_text("x = None.real")
     with pytest.raises(InputError, match=f'metrics = "{name}" cannot be loaded: {said}'):
         Parts(code=Code(code)).measuring(experiment(metrics=[name]))
 

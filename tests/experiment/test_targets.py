@@ -255,7 +255,7 @@ def test_named_inputs_and_every_target_from_python(tmp_path: Path, kind: Any, pe
         assert found == [[names[place] for place in row] for row in logits.argmax(-1).tolist()]
     else:
         assert found == [names[place] for place in logits.argmax(-1).tolist()]
-    with pytest.raises(InputError, match=r"lack 'amount'"):
+    with pytest.raises(InputError, match="the input 'amount' is missing"):
         saved.predict({"input_ids": some["input_ids"]})
 
 
@@ -283,3 +283,27 @@ def test_figures_are_those_of_scikit_learn() -> None:
     assert math.isnan(target_figures("number", outputs[:1], numbers[:1])["r2"])
     assert math.isnan(target_figures("sequence", scores[3:4], positions[3:4])["perplexity"])
     assert math.isnan(target_figures("labels", outputs, torch.ones(50, 3))["macro auc"])
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: nn.Linear(2, 2), r"takes 0 positional .* a function of the shape .*, here \(\(2,\), 2\)"),
+        (nn.Linear(2, 2), "is a module; give a function"),
+    ],
+)
+def test_a_model_that_cannot_be_made_is_refused_with_what_it_is_called_with(
+    make: Any, said: str, tmp_path: Path
+) -> None:
+    data = from_arrays(np.zeros((RECORDS, 2)), np.arange(RECORDS) % 2, CLIENTS)
+    asked = polyeps.Experiment(rounds=1, model={"name": "own"}, budgets={"epsilon": 1.0})
+    with pytest.raises(InputError, match=said):
+        polyeps.run(asked, tmp_path / "run", models={"own": make}, data=data, progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_for_other_targets_is_refused_with_the_target_to_name(tmp_path: Path) -> None:
+    data = from_arrays(np.zeros((RECORDS, 2)), np.arange(RECORDS) % 2, CLIENTS)
+    asked = polyeps.Experiment(rounds=1, model={"loss": "squared"}, budgets={"epsilon": 1.0})
+    with pytest.raises(InputError, match=r'choose "cross-entropy", or data\.target = "number"'):
+        polyeps.run(asked, tmp_path / "run", data=data, progress=False)

@@ -51,7 +51,7 @@ def check(
     try:
         make = parts.find("model.name", factory, {}, "models")
         if not callable(make):
-            raise InputError(f"{factory} is a {type(make).__name__}, not a function of (shape, classes)")
+            raise InputError(f"{factory} is of type {type(make).__name__}; name a function of (shape, classes)")
         with progress("checking") as done:
             found = check_own_model(factory, make, wanted, classes, getattr(torch, kind), done)
     except (InputError, SystemExit) as problem:

@@ -73,8 +73,8 @@ class Inputs:
     def pack(self, arrays: Mapping[str, Any], where: str = "the inputs") -> NDArray[Any]:
         """Return the block (R, W) of arrays (R, ...) that have these names, shapes and types."""
         if odd := sorted(set(self.shapes) ^ set(arrays)):
-            said = "lack" if odd[0] in self.shapes else "have"
-            raise DataError(f"{where} {said} {odd[0]!r}; give exactly {', '.join(self.shapes)}")
+            said = "missing" if odd[0] in self.shapes else "unknown"
+            raise DataError(f"{where}: the input {odd[0]!r} is {said}; give exactly {', '.join(self.shapes)}")
         found = {name: _plain(name, array) for name, array in arrays.items()}
         count = len(found[self.parts[0].name])
         columns = []

@@ -27,6 +27,12 @@ def number_labels(
     tables: Sequence[RawTable], declared: TableDeclaration, where: Sequence[Where]
 ) -> tuple[tuple[str, ...], LabelArray]:
     """Return the classes and the number of every record's class."""
+    for table, (cells, _, column) in zip(tables, _label_cells(tables, declared, where), strict=True):
+        if isinstance(cells, np.ndarray) and cells.ndim > 1:
+            raise DataError(
+                f"{table.source}: {column} has shape {cells.shape}, but a class is one value a record; flatten it, or "
+                'choose another data.target (in Python target=): "labels", "soft", "number" or "sequence"'
+            )
     if declared.classes is not None:
         find = matching(declared.classes)
         pieces = [
@@ -116,7 +122,7 @@ def _sorted_classes(texts: Sequence[str], where: str) -> tuple[str, ...]:
     if fraction := next((text for text in texts if _is_fraction(text)), None):
         raise DataError(
             f"{where}: the label {fraction} is not a whole number; labels are classes, so group the values, or predict "
-            'numbers with model.loss = "squared"'
+            'numbers with model.loss = "squared" (from_arrays: target="number")'
         )
     if hidden := next((text for text in texts if not text.isprintable()), None):
         raise DataError(f"{where}: the label {hidden!a} holds letters that cannot be shown; correct it")

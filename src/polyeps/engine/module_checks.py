@@ -180,6 +180,7 @@ def _run(subject: CheckedModel, vector: Tensor, candidates: list[Tensor]) -> tup
     inputs = getattr(subject.module, "inputs", None)
     if isinstance(inputs, Inputs):
         given = "inputs " + ", ".join(f"{part.name} {(CHECKED_ROWS, *part.shape)} {part.kind}" for part in inputs.parts)
+        given += "; forward takes inputs by these names"
     raise InputError(f"{name_of(subject.module)} cannot be run on {given}, the only input it gets: {failed}")
 
 

@@ -314,6 +314,9 @@ def _sentence(kind: type[BaseModel], problem: ValidationError, inside: str = "")
     named = [str(part) for part in error["loc"] if isinstance(part, int) or part.isidentifier()]
     place = ".".join(([inside] if inside else []) + named)
     reason = error["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
+    for other in problem.errors()[1:]:
+        if other["type"] == "literal_error" and other["loc"][:-1] == error["loc"][:-1]:  # a number or a word
+            reason = f"{reason.partition(', unable')[0]} or {other['ctx']['expected']}"
     given = f", not {error['input']!r}" if not isinstance(error["input"], Mapping | list | tuple) else ""
     return f"{place}: {reason[0].lower()}{reason[1:]}{given}"
 

@@ -131,7 +131,10 @@ class FrozenEncoder:
         return found
 
     def _failed(self, problem: Exception) -> InputError:
-        return InputError(f"model.encoder = {self.name} failed: {type(problem).__name__}: {problem}")
+        return InputError(
+            f"model.encoder = {self.name} failed: {type(problem).__name__}: {problem}; an encoder is made by a "
+            f"function without arguments and takes blocks of records, here of shape {self.shape}"
+        )
 
 
 def frozen(wanted: EncoderChoice, shape: tuple[int, ...], parts: Parts, device: Any = "cpu") -> FrozenEncoder:

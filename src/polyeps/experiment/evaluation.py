@@ -18,7 +18,7 @@ from polyeps.errors import InputError
 from polyeps.experiment.metrics import UndefinedMetricError
 from polyeps.experiment.population import Population
 from polyeps.experiment.registry import Metric
-from polyeps.experiment.target_metrics import ALWAYS_MEASURED, PositionSums, target_figures
+from polyeps.experiment.target_metrics import ALWAYS_MEASURED, SequenceScores, target_figures
 from polyeps.models import Model
 
 EVALUATED_AT_ONCE = 5000  # test records: a few hundred MB of activations for the largest of our networks
@@ -88,7 +88,7 @@ def measure(population: Population, vector: Tensor, metrics: Mapping[str, Metric
 
 def _of_sequences(model: Model, vector: Tensor, features: Tensor, labels: Tensor) -> dict[str, float]:
     """Return the figures of sequences, of a few records at a time: their outputs may not fit into memory together."""
-    sums, loss = PositionSums(), 0.0
+    sums, loss = SequenceScores(), 0.0
     step = max(1, min(EVALUATED_AT_ONCE, AT_ONCE // (4 * model.floats_per_row)))
     for rows, wanted in zip(torch.split(features, step), torch.split(labels, step), strict=True):
         outputs = model.outputs(vector.to(rows.device), rows)

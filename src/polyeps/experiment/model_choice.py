@@ -55,7 +55,8 @@ def _loss(wanted: config.ModelSettings, dataset: Dataset, parts: Parts) -> Loss 
     if named is not None and target not in LOSS_TARGETS[named]:
         raise InputError(
             f'model.loss = "{named}" is for {NAMES[LOSS_TARGETS[named][0]]}, but the targets of {dataset.name} are '
-            f'{NAMES[target]}; choose "{default_loss(target)}", or another target'
+            f'{NAMES[target]}; choose "{default_loss(target)}", or data.target = "{LOSS_TARGETS[named][0]}" '
+            "(from_arrays: target=)"
         )
     return None if named is None else LOSSES[named]
 
@@ -103,12 +104,18 @@ def own_model(
 ) -> Model:
     """Return a user's model, checked against autograd, with first weights drawn from the seed."""
     given = given or GivenToModel()
+    if isinstance(make, nn.Module):
+        raise InputError(f"model.name = {name} is a module; give a function of (shape, classes) that returns one")
+    shapes = shape if given.inputs is None else given.inputs.shapes
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = make(shape if given.inputs is None else given.inputs.shapes, classes)
+            made = make(shapes, classes)
     except Exception as problem:
-        raise InputError(f"model.name = {name} failed: {type(problem).__name__}: {problem}") from problem
+        raise InputError(
+            f"model.name = {name} failed: {type(problem).__name__}: {problem}; a model is a function of the shape of a "
+            f"record and the number of classes, here ({shapes}, {classes})"
+        ) from problem
     if isinstance(made, nn.Module):
         module = adapted(made, given.inputs, given.output)
         loss = given.loss or LOSSES[default_loss(given.target)]

@@ -89,6 +89,11 @@ class Code:
             raise
         except Exception as problem:
             reason = f"{type(problem).__name__}: {problem}"
+            if isinstance(problem, ModuleNotFoundError) and problem.name == module.partition(".")[0]:
+                if not self.resumed:
+                    reason = f"there is no {module}.py in {self.folder}, nor such an installed module; correct the name"
+            elif isinstance(problem, AttributeError) and problem.obj is self._loaded.get(module, problem):
+                reason = f"{module} defines no {name!r}; correct the name"
             raise InputError(f'{key} = "{reference}" cannot be loaded: {reason}') from problem
 
     def _load(self, module: str) -> ModuleType:

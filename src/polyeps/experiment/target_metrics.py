@@ -41,7 +41,7 @@ def target_figures(target: Target, outputs: Tensor, labels: Tensor, scale: Colum
     if not len(labels):
         return dict.fromkeys(ALWAYS_MEASURED[target], nan)
     if target == "sequence":
-        return PositionSums().add(outputs, labels).figures()
+        return SequenceScores().add(outputs, labels).figures()
     outputs, labels = outputs.double().cpu(), labels.cpu()
     match target:
         case "number":
@@ -67,14 +67,14 @@ def _two(values: Tensor) -> Tensor:
 
 
 @dataclass
-class PositionSums:
+class SequenceScores:
     """Sums over positions that count, of which a model of sequences has too many outputs to keep them all."""
 
     positions: int = 0
     right: int = 0
     cross_entropy: float = 0.0
 
-    def add(self, outputs: Tensor, labels: Tensor) -> PositionSums:
+    def add(self, outputs: Tensor, labels: Tensor) -> SequenceScores:
         """Add the positions of some records: outputs (T, ..., classes) and labels (T, ...)."""
         counts = labels != IGNORED
         flat, wanted = outputs[counts].float(), labels[counts].long()
