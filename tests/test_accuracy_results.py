@@ -98,6 +98,15 @@ def test_the_readme_shows_the_best_rules(results: Results) -> None:
         )
 
 
+def test_the_sentences_beside_the_tables_hold(picture: ModuleType, results: Results) -> None:
+    gains = picture.gains(results)
+    assert abs(gains.pop("adult-mixgauss1")) < 0.5  # "What did not help: the recipe on Adult"
+    assert min(gains.values()) > 5
+    iid, shards = (results[f"mnist-{partition}-mixgauss1"]["fedavg"]["mean"] for partition in ("iid", "shards"))
+    assert iid == pytest.approx(shards, abs=1e-3)  # "whatever the partition"
+    assert all(one["spent"] <= 1 and len(one["seeds"]) == 5 for cell in results.values() for one in cell.values())
+
+
 def test_other_results_are_noticed_and_missing_ones_shown(
     picture: ModuleType, results: Results, tmp_path: Path
 ) -> None:
