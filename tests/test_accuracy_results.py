@@ -135,12 +135,13 @@ def test_the_picture_has_a_point_for_every_result(picture: ModuleType, results: 
         assert len({y for _, y in points}) == len(points)  # a height of its own: none hides another
 
 
-def test_the_example_is_the_recipe_of_the_benchmark() -> None:
-    recipe = program("accuracy").Recipe().experiment("mnist-shards-mixgauss3", "ours", 1.5)
+def test_the_example_is_the_recipe_of_the_benchmark(results: Results) -> None:
+    cell = "mnist-shards-mixgauss3"
+    recipe = program("accuracy").Recipe().experiment(cell, "ours", results[cell]["ours"]["learning_rate"])
     expected, found = config.experiment(recipe), config.read_experiment(EXAMPLE)
     for part in ("rounds", "data", "budgets", "model", "training"):
         assert getattr(found, part) == getattr(expected, part)
-    assert found.server.model_dump() == pytest.approx(expected.server.model_dump())
+    assert found.server.model_dump() == pytest.approx(expected.server.model_dump()), "copy it to example and guide"
     assert found.algorithm[0] == expected.algorithm[0]
     shown = re.search(r"```toml\n(name = .*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
     assert shown is not None
