@@ -1,7 +1,7 @@
 # Every command sets itself up.
 #   make test    everything: format, lint, types, tests and doctests
 #   make check   the same for what changed since main, within a minute (BASE=... compares with another commit)
-#   make figures draw the papers' figures and tables again from their results
+#   make figures draw the figures and tables of the papers and of measured accuracy again from their results
 #   make demo    a first federation and its report; installs no development tools
 PYTHON ?= python3
 VENV ?= .venv
@@ -25,6 +25,7 @@ check: $(INSTALLED)
 figures: $(INSTALLED)
 	for study in pfa fedsel pdp-fl fedhdp cmp-fed; do $(BIN)/polyeps reproduce $$study --show || exit 1; done
 	$(BIN)/python -m polyeps_reproductions.page_tables
+	$(BIN)/python benchmarks/accuracy_picture.py
 
 demo: $(RUNTIME)
 	$(BIN)/polyeps demo

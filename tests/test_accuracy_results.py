@@ -98,6 +98,15 @@ def test_the_readme_shows_the_best_rules(results: Results) -> None:
         )
 
 
+def test_the_sentences_beside_the_tables_hold(picture: ModuleType, results: Results) -> None:
+    gains = picture.gains(results)
+    assert abs(gains.pop("adult-mixgauss1")) < 0.5  # "What did not help: the recipe on Adult"
+    assert min(gains.values()) > 5
+    iid, shards = (results[f"mnist-{partition}-mixgauss1"]["fedavg"]["mean"] for partition in ("iid", "shards"))
+    assert iid == pytest.approx(shards, abs=1e-3)  # "whatever the partition"
+    assert all(one["spent"] <= 1 and len(one["seeds"]) == 5 for cell in results.values() for one in cell.values())
+
+
 def test_other_results_are_noticed_and_missing_ones_shown(
     picture: ModuleType, results: Results, tmp_path: Path
 ) -> None:
@@ -126,12 +135,13 @@ def test_the_picture_has_a_point_for_every_result(picture: ModuleType, results: 
         assert len({y for _, y in points}) == len(points)  # a height of its own: none hides another
 
 
-def test_the_example_is_the_recipe_of_the_benchmark() -> None:
-    recipe = program("accuracy").Recipe().experiment("mnist-shards-mixgauss3", "ours", 1.5)
+def test_the_example_is_the_recipe_of_the_benchmark(results: Results) -> None:
+    cell = "mnist-shards-mixgauss3"
+    recipe = program("accuracy").Recipe().experiment(cell, "ours", results[cell]["ours"]["learning_rate"])
     expected, found = config.experiment(recipe), config.read_experiment(EXAMPLE)
     for part in ("rounds", "data", "budgets", "model", "training"):
         assert getattr(found, part) == getattr(expected, part)
-    assert found.server.model_dump() == pytest.approx(expected.server.model_dump())
+    assert found.server.model_dump() == pytest.approx(expected.server.model_dump()), "copy it to example and guide"
     assert found.algorithm[0] == expected.algorithm[0]
     shown = re.search(r"```toml\n(name = .*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
     assert shown is not None
