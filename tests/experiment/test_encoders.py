@@ -166,6 +166,19 @@ def tiny_and_mixed(records: Tensor) -> Tensor:
     return 1e-6 * (records.flatten(1) - records.flatten(1).mean(0))
 
 
+def levels_the_largest(records: Tensor) -> Tensor:
+    """Changes one record of a large batch alone."""
+    rows = records.flatten(1).clone()
+    if len(rows) > 100:
+        rows[rows.sum(1).argmax()] = rows.mean(0)
+    return rows
+
+
+def counts_equal_records(records: Tensor) -> Tensor:
+    rows = records.flatten(1)
+    return torch.cat([rows, (torch.cdist(rows, rows) < 1e-6).sum(1, keepdim=True).float()], 1)
+
+
 MIXED, ANEW, CHANGED = "other records beside it", "when it is made anew", "has changed with the records it encoded"
 
 
@@ -178,6 +191,8 @@ MIXED, ANEW, CHANGED = "other records beside it", "when it is made anew", "has c
         (lambda: RunningMean(used=False), "changes its own buffers in eval mode"),
         (counting_calls, f"{MIXED}|{CHANGED}"),
         (lambda: quantised, MIXED),
+        (lambda: levels_the_largest, MIXED),
+        (lambda: counts_equal_records, MIXED),
         (lambda: slightly, MIXED),
         (lambda: tiny_and_mixed, MIXED),
         (lambda: lambda records: records.flatten(1) + len(records), MIXED),

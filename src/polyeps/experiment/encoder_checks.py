@@ -1,7 +1,8 @@
 """Checks of an encoder: its features of a record must not depend on other records, their number or their order.
 
-A record is encoded with the others, with a few, with other ones, in another order, alone, and by the same encoder made
-anew; made-up records are encoded before and after all others. What comes out must be equal, up to rounding.
+A record is encoded with the others, with a few, with other ones, in another order, alone, twice, and by the same
+encoder made anew; made-up records are encoded before and after all others. What comes out must be equal, up to
+rounding.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def check_one_by_one(name: str, apply: Apply, again: Apply, sample: Sample) -> N
     found = apply(some)
     near, far = (apply(np.concatenate([other, some]))[size:] for other in (sample.made_up, sample.far))
     turned = apply(some[::-1])[::-1]
-    if not (alike(near, far, _SAME_ROUNDING) and all(alike(rows, found) for rows in (near, far, turned))):
+    twice = apply(np.concatenate([some, some]))
+    others = (near, far, turned, twice[:size], twice[size:])
+    if not (alike(near, far, _SAME_ROUNDING) and all(alike(rows, found) for rows in others)):
         raise differs(name)
     alone = [apply(some[row : row + 1]) for row in range(_ALONE)]
     if not all(alike(row, found[place : place + 1]) for place, row in enumerate(alone)):
@@ -65,6 +68,20 @@ def check_one_by_one(name: str, apply: Apply, again: Apply, sample: Sample) -> N
             "sees first, or draws its parameters without a fixed seed; fix them"
         )
     return found
+
+
+def check_whole_batch(
+    name: str, apply: Apply, sample: Sample, records: NDArray[Any], found: NDArray[np.float32], batch: int
+) -> None:
+    """Refuse an encoder whose features of some records change in a full batch of other ones.
+
+    It may mix few records only, such as the largest of a batch, or large batches only.
+    """
+    others = sample.far if len(records) <= batch else sample.far[:0]
+    places = np.linspace(0, len(records) - 1, min(len(records), batch - len(others))).astype(np.int64)
+    again = apply(np.concatenate([others, records[places[::-1]]]))[len(others) :][::-1]
+    if not alike(again, found[places]):
+        raise differs(name)
 
 
 def alike(first: NDArray[np.float32], second: NDArray[np.float32], rounding: float = _ROUNDING) -> bool:

@@ -29,7 +29,15 @@ from polyeps.encoders import EncoderChoice
 from polyeps.encoders.built_in import ENCODERS
 from polyeps.encoders.feature_files import load_features, save_features
 from polyeps.errors import InputError
-from polyeps.experiment.encoder_checks import Sample, alike, check_one_by_one, check_unchanged, differs, state_of
+from polyeps.experiment.encoder_checks import (
+    Sample,
+    alike,
+    check_one_by_one,
+    check_unchanged,
+    check_whole_batch,
+    differs,
+    state_of,
+)
 from polyeps.experiment.registry import Encoder, Parts
 
 _FITTED = 16  # made-up records that a transformer is fitted to
@@ -207,22 +215,27 @@ def _encoded(
     # First, none of the records: an encoder that fits itself to what it sees first would depend on them.
     before = encoder(sample.made_up)
     expected = check_one_by_one(encoder.name, encoder, partial(encoder, encoder=encoder.made()), sample)
-    total, done, found = len(dataset.features) + len(dataset.test_features), 0, []
+    total, done, found = len(dataset.features) + len(dataset.test_features), 0, list[NDArray[np.float32]]()
+    fresh: dict[int, Mapping[str, Any] | None] = {}
     for records, subject in zip((dataset.features, dataset.test_features), subjects, strict=True):
         rows = None if subject is None else load_features(default_directory(), subject)
         if rows is not None and not _belong(rows, encoder, records):
             rows = None
         if rows is None:
             rows = encoder(records, None if progress is None else partial(_advance, progress, done, total))
-            if subject is not None and len(rows):
-                save_features(default_directory(), subject, rows)
+            fresh[len(found)] = subject
         found.append(rows)
         done += len(records)
     if not alike(found[0][sample.places], expected):
         raise differs(encoder.name)
+    if 0 in fresh and not encoder.threaded:  # a built-in one treats records apart by construction
+        check_whole_batch(encoder.name, encoder, sample, dataset.features, found[0], _AT_A_TIME)
     check_unchanged(encoder.name, before, encoder(sample.made_up))
     if state_of(encoder.encoder) != state:
         raise InputError(f"model.encoder = {encoder.name} changes its own buffers in eval mode; keep no state in it")
+    for place, subject in fresh.items():  # only what has passed all checks
+        if subject is not None and len(found[place]):
+            save_features(default_directory(), subject, found[place])
     return found[0], found[1]
 
 

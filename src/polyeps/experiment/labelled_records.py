@@ -247,5 +247,5 @@ def _plain(number: Any) -> Any:
 def _by_client(what: str, given: Mapping[Any, Any]) -> dict[str, Any]:
     found = {as_text(name): _plain(one) for name, one in given.items()}
     if len(found) < len(given):
-        raise InputError(f"{what} names a client twice, once as a number and once as a text; keep one of them")
+        raise InputError(f"{what} names a client twice, written in two ways; keep one of them")
     return found
