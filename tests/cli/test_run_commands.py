@@ -130,7 +130,7 @@ def start(*arguments: str, **more: Any) -> subprocess.Popen[str]:
 
 
 def test_ctrl_c_says_how_to_go_on_and_going_on_ends_the_same(here: Path) -> None:
-    changes = ["--set", "rounds=200", "--set", "training.local_steps=10"]
+    changes = ["--set", "rounds=500", "--set", "training.local_steps=10"]
     child = start("run", "wards.toml", *changes, "-o", "a run")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not rounds_written(here / "a run"):
@@ -141,7 +141,7 @@ def test_ctrl_c_says_how_to_go_on_and_going_on_ends_the_same(here: Path) -> None
     assert out == ""
     message = err.strip().splitlines()[-1]
     assert message == "polyeps: stopped; continue with: polyeps run --resume 'a run'"
-    assert 0 < rounds_written(here / "a run") < 600
+    assert 0 < rounds_written(here / "a run") < 1500
     done = run_json(*shlex.split(message.partition("with: polyeps ")[2]))
     whole = run_json("run", "wards.toml", *changes, "-o", "whole")
     assert done["clients"] == whole["clients"]

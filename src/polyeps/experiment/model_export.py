@@ -126,6 +126,7 @@ def _by_torch(model: SavedModel, wrapped: nn.Module, tried: Tensor) -> Any:
         import onnxscript  # noqa: F401
     except ImportError:
         raise InputError("ONNX of an own model needs onnxscript: pip install 'polyeps[onnx]'") from None
+    torch.compiler.reset()  # what was traced before may fix the number of records
     with _quiet():
         try:
             program: Any = torch.onnx.export(
