@@ -67,8 +67,8 @@ PARTITIONS: dict[str, dict[str, Any]] = {
     "two-labels": {"partition": "labels", "labels_per_client": 2},
     "dirichlet": {"partition": "dirichlet", "alpha": 0.1},
 }
-RATES: tuple[float, ...] = (0.15, 0.5, 1.5, 3.0, 6.0)  # of the recipe: how far a round can move the model
-PIXEL_RATES: tuple[float, ...] = (0.01, 0.03, 0.1)
+RATES: tuple[float, ...] = (0.05, 0.15, 0.5, 1.5, 3.0, 6.0, 12.0)  # of the recipe: how far a round can move the model
+PIXEL_RATES: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
 CHOICE_SEED = 1000
 
 
