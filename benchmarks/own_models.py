@@ -229,7 +229,11 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay(kept: Callable[[], None] = step) -> None:  # whose tensors the graph reads and writes
+        graph.replay()
+
+    return replay
 
 
 def stages(name: str, repeats: int) -> dict[str, float]:
