@@ -230,9 +230,10 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         step()
 
-    def replay(kept: Callable[[], None] = step) -> None:  # whose tensors the graph reads and writes
+    def replay() -> None:
         graph.replay()
 
+    replay.__wrapped__ = step  # type: ignore[attr-defined]  # keeps the tensors that the graph reads and writes
     return replay
 
 
