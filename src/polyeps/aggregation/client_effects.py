@@ -81,14 +81,14 @@ class ClientEffects:
         found = weights @ (means - weights @ means).square().mean(1) - (weights * (1 - weights) * left).sum()
         return max(0.0, float(found / (1 - weights.square().sum())))
 
-    def weights(self, clients: Tensor, persistence: float) -> Tensor:
-        """Return the weights of some clients (k,), which add up to 1; persistence is κ."""
-        variances, effects = self.variances[clients], persistence * self.spread
-        if not effects and not bool((variances > 0).all()):  # no noise to balance
-            return torch.full_like(variances, 1 / len(variances))
-        share = effects / len(variances)
-        base = 1 / (effects + variances)
-        return (share + (1 - share * base.sum()) / base.sum()) * base
+
+def balancing(effects: Tensor, variances: Tensor) -> Tensor:
+    """Return the best weights (a, k) of clients with noise variances (k,), for several values (a,) of κτ²."""
+    if not bool(effects.all()) and not bool((variances > 0).all()):  # no noise to balance
+        return torch.full((len(effects), len(variances)), 1 / len(variances), dtype=torch.float64)
+    share = effects[:, None] / len(variances)
+    base = 1 / (effects[:, None] + variances)
+    return (share + (1 - (share * base).sum(1, keepdim=True)) / base.sum(1, keepdim=True)) * base
 
 
 def _coordinates(size: int) -> Tensor:

@@ -11,9 +11,11 @@ estimated from the updates of all rounds (`aggregation.client_effects`), so no b
 as much as the learning rate lets through. So κ is inverse to the distance `reach` that a round can move the model. It
 grows with the number d of parameters, since few of the d directions that noise takes change any prediction:
 
-    κ = 2 √d / reach
+    κ = 0.8 √d / reach
 
-for features of mean square one; the 2 was chosen by hand (docs/decisions/0016 says on which data it was seen to work).
+for features of mean square one; the 0.8 was chosen by hand (docs/decisions/0016 says on which data). A row
+of weights gives strict clients more where it is proved that others lack what they know, such as a whole class
+(`aggregation.row_effects`).
 
 Limits: equal noise → FedAvg; no difference between clients → weights by 1/v_i; difference beyond all noise → FedAvg;
 infinite noise → ignored.
@@ -28,18 +30,18 @@ import torch
 from pydantic import Field
 
 from polyeps.aggregation.client_effects import ClientEffects
-from polyeps.aggregation.subspace import weighted_mean
+from polyeps.aggregation.row_effects import RowEffects
 from polyeps.algorithms._averaging import ask_updates, step, with_local_noise
 from polyeps.algorithms.fedavg import fedavg
 from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
 
 
-def balanced(training: Training, *, constancy: Annotated[float, Field(gt=0)] = 2.0) -> Algorithm:
+def balanced(training: Training, *, constancy: Annotated[float, Field(gt=0)] = 0.8) -> Algorithm:
     """Return averaging with weights that balance noise against differences between clients."""
     if training.price is None:
         return fedavg(training)  # without noise there is nothing to balance
-    size = training.model.size
+    slices, size = training.model.slices, training.model.size
     persistence = constancy * math.sqrt(size) / training.reach
 
     def round(state: State, ask: Ask) -> State:
@@ -51,6 +53,10 @@ def balanced(training: Training, *, constancy: Annotated[float, Field(gt=0)] = 2
         clients = torch.tensor([place[client] for client in replies.ids])
         effects = ClientEffects.restored(state.kept, len(state.enrolled), size)
         effects.take(clients, updates)
-        return step(state, weighted_mean(updates, effects.weights(clients, persistence)), **effects.kept)
+        variances = effects.variances[clients]
+        rows = RowEffects.restored(state.kept, len(state.enrolled), slices)
+        rows.take(clients, updates, variances)
+        weights = rows.weights(clients, variances, persistence * effects.spread, persistence)
+        return step(state, rows.mean(updates, weights), **effects.kept, **rows.kept)
 
     return with_local_noise(training, round)
