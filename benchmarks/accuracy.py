@@ -122,7 +122,7 @@ ABLATION: dict[str, tuple[Recipe, tuple[float, ...]]] = {
     "weiavg/+features": (replace(TODAY, features=True), PIXEL_RATES),
     "weiavg/+full-batch": (replace(TODAY, full_batch=True, rounds=150), RATES),
     "weiavg/+optimiser": (replace(TODAY, optimiser=True), PIXEL_RATES),
-    "weiavg/+work-plan": (replace(TODAY, planned=True), PIXEL_RATES),
+    "weiavg/+work-plan": (replace(TODAY, planned=True), (0.3, 1.0, 3.0, 10.0)),  # one step on a large batch
     "ours/-features": (Recipe(features=False), RATES),
     "ours/-full-batch": (Recipe(full_batch=False, rounds=100), PIXEL_RATES),
     "ours/-optimiser": (Recipe(optimiser=False), RATES),

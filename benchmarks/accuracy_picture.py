@@ -1,4 +1,4 @@
-"""Write the picture and the tables of measured accuracy: run this after `benchmarks/results/accuracy.json` has changed.
+"""Write the picture and the tables of measured accuracy: run this after `benchmarks/results/accuracy*.json` has changed.
 
     python benchmarks/accuracy_picture.py            # rewrites docs/pictures/accuracy.svg and the tables of PAGES
     python benchmarks/accuracy_picture.py --check    # changes nothing; status 1 if a file is out of date
@@ -26,6 +26,7 @@ from polyeps_reproductions.presenting import GREY, METHOD_COLOURS, markdown_tabl
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"
+OTHER_CELLS, ABLATION = (RESULTS.with_name(f"accuracy_{name}.json") for name in ("other_cells", "ablation"))
 PICTURE = ROOT / "docs" / "pictures" / "accuracy.svg"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "guides" / "better-recipe.md")
 
@@ -43,6 +44,19 @@ COLOURS = METHOD_COLOURS | {"robust-hdp": "#8a6d3b", "ours": "#c0161d"}
 PIXELS = "/pixels"
 DATA = {"mnist": "MNIST", "fashion": "Fashion-MNIST", "adult": "Adult"}
 PARTITIONS = {"iid": "IID", "shards": "shards", "two-labels": "two labels", "dirichlet": "Dirichlet"}
+PARTS_OF_RECIPE = {
+    "today": "as the papers train",
+    "+weights": "with weights by `balanced`",
+    "+features": "with features",
+    "+full-batch": "with one gradient a round",
+    "+optimiser": "with the server's optimiser",
+    "+work-plan": "with batch and steps planned by budget",
+    "-features": "recipe without features",
+    "-full-batch": "recipe with 100 steps on batches of 8",
+    "-optimiser": "recipe without the server's optimiser",
+    "-weights": "recipe with weights by ε",
+    "all": "the whole recipe",
+}
 MISSING = "–"
 ACROSS = 4  # panels in a row of the picture
 BESIDE = {"": -0.18, PIXELS: 0.18}  # a method's two points have heights of their own, so that none hides another
@@ -128,6 +142,19 @@ def summary(results: Results) -> str:
     return "\n".join(markdown_table([*columns, "recipe, best other rule", "recipe, `maximum`"], rows))
 
 
+def ablation(results: Results) -> str:
+    """Return a table for every cell: parts of the recipe, each alone and all but one."""
+    rows = []
+    for key, cell in results.items():
+        for name, result in cell.items():
+            rule, _, part = name.partition("/")
+            whole = "weiavg/today" if part.startswith("+") else "ours/all"
+            change = 100 * (result["mean"] - cell[whole]["mean"])
+            shown = "" if name == whole or part == "today" else f"{change:+.1f}".replace("-", "−")
+            rows.append([title(key), PARTS_OF_RECIPE[part], OWN[rule], percent(result), shown])
+    return "\n".join(markdown_table(["data, partition, budgets", "training", "rule", "test %", "change"], rows))
+
+
 def distances(results: Results) -> dict[str, float]:
     """Return by how many points `balanced` with the recipe exceeds the best other rule, by cell."""
     found = {}
@@ -188,6 +215,8 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "recipe": lambda results: all_methods(results, ""),
     "today": lambda results: all_methods(results, PIXELS),
     "finding": finding,
+    "other-cells": lambda _: all_methods(read(OTHER_CELLS), ""),
+    "ablation": lambda _: ablation(read(ABLATION)),
 }
 
 
