@@ -19,6 +19,7 @@ from polyeps.engine.cuda_graphs import train_on_device
 from polyeps.engine.full_batches import pieces, train_on_all
 from polyeps.engine.loop import Learning, Settings, pace, train_on_cpu
 from polyeps.engine.noise import SeededStreams
+from polyeps.engine.row_norms import squared_row_norms
 from polyeps.models import Model, cross_entropy, from_module, logistic, lstm, mlp, of_units
 from polyeps.training import Training, dp_sgd, sgd, whole_gradient
 
@@ -252,3 +253,28 @@ def test_a_device_computes_the_same(name: str, memory: int | None) -> None:
         for one in (records, held)
     )
     torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-5)
+
+
+def test_squares_of_records_are_computed_once_and_anew_when_records_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = logistic(7, 4)
+    counted: list[int] = []
+    records = cohort(model)
+
+    def counting(rows: Tensor) -> Tensor:
+        counted.append(len(rows))
+        return squared_row_norms(rows)
+
+    monkeypatch.setattr(full_batches, "squared_row_norms", counting)
+    trainer = whole_gradient(model, clip=0.5)
+    start = torch.randn(model.size, generator=torch.Generator().manual_seed(1))
+
+    def update() -> Tensor:
+        return trainer.run(start, records, SeededStreams(3, range(len(COUNTS)), 0), 0.0)
+
+    first = update()
+    assert sum(counted) == sum(COUNTS)
+    assert torch.equal(update(), first)
+    assert sum(counted) == sum(COUNTS)
+    records.features.mul_(1000.0)  # norms that were kept would let gradients be 1000 times the clip
+    assert update().norm(dim=1).max() <= 0.5
+    assert sum(counted) == 2 * sum(COUNTS)

@@ -67,7 +67,7 @@ class OuterProducts:
 
     def squared_norms(self) -> Tensor:
         self._lengths = squared_row_norms(self.gradients)
-        return (squared_row_norms(self.inputs) + float(self.bias)) * self._lengths
+        return (self.layout.squared_norms(self.inputs) + float(self.bias)) * self._lengths
 
     def drop(self, rows: Tensor) -> None:
         self.inputs, self.gradients = _without(self.inputs, rows), _without(self.gradients, rows)

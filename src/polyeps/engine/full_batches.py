@@ -10,26 +10,30 @@ Products can then have any shape and alignment, and their rounding still depends
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from polyeps.core import Records, Streams
-from polyeps.engine.layout import Layout, RowGroup
+from polyeps.engine.layout import KnownSquares, Layout, RowGroup
 from polyeps.engine.loop import Learning, Pace, Settings, draw_noise, keep_freed_memory, move, pace
 from polyeps.engine.network import add_gradients
 from polyeps.engine.noise import SeededStreams
 from polyeps.engine.philox import fill_normals
 from polyeps.engine.row_draws import RowDraws, client_keys
+from polyeps.engine.row_norms import squared_row_norms
 from polyeps.engine.units import records_held
 from polyeps.errors import InputError
 from polyeps.models import Model
 
-_CACHED = 1 << 23  # floats of a piece on the CPU: about what the cache holds
+_CACHED = 1 << 24  # floats of a piece on the CPU: about what the cache holds
+# Of blocks of records: their version and shape, and the squared norms of their rows.
+_SQUARES: MutableMapping[Tensor, tuple[tuple[int, ...], Tensor]] = WeakTensorKeyDictionary()
 _MULTIPLE = 32  # rows of a part of a client, so that sums are formed from the same blocks of rows
 
 
@@ -152,11 +156,28 @@ def _add(learning: Learning, records: Records, piece: Piece, fixed: Pace, number
         keys, first = learning.keys[mine], learning.starts[mine]
         now = torch.tensor([number], device=device)
         draws = RowDraws(keys[owner], rows - first[owner], now, records_held(records, rows))
-    layout = Layout(len(held), tuple(_groups(piece.counts)), owner, draws, settled=True)
-    clip = None if fixed.clip is None else fixed.clip[mine]
     features, labels = records.features[chosen], records.labels[chosen]
+    clip = None if fixed.clip is None else fixed.clip[mine]
+    known = None if clip is None else _known_squares(records.features, chosen)
+    layout = Layout(len(held), tuple(_groups(piece.counts)), owner, draws, settled=True, known=known)
     network, loss, models = learning[:3]
     add_gradients(network, loss, models[mine], features, labels, layout, None, clip, gradient[mine])
+
+
+def _known_squares(features: Tensor, chosen: slice | Tensor) -> KnownSquares | None:
+    """Return some rows of a block (R, p) and their squared norms, which are computed once and kept with the block."""
+    if features.is_cuda or features.dim() != 2 or features.is_inference() or not isinstance(chosen, slice):
+        return None
+    block = features if features._base is None else features._base
+    state = features._version, features.data_ptr(), *features.shape, *features.stride()
+    held, squares = _SQUARES.get(block, ((), features))
+    if held != state:  # a new block, or one that was written to
+        squares = torch.full((len(features),), torch.nan, dtype=torch.float64)
+        _SQUARES[block] = state, squares
+    rows, mine = features[chosen], squares[chosen]
+    if bool(mine.isnan().any()):
+        mine.copy_(squared_row_norms(rows))
+    return KnownSquares(rows, mine, features._version)
 
 
 def _groups(counts: Sequence[int]) -> Iterator[RowGroup]:

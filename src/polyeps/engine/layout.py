@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyeps.engine.row_draws import RowDraws
+from polyeps.engine.row_norms import squared_row_norms
 from polyeps.engine.sampling import Batches
 
 
@@ -47,6 +48,19 @@ class RowGroup(NamedTuple):
         return torch.unflatten(block[self.start : self.stop], 0, (self.clients, self.width))
 
 
+class KnownSquares(NamedTuple):
+    """Squared norms (T,) of rows (T, p), as they were when the rows had been written to so many times."""
+
+    rows: Tensor
+    squares: Tensor
+    version: int
+
+    def of(self, rows: Tensor) -> bool:
+        """Whether these are the same rows, unchanged."""
+        same = rows.data_ptr() == self.rows.data_ptr() and rows.shape == self.rows.shape
+        return same and rows.stride() == self.rows.stride() and self.rows._version == self.version
+
+
 @dataclass(frozen=True)
 class Layout:
     """One step's rows: the client that owns each row, and the groups."""
@@ -56,6 +70,11 @@ class Layout:
     owner: Tensor  # (T,) int64: the frame position of the client that owns the row
     draws: RowDraws | None = None  # random numbers for the rows' models; None: nothing is trained
     settled: bool = False  # whether the number of rows and the place of each are public: in full batches alone
+    known: KnownSquares | None = None
+
+    def squared_norms(self, rows: Tensor) -> Tensor:
+        """Return the squared norm of each row (T, p) in float64, computed unless it is known."""
+        return self.known.squares if self.known is not None and self.known.of(rows) else squared_row_norms(rows)
 
     @property
     def rows(self) -> int:
