@@ -22,6 +22,7 @@ _FLAGS = (
     "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-extensions", "--disable-dev-shm-usage",
     "--disable-default-apps", "--hide-scrollbars", "--remote-debugging-pipe",
+    "--host-resolver-rules=MAP rebound.test 127.0.0.1",
 )  # fmt: skip
 _PATIENCE = 60.0  # seconds
 
