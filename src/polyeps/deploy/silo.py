@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -99,7 +100,9 @@ class Silo:
         return found
 
     def _work(self, message: Message, node: int) -> Message:
-        """Do a task of a run that was agreed to."""
+        """Do a task of a run that was agreed to; one that nobody waits for any more is not paid for."""
+        if message.metadata.created_at + message.metadata.ttl < time.time():
+            raise InputError("the task came too late: the server does not wait for its reply any more")
         task = message.content.get("task")
         run = None if task is None else task.get("run")
         agreement = self._agreement(run)
