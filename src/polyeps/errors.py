@@ -1,4 +1,4 @@
-"""Every error polyeps raises on purpose.
+"""Every error polyeps raises on purpose::
 
     PolyepsError
     ├── InputError          something the caller gave is wrong; nothing was changed
