@@ -147,7 +147,7 @@ def sound_noise(
     else:
         noise[rows] = common
         for row, budget in given.items():
-            account = ClientAccount(cost.terms(budget))
+            account = ClientAccount.opened(cost.terms(budget))
             once = account.with_charge(cost.event(common, row), 1)
             if not account.affords(once):
                 raise InputError(
