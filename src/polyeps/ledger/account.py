@@ -228,6 +228,10 @@ class ClientAccount:
     def terms(self) -> BudgetTerms:
         return self.standing.terms.with_epsilon(self.epsilon)
 
+    def under(self, terms: BudgetTerms) -> bool:
+        """Return whether these are the account's terms."""
+        return self.epsilon == terms.budget.epsilon and self.standing.terms.but_epsilon == terms.but_epsilon
+
     @property
     def history(self) -> History:
         return self.standing.history
