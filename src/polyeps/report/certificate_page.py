@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from polyeps.accounting.certificate import SECRET_COHORT, one_in, rounded_up
-from polyeps.errors import InputError, LedgerTampered
+from polyeps.errors import InputError, LedgerTampered, suggest
 from polyeps.experiment.journal import Journal
 from polyeps.ledger import Ledger
 from polyeps.report.formatting import plural
@@ -68,8 +68,9 @@ def certificate_of(folder: Path, client: str, method: str | None = None, seed: i
         found, job = _job(methods, method, seed)
     row = next((row for row in job.clients if row.client == client), None)
     if row is None:
-        known = ", ".join(row.client for row in job.clients[:8])
-        raise InputError(f"{folder} has no client {client!r}; it has {known}{', …' if len(job.clients) > 8 else ''}")
+        listed = ", ".join(row.client for row in job.clients[:8]) + (", …" if len(job.clients) > 8 else "")
+        near = suggest(client, [row.client for row in job.clients], f"it has {listed}")
+        raise InputError(f"{folder} has no client {client!r}; {near}")
     if row.epsilon is None or row.spent is None:
         raise InputError(f"client {client!r} has no guarantee under {found.label}, so there is nothing to certify")
     path = folder / "ledgers" / f"{job.name}.db"
@@ -121,6 +122,9 @@ def _job(methods: tuple[MethodRuns, ...], label: str | None, seed: int | None) -
     """Return the job that is asked for; with one method or one seed, it need not be named."""
     private = [method for method in methods if method.budgets in ("own", "minimum")]  # others exceed clients' budgets
     named = [method for method in private if label in (None, method.label)]
+    if label is not None and private and not named:
+        near = suggest(label, [one.label for one in private])
+        raise InputError(f"no method {label!r} of this run keeps to the clients' budgets; {near}")
     if len(named) != 1:
         known = ", ".join(method.label for method in private) or "there is none"
         raise InputError(f"name one method that keeps to the clients' budgets with --method: {known}")
