@@ -40,6 +40,7 @@ NOT_RUN = {
     "polyeps silo": "runs until it is stopped; tests/deploy starts it",
     "polyeps serve": "runs until silos answer; tests/deploy starts it",
     "polyeps watch": "runs until it is stopped; tests/report starts it",
+    "polyeps ledger page --policy": "needs a silo; tests/report has one",
     "polyeps deploy sign": "signs what several machines have agreed on; tests/deploy signs",
     "polyeps deploy init": "needs the signer's key; tests/cli and tests/deploy make kits",
     "polyeps deploy doctor": "checks machines that are not here; tests/deploy has some",
