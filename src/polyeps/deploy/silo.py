@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -102,7 +103,12 @@ class Silo:
         return found
 
     def _work(self, message: Message, node: int) -> Message:
-        """Do a task of a run that was agreed to, or take a step of a secure sum."""
+        """Do a task of a run that was agreed to, or take a step of a secure sum.
+
+        What nobody waits for any more is not paid for.
+        """
+        if message.metadata.created_at + message.metadata.ttl < time.time():
+            raise InputError("the task came too late: the server does not wait for its reply any more")
         task, step = message.content.get("task"), message.content.get("sum")
         run = None if task is None else task.get("run")
         if task is None and step is not None:
