@@ -114,6 +114,7 @@ class Policy(Section):
     budget: PolicyBudget
     algorithms: tuple[str, ...] = Field(min_length=1)
     models: tuple[str, ...] = ("logistic",)
+    encoders: tuple[str, ...] = ()  # built-in ones, which need no trust; others are unknown to contracts
     limits: PolicyLimits
     discloses: tuple[ProfileField, ...] = ()
     signers: dict[str, SignerRule]
