@@ -12,6 +12,7 @@ import pytest
 import torch
 from flwr.app import Message, MessageType
 from support.silos import NAMES, SiloGrid, Sites, being, over_the_wire, simulated, tasking
+from support.summing import METHODS, quick_polls, summing_sites, terms_of
 from support.transports import AsBytes
 
 from polyeps.core import ENTER, State
@@ -35,36 +36,10 @@ from polyeps.secagg.client import SumState
 from polyeps.secagg.messages import Step, unpack
 from polyeps.transport.flower_sums import Seat
 
-METHODS: dict[str, dict[str, Any]] = {
-    "cmp-fed": {"name": "cmp-fed", "rank": 1},
-    "cmp-fed, directions of the model": {"name": "cmp-fed", "rank": 1, "directions": "model"},
-    "dp-fedavg": {"name": "dp-randagg", "rank": 0},
-    "dp-randagg": {"name": "dp-randagg", "rank": 1},
-    "fedhdp": {"name": "fedhdp", "trust": "secure-sum"},
-}
-
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving.EnrolledSilos, "poll", 0.01)
-    monkeypatch.setattr(PatientGrid, "poll", 0.01)
-
-
-def summing_sites(folder: Path, rehearsal: int | None = None, **rules: Any) -> Sites:
-    sites = Sites(folder, rehearsal=rehearsal)
-    for name in NAMES:
-        values = {"budget": {"protects": "silo"}, "discloses": ["epsilon", "group"], "models": ["mlp", "logistic"]}
-        sites.write_policy(name, **{**values, **rules})
-    return sites
-
-
-def terms_of(method: str, epsilon: tuple[float, ...] = (1.0, 1.0, 1.0), **others: Any) -> dict[str, Any]:
-    return {
-        "algorithm": {"noise": "discrete-gaussian", **METHODS[method]},
-        "epsilon": dict(zip(NAMES, epsilon, strict=True)),
-        "model": {"name": "mlp", "hidden": [4]},
-        **others,
-    }
+    quick_polls(monkeypatch)
 
 
 def served(sites: Sites, grid: SiloGrid, signed: SignedContract, **others: Any) -> Served:
