@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -235,3 +236,37 @@ def test_a_silo_killed_in_any_write_finishes_the_sum(place: int, tmp_path: Path)
 
 class Killed(BaseException):
     """The process ends here."""
+
+
+@pytest.mark.parametrize("method", ["fedhdp", "fedavg"])
+def test_a_silo_sees_its_own_figures_and_sends_none(method: str, tmp_path: Path) -> None:
+    summed = method == "fedhdp"
+    sites = summing_sites(tmp_path) if summed else Sites(tmp_path)
+    data = {"data": {"test": "test.csv"}}
+    (tmp_path / "aspen" / "test.csv").write_bytes((tmp_path / "cedar" / "records.csv").read_bytes())
+    own = {"budget": {"protects": "silo"}, "discloses": ["epsilon", "group"], "models": ["mlp"]} if summed else {}
+    sites.write_policy("aspen", **data, **own)
+    signed = sites.signed(rounds=2, **(terms_of(method) if summed else {}))
+    grid = SiloGrid(sites, anew=False)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("polyeps.deploy.silo.figures_of", lambda *_: pytest.fail("measured before the reply was sent"))
+        found = served(sites, grid, signed, test=tmp_path / "cedar" / "records.csv")
+    assert found.rounds == 2
+    for silo in grid.open.values():
+        silo.write_figures()
+    path = tmp_path / "aspen" / "state" / "figures.jsonl"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {(line["round"], line["model"]) for line in lines} >= {(0, "sent"), (1, "sent")}
+    assert ("personal" in {line["model"] for line in lines}) == summed
+    later = next(line for line in lines if (line["round"], line["model"]) == (1, "sent"))
+    # The server's test records are the same here, so its figures of the model after the first round are, too.
+    journal = Journal(tmp_path / "run" / "serving.db")
+    held = {row["name"]: row["value"] for row in journal.query("SELECT name, value FROM metrics WHERE round = 0")}
+    assert later["accuracy"] == pytest.approx(held["accuracy"])
+    assert later["loss"] == pytest.approx(held["loss"], abs=1e-5)
+    assert 0 <= later["auc"] <= 1
+    assert later["larger class"] >= 0.5
+    assert not (tmp_path / "birch" / "state" / "figures.jsonl").exists()
+    everything = b"".join(grid.replied)
+    assert not any(word in everything for word in (b"accuracy", b"auc", b"loss"))

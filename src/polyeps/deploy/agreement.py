@@ -27,6 +27,7 @@ from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.experiment.job import Job
 from polyeps.experiment.noise_calibration import cost_of
+from polyeps.experiment.population import Population
 from polyeps.experiment.seeds import seed_for
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import BudgetTerms, Charge
@@ -43,6 +44,7 @@ class Agreement:
     clients: Clients
     algorithm: Algorithm
     price: Charge  # to the silo and to the signer
+    population: Population  # the silo's records as everybody's; its test records are its own
 
 
 def today() -> date:
@@ -60,7 +62,11 @@ def accept_contract(contract: Contract, policy: Policy, public: str, ledger: Led
         raise InputError(f"the contract enrols {policy.name!r} with another key than this silo's, which is {public}")
     check_contract_model(contract, policy.limits.parameters)
     declared = replace(contract.data.declaration, client=read_schema(policy.data.schema_file).client)
-    dataset = as_agreed(contract, load_client(policy.data.file, declared, policy.name))
+    dataset = load_client(policy.data.file, declared, policy.name)
+    if policy.data.test is not None:
+        own = load_client(policy.data.test, declared, policy.name)
+        dataset = replace(dataset, test_features=own.features, test_labels=own.labels)
+    dataset = as_agreed(contract, dataset)
     job = job_of_contract(contract, dataset, Budget(policy.budget.epsilon_per_run, contract.delta))
     check_guarantee(job, policy)
     _check_own_work(job, policy)
@@ -71,7 +77,7 @@ def accept_contract(contract: Contract, policy: Policy, public: str, ledger: Led
     price = _price(job, row, (policy.name, _SIGNER + policy.signer(contract.signer)[0]))
     part = _own_part(contract, job, policy, ledger, dataset)
     _reserve(contract, policy, price, ledger)  # last: whatever is wrong is found before
-    return Agreement(contract, part, job.algorithm, price)
+    return Agreement(contract, part, job.algorithm, price, job.population)
 
 
 def check_terms(contract: Contract, policy: Policy) -> None:
