@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from polyeps.engine.noise import SecretStreams, derived_key
 from polyeps.errors import InputError
 
 
@@ -49,18 +50,22 @@ class Participation:
         """Return the share of rounds that a client is drawn for."""
         return 1 / self.batches(clients) if self.kind == "epoch" else self.share
 
-    def draw(self, everyone: Sequence[str], active: Sequence[str], seed: int | None, round: int) -> tuple[str, ...]:
-        """Draw this round's cohort, in the order of `active`; without a seed, from the system's entropy."""
+    def draw(
+        self, everyone: Sequence[str], active: Sequence[str], seed: int | bytes | None, round: int
+    ) -> tuple[str, ...]:
+        """Draw this round's cohort, in the order of `active`: from a seed, which is public, from a server's secret of
+        32 bytes, or without either from the system's entropy.
+        """
         if self.kind == "full":
             return tuple(active)
         if self.kind == "epoch":
-            if seed is None:
+            if not isinstance(seed, int):
                 raise InputError("participation: cohorts of one epoch are drawn together; give a seed, which is public")
             batches = self.batches(len(everyone))
             cohort = _shuffled(tuple(everyone), seed, round // batches, batches)[round % batches]
             return tuple(client for client in active if client in cohort)
         names = sorted(everyone)  # the order in which clients are listed must not matter
-        lots = dict(zip(names, _lots(len(names), seed, round), strict=True))
+        lots = dict(zip(names, _lots(names, seed, round), strict=True))
         ordered = sorted(active, key=lots.__getitem__)
         if self.kind == "poisson":
             chosen = {client for client in ordered if lots[client] < self.share}
@@ -74,11 +79,14 @@ class Participation:
         return tuple(client for client in active if client in chosen)
 
 
-def _lots(count: int, seed: int | None, round: int) -> list[float]:
+def _lots(names: Sequence[str], seed: int | bytes | None, round: int) -> list[float]:
     if seed is None:
         secret = secrets.SystemRandom()
-        return [secret.random() for _ in range(count)]
-    drawn: list[float] = np.random.default_rng([seed, round]).random(count).tolist()
+        return [secret.random() for _ in names]
+    if isinstance(seed, bytes):  # the lot of a client does not depend on the others
+        own = 1 - SecretStreams(derived_key(seed, "cohorts"), names, round).uniforms(1)[:, 0]
+        return [float(lot) for lot in own]
+    drawn: list[float] = np.random.default_rng([seed, round]).random(len(names)).tolist()
     return drawn
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -26,6 +28,7 @@ OFFLINE = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_TRACING_ENABLED": "0",
 }
+_UNASSIGNED = range(10_000, 32_000)  # ports below those that systems give to outgoing connections
 
 
 def superlink_command(folder: Path, host: str, port: int) -> list[str]:
@@ -79,12 +82,14 @@ def new_secret(path: Path) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of this machine that nobody listens on."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in held]
-    for one in held:
-        one.close()
-    return ports
+    """Return ports of this machine that nobody listens on, nor is given by chance to an outgoing connection."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_UNASSIGNED, len(_UNASSIGNED)):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise InputError(f"fewer than {count} ports of this machine are free; stop other programs")
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
