@@ -37,7 +37,9 @@ def test_faults_lose_no_round_no_money_and_no_model(tmp_path: Path) -> None:
         folders = [tmp_path / name for name in ("a", "b")]
         for folder in folders:
             folder.mkdir()
-        both = [threads.submit(*what) for what in zip((processes_and_lines, machines_and_contracts), folders)]
+        both = [
+            threads.submit(*what) for what in zip((processes_and_lines, machines_and_contracts), folders, strict=True)
+        ]
     problems = [one.exception() for one in both]
     assert problems == [None, None]
     for one in both:
@@ -54,7 +56,7 @@ def test_disks_can_be_filled_and_clocks_set() -> None:
 
 def processes_and_lines(folder: Path) -> None:
     """Processes that are killed or hang, a line that is cut, a silo that comes late: every round is run."""
-    it = RealFederation(folder, ServerTerms(ROUNDS, enrolment=30, reply=40), THREE)
+    it = RealFederation(folder, ServerTerms(ROUNDS, enrolment=30, reply=40), THREE, lines=["fir"])
     contract = it.draft("study", ("[silos]", "least_silos = 2\n[silos]"), ("local_steps = 10", "local_steps = 60"))
     with it.running():
         it.start_superlink()

@@ -34,7 +34,7 @@ _UNASSIGNED = range(10_000, 32_000)  # ports below those that systems give to ou
 def superlink_command(folder: Path, host: str, port: int) -> list[str]:
     """Return the command of a SuperLink with TLS and authenticated SuperNodes; `polyeps serve` executes its runs."""
     return [
-        _program("flower-superlink"),
+        program("flower-superlink"),
         *("--ssl-ca-certfile", str(folder / "ca.crt")),
         *("--ssl-certfile", str(folder / "server.crt")),
         *("--ssl-keyfile", str(folder / "server.key")),
@@ -51,7 +51,7 @@ def superlink_command(folder: Path, host: str, port: int) -> list[str]:
 def supernode_command(folder: Path, certificates: Path, superlink: str, port: int) -> list[str]:
     """Return the command of a silo's SuperNode: it executes nothing itself, and serves its Runtime API on loopback."""
     return [
-        _program("flower-supernode"),
+        program("flower-supernode"),
         *("--root-certificates", str(certificates)),
         *("--superlink", superlink),
         *("--auth-supernode-private-key", str(folder / "node.key")),
@@ -67,7 +67,7 @@ def polyeps_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "polyeps", *arguments]
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     """Return the path of a program that Flower installs beside the interpreter."""
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
@@ -114,14 +114,14 @@ class Processes:
     environment: Mapping[str, str] = field(default_factory=dict)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start(self, name: str, command: Sequence[str], cwd: Path | None = None) -> subprocess.Popen[bytes]:
         """Start a process; its output is in NAME.log."""
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         given = {**os.environ, **OFFLINE, "PATH": path, "FLWR_HOME": str(self.folder / "flwr"), **self.environment}
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=given, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=given, cwd=cwd, start_new_session=True
             )
         self.running[name] = process
         return process
