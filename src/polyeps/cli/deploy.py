@@ -196,7 +196,9 @@ def deploy_demo(
     from polyeps.deploy.demo import run_demo
 
     _few_threads()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing is left running
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # so that nothing is left running
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
     figures = run_demo(output, rounds, remark)
     if as_json:
         print_json(figures)

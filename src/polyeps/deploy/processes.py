@@ -132,21 +132,29 @@ class Processes:
 
     def stop(self, name: str, signal_: int = signal.SIGTERM, seconds: float = 15.0) -> int:
         """Stop one process and all that it started; return its exit status."""
-        process = self.running.pop(name)
+        process = self.running[name]
         if process.poll() is None:
             os.killpg(process.pid, signal_)
         try:
-            return process.wait(seconds)
+            status = process.wait(seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            return process.wait()
+            status = process.wait()
+        del self.running[name]
+        return status
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        for process in self.running.values():  # all at once, then one after the other
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-        for name in list(self.running):
-            self.stop(name, seconds=10.0)
+        try:
+            for process in self.running.values():  # all at once, then one after the other
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGTERM)
+            for name in list(self.running):
+                self.stop(name, seconds=10.0)
+        finally:  # interrupted once more: nothing is left all the same
+            for process in self.running.values():
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
