@@ -43,6 +43,7 @@ class Round:
     active: tuple[str, ...]  # clients that can afford a further round
     seconds: float
     discarded: tuple[str, ...] = ()  # clients whose reply was malformed or not finite, and was discarded
+    left: tuple[str, ...] = ()  # clients that were active before it and are not any more
 
 
 class _Counted:
@@ -222,10 +223,12 @@ def serve(
         if present:  # without a client that has paid, there would be noise alone to learn from
             state = algorithm.round(state, ask)
         state = replace(state, round=number + 1, stopped=ask.refused and f"clients refuse the task: {ask.refused}")
-        left = [client for client in left if client not in ask.leaving]
+        gone = tuple(client for client in left if client in ask.leaving) if ask.leaving else ()
+        if gone:
+            left = [client for client in left if client not in ask.leaving]
         seconds = time.perf_counter() - began
         declined, discarded = tuple(ask.declined), tuple(ask.discarded)
-        observe(Round(number, invited, ask.traffic, declined, tuple(left), seconds, discarded), state)
+        observe(Round(number, invited, ask.traffic, declined, tuple(left), seconds, discarded, gone), state)
         if state.stopped:
             return state
     return replace(state, stopped=ALL_ROUNDS)

@@ -103,7 +103,10 @@ class Silo:
         return found
 
     def _work(self, message: Message, node: int) -> Message:
-        """Do a task of a run that was agreed to, or take a step of a secure sum; one that is still waited for."""
+        """Do a task of a run that was agreed to, or take a step of a secure sum.
+
+        What nobody waits for any more is not paid for.
+        """
         if message.metadata.created_at + message.metadata.ttl < time.time():
             raise InputError("the task came too late: the server does not wait for its reply any more")
         task, step = message.content.get("task"), message.content.get("sum")

@@ -105,12 +105,17 @@ class Job:
         """The terms of each client's account: a budget and, since it serves this one run, the run's one price."""
         if self.budgets is None:
             return {}
-        cost, noise = cost_of(self.algorithm, self.population.ids, self.settings), self.noise_multiplier
-        return {
-            client: cost.terms(budget, cost.event(noise[row], row))
-            for row, (client, budget) in enumerate(zip(self.population.ids, self.budgets, strict=True))
-            if budget is not None
-        }
+        ids, noise = self.population.ids, self.noise_multiplier
+        cost = cost_of(self.algorithm, ids, self.settings)
+        found: list[BudgetTerms | None] = [None] * len(ids)
+        for rows in cost.alike(noise=noise):
+            known: dict[float, BudgetTerms] = {}  # by δ
+            for row in rows.tolist():
+                if (budget := self.budgets[row]) is not None:
+                    if budget.delta not in known:
+                        known[budget.delta] = cost.terms(budget, cost.event(noise[row], row))
+                    found[row] = known[budget.delta].with_epsilon(budget.epsilon)
+        return {client: terms for client, terms in zip(ids, found, strict=True) if terms is not None}
 
     @property
     def whose_budgets(self) -> str:
