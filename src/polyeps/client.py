@@ -42,7 +42,7 @@ def profiles(clients: Clients, algorithm: Algorithm, discloses: Iterable[Field])
         if clients.declared is not None:
             epsilon = float(clients.declared[place])
         elif clients.ledger is not None and clients.guaranteed[place]:
-            epsilon = clients.ledger.account(client).terms.budget.epsilon
+            epsilon = clients.ledger.account(client).epsilon
         found.append(
             Profile(
                 id=client,

@@ -73,6 +73,21 @@ class Keeper(Protocol):
     def keep(self, clients: Clients, task: Task, replies: Replies) -> None:
         """Write memory and reply to the disk before returning."""
 
+    def forget(self, task: Task) -> None:
+        """Keep of a reply only that it was given: what was in it is kept elsewhere."""
+
+
+def rows_alike(columns: Iterable[NDArray[Any]], rows: int) -> list[NDArray[np.int64]]:
+    """Return the rows that are equal in all columns, (rows,) each, together."""
+    group = np.zeros(rows, dtype=np.int64)
+    for column in columns:
+        if len(column) and (column == column[0]).all():
+            continue
+        values, inside = np.unique(column, return_inverse=True)
+        group = np.unique(group * len(values) + inside, return_inverse=True)[1]
+    ordered = np.argsort(group, kind="stable")
+    return np.split(ordered, np.flatnonzero(np.diff(group[ordered])) + 1) if rows else []
+
 
 def check_units(records: Records) -> None:
     """Refuse persons that share a record: it would count for each of them, and one clip would not bound it."""
@@ -147,15 +162,8 @@ class Clients:
         places = places[self.guaranteed[places]]
         settings = self.settings_of(places) if priced.by_settings else {}
         multipliers = self.noise_multiplier[places]
-        group = np.zeros(len(places), dtype=np.int64)
-        for column in (multipliers, *settings.values()):
-            if len(column) and (column == column[0]).all():
-                continue
-            values, inside = np.unique(column, return_inverse=True)
-            group = np.unique(group * len(values) + inside, return_inverse=True)[1]
         together: dict[Any, list[int]] = {}
-        ordered = np.argsort(group, kind="stable")
-        for sharing in np.split(ordered, np.flatnonzero(np.diff(group[ordered])) + 1) if len(places) else []:
+        for sharing in rows_alike((multipliers, *settings.values()), len(places)):
             first = sharing[0]
             own = {name: float(values[first]) for name, values in settings.items()}
             key = (priced.price, float(multipliers[first]), *own.values())

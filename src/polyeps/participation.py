@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from polyeps.engine.noise import SecretStreams, derived_key
 from polyeps.errors import InputError
 
 
@@ -49,37 +51,49 @@ class Participation:
         """Return the share of rounds that a client is drawn for."""
         return 1 / self.batches(clients) if self.kind == "epoch" else self.share
 
-    def draw(self, everyone: Sequence[str], active: Sequence[str], seed: int | None, round: int) -> tuple[str, ...]:
-        """Draw this round's cohort, in the order of `active`; without a seed, from the system's entropy."""
+    def draw(
+        self, everyone: Sequence[str], active: Sequence[str], seed: int | bytes | None, round: int
+    ) -> tuple[str, ...]:
+        """Draw this round's cohort, in the order of `active`: from a seed, which is public, from a server's secret of
+        32 bytes, or without either from the system's entropy.
+        """
         if self.kind == "full":
             return tuple(active)
         if self.kind == "epoch":
-            if seed is None:
+            if not isinstance(seed, int):
                 raise InputError("participation: cohorts of one epoch are drawn together; give a seed, which is public")
             batches = self.batches(len(everyone))
             cohort = _shuffled(tuple(everyone), seed, round // batches, batches)[round % batches]
             return tuple(client for client in active if client in cohort)
-        names = sorted(everyone)  # the order in which clients are listed must not matter
-        lots = dict(zip(names, _lots(len(names), seed, round), strict=True))
-        ordered = sorted(active, key=lots.__getitem__)
+        places = _places(tuple(everyone))
+        lots = _lots(places, seed, round)[np.fromiter(map(places.__getitem__, active), np.int64, len(active))]
         if self.kind == "poisson":
-            chosen = {client for client in ordered if lots[client] < self.share}
+            chosen = np.flatnonzero(lots < self.share)
         else:
-            chosen = set(ordered[: cohort_size(self.share, len(names))])
-        wanted = [client for client in ordered if client in self.including]
-        if wanted and chosen.isdisjoint(wanted):
-            if self.kind == "uniform" and chosen:
-                chosen.remove(max(chosen, key=lots.__getitem__))
-            chosen.add(wanted[0])
-        return tuple(client for client in active if client in chosen)
+            size = cohort_size(self.share, len(places))
+            chosen = np.argpartition(lots, size - 1)[:size] if size < len(lots) else np.arange(len(lots))
+        if self.including:
+            wanted = [place for place, client in enumerate(active) if client in self.including]
+            if wanted and not np.isin(wanted, chosen).any():
+                if self.kind == "uniform" and len(chosen):
+                    chosen = np.delete(chosen, lots[chosen].argmax())
+                chosen = np.append(chosen, min(wanted, key=lots.__getitem__))
+        return tuple(active[place] for place in np.sort(chosen).tolist())
 
 
-def _lots(count: int, seed: int | None, round: int) -> list[float]:
-    if seed is None:
-        secret = secrets.SystemRandom()
-        return [secret.random() for _ in range(count)]
-    drawn: list[float] = np.random.default_rng([seed, round]).random(count).tolist()
-    return drawn
+@lru_cache(maxsize=2)
+def _places(everyone: tuple[str, ...]) -> dict[str, int]:
+    """Return each client's place among all names: the order in which clients are listed must not matter."""
+    return {client: place for place, client in enumerate(sorted(everyone))}
+
+
+def _lots(names: Collection[str], seed: int | bytes | None, round: int) -> NDArray[np.float64]:
+    if seed is None:  # 53 bits of the system's entropy for each client
+        words = np.frombuffer(secrets.token_bytes(8 * len(names)), np.uint64) >> np.uint64(11)
+        return words.astype(np.float64) * 2.0**-53
+    if isinstance(seed, bytes):  # the lot of a client does not depend on the others
+        return 1 - SecretStreams(derived_key(seed, "cohorts"), tuple(names), round).uniforms(1)[:, 0]
+    return np.random.default_rng([seed, round]).random(len(names))
 
 
 @lru_cache(maxsize=2)

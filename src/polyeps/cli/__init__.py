@@ -23,6 +23,7 @@ from polyeps.cli import (
     predict,
     report,
     run,
+    watch,
 )
 from polyeps.cli.output import be_quiet
 from polyeps.errors import LedgerTampered, PolyepsError, suggest
@@ -42,6 +43,7 @@ app.command("run")(run.run_command)
 app.command("demo")(run.demo)
 app.command("audit")(audit.audit)
 app.command("report")(report.report)
+app.command("watch")(watch.watch)
 app.command("certificate")(certificate.certificate)
 app.command("export")(export.export)
 app.command("predict")(predict.predict)

@@ -102,8 +102,10 @@ def verify_ledger(
     as_json: Json = False,
 ) -> None:
     """Check every row and the head; exit with 1 and name the first row that was changed."""
+    from polyeps.ledger import Ledger
+
     with progress("verifying"):
-        head = _open(file).verify(kept)
+        head = Ledger.verify_file(file, kept)
     if as_json:
         print_json({"verified": True, "rows": head.seq, "head": head.hash})
     else:
@@ -171,6 +173,32 @@ def _enrol(file: Path, terms: dict[str, BudgetTerms]) -> Ledger:
     except LedgerError as problem:
         raise InputError(f"{problem}: use --raise and --reason") from None
     return ledger
+
+
+@ledger_app.command("page")
+def page_of_ledger(
+    ledger: Annotated[Path | None, typer.Argument(help="The ledger; not needed with --policy.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="A silo's policy: finds its ledger, contracts and log.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("ledger.html"),
+    as_json: Json = False,
+) -> None:
+    """Verify a ledger and write its page: what was spent, on what, by whom, what is left, what was refused and why."""
+    from polyeps.report.ledger_page import write_ledger_page
+
+    silo = None
+    if policy is not None:
+        from polyeps.report.silo_records import silo_records
+
+        path, silo = silo_records(policy)
+        if ledger is not None and ledger.resolve() != path.resolve():
+            raise InputError(f"{ledger} is not the ledger of {policy}, which is {path}; give one of the two")
+        ledger = path
+    if ledger is None:
+        raise InputError("give a ledger, or a silo's policy with --policy")
+    figures = write_ledger_page(ledger, output, silo)
+    remark(f"verified {ledger} and wrote {output}")
+    if as_json:
+        print_json(figures)
 
 
 @ledger_app.command("export")

@@ -18,7 +18,7 @@ from polyeps.algorithms._averaging import Course, Federation
 from polyeps.algorithms._server_optimiser import ServerOptimiser, with_server_optimiser
 from polyeps.clients import Clients
 from polyeps.core import Algorithm, Budget, Field, PerClient, State
-from polyeps.engine.noise import SeededStreams
+from polyeps.engine.noise import SecretStreams, SeededStreams
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import effective_budgets, guaranteed, whose_budgets
@@ -105,12 +105,17 @@ class Job:
         """The terms of each client's account: a budget and, since it serves this one run, the run's one price."""
         if self.budgets is None:
             return {}
-        cost, noise = cost_of(self.algorithm, self.population.ids, self.settings), self.noise_multiplier
-        return {
-            client: cost.terms(budget, cost.event(noise[row], row))
-            for row, (client, budget) in enumerate(zip(self.population.ids, self.budgets, strict=True))
-            if budget is not None
-        }
+        ids, noise = self.population.ids, self.noise_multiplier
+        cost = cost_of(self.algorithm, ids, self.settings)
+        found: list[BudgetTerms | None] = [None] * len(ids)
+        for rows in cost.alike(noise=noise):
+            known: dict[float, BudgetTerms] = {}  # by δ
+            for row in rows.tolist():
+                if (budget := self.budgets[row]) is not None:
+                    if budget.delta not in known:
+                        known[budget.delta] = cost.terms(budget, cost.event(noise[row], row))
+                    found[row] = known[budget.delta].with_epsilon(budget.epsilon)
+        return {client: terms for client, terms in zip(ids, found, strict=True) if terms is not None}
 
     @property
     def whose_budgets(self) -> str:
@@ -130,8 +135,12 @@ def prepare(
     population: Population,
     progress: ProgressCallback | None = None,
     parts: Parts = BUILT_IN,
+    secret: bytes | None = None,
 ) -> Job:
-    """Build one method's algorithm for a population and calibrate its noise, without looking at records."""
+    """Build one method's algorithm for a population and calibrate its noise, without looking at records.
+
+    The noise of a deployed server comes from its secret; that of a simulated one follows from the population's seed.
+    """
     entry = entry_of(method, parts)
     settings = experiment.training_of(method)
     budgets = effective_budgets(method, entry, population)
@@ -168,7 +177,7 @@ def prepare(
             noise[:] = [largest[name] for name in groups]  # one noise for a sum, whatever δ its clients have
             return largest
 
-        federation = _federation(experiment, method, population, participation, budgets, groups, noise_for)
+        federation = _federation(experiment, method, population, participation, budgets, groups, noise_for, secret)
         given: tuple[Any, ...] = (federation,)
     elif entry.local == "gradient":
         course = Course(
@@ -263,6 +272,7 @@ def _federation(
     budgets: Sequence[Budget | None] | None,
     groups: Sequence[str],
     noise_for: Callable[[Callable[[float], Any]], Mapping[str, float]],
+    secret: bytes | None,
 ) -> Federation:
     """Return the public settings of a federation that protects whole clients."""
     if method.form == "published":
@@ -278,7 +288,9 @@ def _federation(
         sizes={name: counts[name] for name in sorted(counts)},
         noise_for=noise_for,
         clip=settings.clip,
-        noise=partial(SeededStreams, seed_for(population.seed, "server noise"), sorted(counts)),
+        noise=partial(SeededStreams, seed_for(population.seed, "server noise"), sorted(counts))
+        if secret is None
+        else partial(SecretStreams, secret, sorted(counts)),
         # Whole clients are protected, so the way they draw batches does not matter to the guarantee.
         training=sgd(population.trained, sampler="fixed", **_shared(settings), **_drawing(settings)),
         learning_rate=settings.learning_rate,

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +23,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from polyeps import __version__
 from polyeps.algorithms import Entry
@@ -227,11 +231,9 @@ def _prepare_all(work: _Work) -> None:
         for method in experiment.algorithm:
             job = work.job(method, seed)
             known: Any = dict.fromkeys(job.discloses, 1)
-            groups = job.groups or (None,) * len(job.population.ids)
-            profiles = [
-                Profile(client, **{**known, "group": group})
-                for client, group in zip(job.population.ids, groups, strict=True)
-            ]
+            # Clients differ in their groups alone: one of each group will do.
+            group_of = dict(zip(job.groups or (None,), job.population.ids, strict=job.groups is not None))
+            profiles = [Profile(client, **{**known, "group": group}) for group, client in group_of.items()]
             check_disclosure(job.algorithm, profiles)
             check_description(job, experiment, work.parts.code)
             work.terms[job.name] = _digest(job)
@@ -275,9 +277,10 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
         kept = {name.removeprefix("kept/"): tensor for name, tensor in held.items()}
         state = State(model, kept, round=checkpoint.round)
         remind(cohort, checkpoint.memory)
-    before = set(job.population.ids if active is None else active)
+    first = checkpoint is None
 
     def observe(round: Round, now: State) -> None:
+        nonlocal first
         goes_on = job.participation.goes_on(round.active) and not now.stopped
         last = round.number + 1 == experiment.rounds or not goes_on
         due = (round.number + 1) % experiment.evaluate_every == 0 or last
@@ -297,11 +300,12 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
         }
         answers = [(client, True, *size) for client, size in round.traffic.items()]
         answers += [(client, False, 0, 0) for client in round.declined if client not in round.traffic]
-        left = before - set(round.active)
-        before.difference_update(left)
+        # Clients that could not even afford a first round count as leaving with it.
+        left = set(job.population.ids).difference(round.active) if first else round.left
+        first = False
         point = Checkpoint(
             round.number + 1,
-            round.active,
+            None,
             codec.encode({"model": now.model, **{f"kept/{name}": kept for name, kept in now.kept.items()}}),
             changes(cohort),
         )
@@ -330,15 +334,23 @@ def _open_ledger(job: Job, folder: Path, begun: bool) -> Ledger | None:
         raise InputError(f"{path} is missing; put it back, for a new one would forget what clients have spent")
     path.parent.mkdir(exist_ok=True)
     ledger = Ledger.open_or_create(path, job.terms)
-    if any(ledger.account(client).terms != terms for client, terms in job.terms.items()):
+    if any(not ledger.account(client).under(terms) for client, terms in job.terms.items()):
         raise InputError(f"{path} was opened under other terms than this run's; run it in a new folder")
     return ledger
 
 
 def _digest(job: Job) -> str:
     """Return a checksum of a job's clients and of the records, if they are the user's own: files may change."""
-    dataset = job.population.dataset
-    return hashlib.sha256(f"{client_rows(job)!r}{dataset.digest if dataset.own else ''}".encode()).hexdigest()
+    population, dataset = job.population, job.population.dataset
+    found = hashlib.sha256(
+        json.dumps([population.ids, population.groups, dataset.digest if dataset.own else ""]).encode()
+    )
+    for budgets in (population.budgets, job.budgets or ()):
+        known = [(math.inf, 0.0) if budget is None else (budget.epsilon, budget.delta) for budget in budgets]
+        found.update(np.array(known, np.float64).tobytes())
+    for numbers in (population.sizes, job.noise_multiplier):
+        found.update(np.asarray(numbers, np.float64).tobytes())
+    return found.hexdigest()
 
 
 @contextmanager
