@@ -85,7 +85,7 @@ def draws() -> Found:
 
     everyone, found = tuple(map(str, range(MILLION))), Found()
     for kind in ("uniform", "poisson", "epoch"):
-        draw = Participation(kind, 0.001)  # type: ignore[arg-type]
+        draw = Participation(kind, 0.001)
         draw.draw(everyone, everyone, 1, 0)
         found[f"{kind}, s"] = seconds(lambda draw=draw: draw.draw(everyone, everyone, 1, 1))  # type: ignore[misc]
     return found

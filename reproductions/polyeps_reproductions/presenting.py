@@ -30,6 +30,7 @@ COLOURS = tuple(METHOD_COLOURS.values())
 LEVELS = (":", "-.", "--")  # baselines, which may lie on each other
 PANEL = (4.6, 3.0)  # inches
 ACROSS = 3  # panels in a row
+DOTS = 100  # of a bitmap, per inch
 GREY = "#666666"
 
 
@@ -134,9 +135,11 @@ def draw(summary: Summary, path: Path) -> list[Path]:
         look: dict[str, Any] = {"loc": "outside lower center", "fontsize": 8, "frameon": False}
         figure.legend(list(handles.values()), list(handles), ncols=min(5, len(handles)), **look)
     figure.suptitle(heading(summary), fontsize=10)
+    bitmap = path.with_suffix(".png")
     with mpl.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None})
-    return [path]
+        figure.savefig(bitmap, dpi=DOTS, metadata={"Software": None})
+    return [path, bitmap]
 
 
 def draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Any]:

@@ -73,6 +73,9 @@ class Keeper(Protocol):
     def keep(self, clients: Clients, task: Task, replies: Replies) -> None:
         """Write memory and reply to the disk before returning."""
 
+    def forget(self, task: Task) -> None:
+        """Keep of a reply only that it was given: what was in it is kept elsewhere."""
+
 
 class Workers(Protocol):
     """Who does what clients have paid for, elsewhere than in this process."""

@@ -330,6 +330,7 @@ class Algorithm:
     claimed: Callable[[float, int, float, Mapping[str, float]], float] | None = None
     # (action, what the server sent) -> the terms that a client agreed to for a sum of this action's replies
     sums: Callable[[str, Payload], SumTerms] | None = None
+    largest_sums: Mapping[str, tuple[SumTerms, ...]] = field(default_factory=dict)  # by group; "": there are none
     memory: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of what clients keep, zero at first
     groups: tuple[str, ...] = ()  # the groups a client may be in, where groups are needed
     seeded: bool = False  # whether the server's own noise can be repeated: in simulation only

@@ -1,4 +1,4 @@
-"""Every error polyeps raises on purpose.
+"""Every error polyeps raises on purpose::
 
     PolyepsError
     ├── InputError          something the caller gave is wrong; nothing was changed
@@ -16,6 +16,9 @@
 
 Each message is one sentence that names the client, field or file and the remedy.
 """
+
+import difflib
+from collections.abc import Iterable
 
 
 class PolyepsError(Exception):
@@ -68,3 +71,17 @@ class LedgerError(PolyepsError):
 
 class LedgerTampered(LedgerError):  # noqa: N818
     """A ledger, or its head, was changed."""
+
+
+def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """Return the end of a refusal of an unknown name: the one that may be meant, or else those there are.
+
+    >>> suggest("weiagv", ["fedavg", "weiavg"]), suggest("sgd", ["fedavg", "weiavg"])
+    ("did you mean 'weiavg'?", 'choose one of fedavg, weiavg')
+    """
+    names = list(known)
+    plain = {one.lower().replace("_", "-"): one for one in reversed(names)}
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), plain, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {plain[near[0]]!r}?"
+    return otherwise or (f"choose one of {', '.join(names)}" if names else "there is none")

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from polyeps.engine.noise import SecretStreams, derived_key
 from polyeps.errors import InputError
 
 
@@ -50,8 +51,11 @@ class Participation:
         """Return the share of rounds that a client is drawn for."""
         return 1 / self.batches(clients) if self.kind == "epoch" else self.share
 
-    def draw(self, everyone: Sequence[str], active: Collection[str], seed: int | None, round: int) -> tuple[str, ...]:
-        """Draw this round's cohort, in the order of `everyone`; without a seed, from the system's entropy.
+    def draw(
+        self, everyone: Sequence[str], active: Collection[str], seed: int | bytes | None, round: int
+    ) -> tuple[str, ...]:
+        """Draw this round's cohort, in the order of `everyone`: from a seed, which is public, from a server's secret of
+        32 bytes, or without either from the system's entropy.
 
         A set or dictionary of active clients is looked into for those that may be drawn, and not gone through.
         """
@@ -60,12 +64,12 @@ class Participation:
         everyone = tuple(everyone)
         left = active if isinstance(active, Mapping | Set) else frozenset(active)
         if self.kind == "epoch":
-            if seed is None:
+            if not isinstance(seed, int):
                 raise InputError("participation: cohorts of one epoch are drawn together; give a seed, which is public")
             batches = self.batches(len(everyone))
             cohort = _shuffled(everyone, seed, round // batches, batches)[round % batches]
             return tuple(everyone[place] for place in cohort if everyone[place] in left)
-        lots = _lots(len(everyone), seed, round)[_ranks(everyone)]
+        lots = _lots(everyone, seed, round)
         if self.kind == "poisson":
             chosen = [place for place in np.flatnonzero(lots < self.share).tolist() if everyone[place] in left]
         else:
@@ -99,11 +103,14 @@ def _ranks(everyone: tuple[str, ...]) -> NDArray[np.int64]:
     return ranks
 
 
-def _lots(count: int, seed: int | None, round: int) -> NDArray[np.float64]:
+def _lots(everyone: tuple[str, ...], seed: int | bytes | None, round: int) -> NDArray[np.float64]:
+    """Return the lot of each client."""
     if seed is None:  # 53 bits of the system's entropy for each client
-        words = np.frombuffer(secrets.token_bytes(8 * count), np.uint64) >> np.uint64(11)
+        words = np.frombuffer(secrets.token_bytes(8 * len(everyone)), np.uint64) >> np.uint64(11)
         return words.astype(np.float64) * 2.0**-53
-    return np.random.default_rng([seed, round]).random(count)
+    if isinstance(seed, bytes):  # the lot of a client does not depend on the others
+        return 1 - SecretStreams(derived_key(seed, "cohorts"), everyone, round).uniforms(1)[:, 0]
+    return np.random.default_rng([seed, round]).random(len(everyone))[_ranks(everyone)]
 
 
 @lru_cache(maxsize=2)

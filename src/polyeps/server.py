@@ -180,16 +180,16 @@ def serve(
     *,
     rounds: int,
     participation: Participation,
-    seed: int | None,
+    seed: int | bytes | None,
     run: str = "",
     active: Iterable[str] | None = None,
     observe: Callable[[Round, State], None] = lambda *_: None,
 ) -> State:
     """Run the rounds from `state` on, and return the last state, with the reason in `stopped`.
 
-    `active` names the clients that were left at that point, when a run is resumed. Without a seed, cohorts are drawn
-    from the system's entropy. A client that fails to answer is asked again in later rounds; one that cannot afford more
-    has left.
+    `active` names the clients that were left at that point, when a run is resumed. A seed is public; as bytes it is a
+    secret of the server, and without one, cohorts are drawn from the system's entropy. A client that fails to answer is
+    asked again in later rounds; one that cannot afford more has left.
     """
     check_name("the name of a run", run)
     _check_entropy(algorithm, transport, participation, seed)
@@ -197,7 +197,7 @@ def serve(
     check_disclosure(algorithm, roster.values())
     if algorithm.round_price is not None:
         check_secret_cohorts(participation)
-    if seed is None and participation.kind == "epoch":
+    if not isinstance(seed, int) and participation.kind == "epoch":
         seed = secrets.randbits(63)  # not secret, but the same for all rounds
     left = dict.fromkeys([p.id for p in roster.values() if p.ready] if active is None else active)
     state = replace(state, stopped="")
@@ -259,7 +259,9 @@ def _admitted(algorithm: Algorithm, profiles: Iterable[Profile]) -> Iterator[Pro
             yield profile
 
 
-def _check_entropy(algorithm: Algorithm, transport: Transport, participation: Participation, seed: int | None) -> None:
+def _check_entropy(
+    algorithm: Algorithm, transport: Transport, participation: Participation, seed: int | bytes | None
+) -> None:
     """Refuse seeded secrets where real clients rely on them."""
     if not transport.deployed:
         return
@@ -268,7 +270,7 @@ def _check_entropy(algorithm: Algorithm, transport: Transport, participation: Pa
             "the server's noise is seeded, which protects no client: the seed is enough to remove it; "
             "build the algorithm with noise from SystemStreams"
         )
-    if algorithm.round_price is not None and participation.kind == "poisson" and seed is not None:
+    if algorithm.round_price is not None and participation.kind == "poisson" and isinstance(seed, int):
         raise InputError(f"seed = {seed} makes cohorts predictable, but their price assumes secrecy; give seed = None")
 
 

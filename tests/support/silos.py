@@ -67,6 +67,7 @@ class Sites:
             "discloses": ["epsilon", "examples"],
             "signers": {"lab": {"key": public_of(self.signer), "epsilon": 6.0}},
             "supernode": {"secret": "supernode.secret"},
+            "sums": {"least_silos": 3},
             "rehearsal": self.rehearsal is not None,
         }
 
@@ -118,7 +119,8 @@ def simulated(sites: Sites, contract: Contract) -> Job:
     partition = divide(dataset, "as-in-file", clients=None, generator=np.random.default_rng(0))
     model = contract_model(contract, dataset)
     start = model.start(torch.Generator().manual_seed(seed_for(contract.seed, "model")))
-    budgets = tuple(Budget(sites.policy(name).budget.epsilon_per_run, contract.delta) for name in partition.ids)
+    given = {name: sites.policy(name).budget.epsilon_per_run for name in NAMES} | dict(contract.epsilon or {})
+    budgets = tuple(Budget(given[name], contract.delta) for name in partition.ids)
     population = Population(dataset, partition, budgets, model, start, contract.seed, torch.device("cpu"))
     wanted = contract.experiment.model_copy(update={"budgets": config.BudgetSettings()})
     return prepare(wanted, contract.algorithm, population)

@@ -193,8 +193,14 @@ def deploy_demo(
 def doctor(
     policy: Annotated[Path | None, typer.Option(help="Check the set-up of the silo with this policy.")] = None,
     kit: Annotated[Path | None, typer.Option(help="Check the set-up of the server with this kit.")] = None,
-    superlink: SuperLink = "127.0.0.1:8000",
+    superlink: Annotated[
+        str | None, typer.Option(help="The SuperLink, as HOST:PORT; for a silo, to check the way to it as well.")
+    ] = None,
+    certificates: Annotated[
+        Path | None, typer.Option(help="The server's ca.crt, for a silo; beside the policy by default.")
+    ] = None,
     contract: Annotated[Path | None, typer.Option(help="A signed contract to check as well.")] = None,
+    test: Annotated[Path | None, typer.Option(help="The server's test records, to check with the contract.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check the set-up of a silo or of a server; say what is wrong in one sentence each, and exit with 1."""
@@ -202,9 +208,9 @@ def doctor(
     from polyeps.deploy.doctor import check_server, check_silo
 
     if policy is not None and kit is None:
-        findings = list(check_silo(policy, contract))
+        findings = list(check_silo(policy, contract, superlink, certificates))
     elif kit is not None and policy is None:
-        findings = list(check_server(kit, superlink, contract))
+        findings = list(check_server(kit, superlink or "127.0.0.1:8000", contract, test))
     else:
         raise InputError("give --policy to check a silo, or --kit to check a server")
     if as_json:

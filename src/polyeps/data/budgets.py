@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from polyeps.core import Budget
 from polyeps.data.table_readers import delimiter_of
-from polyeps.errors import InputError
+from polyeps.errors import InputError, suggest
 
 Epsilons = NDArray[np.float64]
 DrawEpsilons = Callable[[np.random.Generator, int, bool], Epsilons]  # generator, clients, stratified
@@ -103,7 +103,7 @@ def draw_budgets(name: str, clients: int, rng: np.random.Generator, *, stratifie
     array([5.61, 9.55, 2.3 ])
     """
     if name not in DISTRIBUTIONS:
-        raise InputError(f"there is no budget distribution {name!r}; choose one of {', '.join(DISTRIBUTIONS)}")
+        raise InputError(f"there is no budget distribution {name!r}; {suggest(name, DISTRIBUTIONS)}")
     if clients < 1:
         raise InputError(f"clients must be at least 1, not {clients}")
     distribution = DISTRIBUTIONS[name]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from polyeps.core import Records
 from polyeps.data.dataset import Dataset, LabelArray
-from polyeps.errors import InputError
+from polyeps.errors import InputError, suggest
 
 Indices = NDArray[np.int64]
 BY_OWNER = ("by-writer", "by-column", "as-in-file")  # the data name their clients
@@ -305,7 +305,7 @@ def divide(
 ) -> Partition:
     """Return the partition of a kind that configuration files and the command line name."""
     if kind not in KINDS:
-        raise InputError(f"there is no partition {kind!r}: choose one of {', '.join(KINDS)}")
+        raise InputError(f"there is no partition {kind!r}: {suggest(kind, KINDS)}")
     if kind in BY_OWNER:
         return by_owner(dataset)
     if dataset.persons is not None:

@@ -62,10 +62,13 @@ def accept_contract(contract: Contract, policy: Policy, public: str, ledger: Led
     declared = replace(contract.data.declaration, client=read_schema(policy.data.schema_file).client)
     dataset = load_client(policy.data.file, declared, policy.name)
     job = job_of_contract(contract, dataset, Budget(policy.budget.epsilon_per_run, contract.delta))
+    check_guarantee(job, policy)
     for field in job.algorithm.needs:
         if field not in policy.discloses:
             raise InputError(f"{contract.algorithm.name} needs this silo's {field}, which the policy does not disclose")
-    price = _price(job, (policy.name, _SIGNER + policy.signer(contract.signer)[0]))
+    price = _price(
+        job, job.population.ids.index(policy.name), (policy.name, _SIGNER + policy.signer(contract.signer)[0])
+    )
     part = _own_part(contract, job, policy, ledger, dataset)
     _reserve(contract, policy, price, ledger)  # last: whatever is wrong is found before
     return Agreement(contract, part, job.algorithm, price)
@@ -89,6 +92,11 @@ def check_terms(contract: Contract, policy: Policy) -> None:
     check_deployable(contract)
     if contract.model.name not in policy.models:
         raise InputError(f"model.name = {contract.model.name!r} is not in the policy's models")
+    if contract.epsilon is not None and "epsilon" not in policy.discloses:
+        raise InputError("the contract states the silo's ε for all to read, and the policy does not disclose it")
+    if contract.epsilon is not None and contract.epsilon[policy.name] > policy.budget.epsilon_per_run:
+        wanted, most = contract.epsilon[policy.name], policy.budget.epsilon_per_run
+        raise InputError(f"epsilon.{policy.name} = {wanted:g} is more than budget.epsilon_per_run = {most:g}")
     if contract.rounds > policy.limits.rounds:
         raise InputError(f"rounds = {contract.rounds} is more than the policy's limits.rounds = {policy.limits.rounds}")
     if contract.delta > policy.budget.delta:
@@ -99,6 +107,32 @@ def check_terms(contract: Contract, policy: Policy) -> None:
         if value is not None and not (isinstance(value, int | float) and low <= value <= high):
             raise InputError(f"training.{key} = {value} is outside the policy's range of {low:g} to {high:g}")
     check_schemas(contract.data.declaration, read_schema(policy.data.schema_file))
+
+
+def check_guarantee(job: Job, policy: Policy) -> None:
+    """Refuse a job that protects another unit than the policy's budget, or by sums that it does not allow."""
+    algorithm, sums = job.algorithm, job.algorithm.trust == "secure-sum"
+    if sums and policy.sums is None:
+        raise InputError(f"{job.method.name} needs secure sums, which the policy does not allow; add [sums] to it")
+    # A pure ε for the whole silo holds for its records, too: the ledger decides.
+    if policy.budget.protects != ("silo" if sums else "records") and (sums or algorithm.unit != "client"):
+        what = "the silo as a whole" if sums else "single records or persons"
+        raise InputError(
+            f"{job.method.name} protects {what}, and budget.protects = {policy.budget.protects!r}; a silo that takes "
+            "part in both needs a second policy, with a ledger of its own"
+        )
+    if not sums or policy.sums is None:
+        return
+    group = (
+        "" if job.groups is None or "" in algorithm.largest_sums else job.groups[job.population.ids.index(policy.name)]
+    )
+    for terms in algorithm.largest_sums[group]:
+        if terms.least < policy.sums.least_silos or terms.colluders < policy.sums.colluders:
+            raise InputError(
+                f"a sum over {terms.clients} silos could be opened with {terms.least} of them and withstands "
+                f"{terms.colluders} colluders; the policy's sums.least_silos is {policy.sums.least_silos}, and "
+                f"sums.colluders {policy.sums.colluders}"
+            )
 
 
 def check_schemas(agreed: TableDeclaration, own: TableDeclaration) -> None:
@@ -115,10 +149,10 @@ def check_schemas(agreed: TableDeclaration, own: TableDeclaration) -> None:
             raise InputError(f"data.columns: {name!r} is not the same in the contract and in the policy's schema")
 
 
-def _price(job: Job, payers: tuple[str, ...]) -> Charge:
-    """Return the price of the whole run."""
+def _price(job: Job, row: int, payers: tuple[str, ...]) -> Charge:
+    """Return the price of the whole run for the silo in a row."""
     algorithm = job.algorithm
-    event = cost_of(algorithm, job.population.ids, job.settings).event(float(job.noise_multiplier[0]), 0)
+    event = cost_of(algorithm, job.population.ids, job.settings).event(float(job.noise_multiplier[row]), row)
     return Charge(payers, event, job.rounds.expected, algorithm.unit, algorithm.adjacency, algorithm.person)
 
 
@@ -126,18 +160,20 @@ def _own_part(contract: Contract, job: Job, policy: Policy, ledger: Ledger, data
     """Return the silo as the one client it is."""
     rows = np.arange(len(dataset.labels))
     own = Partition((policy.name,), rows, np.array([0, len(rows)]))
-    rehearsed = contract.rehearsal
+    rehearsed, row = contract.rehearsal, job.population.ids.index(policy.name)
+    epsilon = policy.budget.epsilon_per_run if contract.epsilon is None else contract.epsilon[policy.name]
     return Clients(
         ids=(policy.name,),
         data=to_records(dataset, own),
-        noise_multiplier=job.noise_multiplier[:1],
+        noise_multiplier=job.noise_multiplier[row : row + 1],
         streams=(lambda ids, _: SystemStreams(len(ids)))
         if rehearsed is None
         else partial(SeededStreams, seed_for(rehearsed, "noise")),
         repeatable=rehearsed is not None,
         ledger=ledger,
-        settings={name: values[:1] for name, values in job.settings.items()},
-        declared=np.array([policy.budget.epsilon_per_run]),
+        settings={name: values[row : row + 1] for name, values in job.settings.items()},
+        groups=None if job.groups is None else (job.groups[row],),
+        declared=np.array([epsilon]),
         keeper=Keeping(policy.folder / "runs"),
         run=contract.run,
         reservation=contract.run,
@@ -161,6 +197,8 @@ def _terms(policy: Policy, epsilon: float) -> BudgetTerms:
     unit = read_schema(policy.data.schema_file).unit
     budget, word = Budget(epsilon, policy.budget.delta), "" if unit is None else in_words(unit)
     schedule = policy.budget.schedule
+    if policy.budget.protects == "silo":
+        return BudgetTerms(budget, "client", "zero-out", schedule)
     return BudgetTerms(budget, "record" if unit is None else "person", "zero-out", schedule, person=word)
 
 

@@ -77,6 +77,9 @@ class Contract(Section):
     ends: date  # the last day on which a silo answers
     signer: str
     silos: dict[str, str]  # the public key of every enrolled silo
+    # The ε of every silo for this run, where all must know them: silos in secure sums add noise for one another.
+    epsilon: dict[str, Annotated[float, Field(gt=0)]] | None = None
+    noise_multiplier: float | None = Field(default=None, gt=0)  # one for all, where silos differ in their rates (idp)
     least_silos: int | None = Field(default=None, ge=1)  # that must enrol before the run begins; None: all
     data: DataTerms
     model: config.ModelSettings = Field(default_factory=config.ModelSettings)
@@ -109,10 +112,15 @@ class Contract(Section):
     @model_validator(mode="after")
     def _deployable(self) -> Self:
         method = self.algorithm
-        if method.budgets not in (None, "own") or method.form != "sound" or method.epsilon is not None:
+        if method.budgets not in (None, "own", "minimum") or method.form != "sound" or method.epsilon is not None:
             raise InputError(
                 "algorithm: a deployed silo spends its own budget, in the sound form; leave out budgets, form, epsilon"
             )
+        if self.epsilon is not None and self.epsilon.keys() != self.silos.keys():
+            odd = sorted(self.epsilon.keys() ^ self.silos.keys())[0]
+            raise InputError(f"epsilon and silos must name the same silos; {odd!r} is in one of them alone")
+        if method.budgets == "minimum" and self.epsilon is None:
+            raise InputError('algorithm.budgets = "minimum" is that of all silos; state them: [epsilon] NAME = ε')
         for table in ("training", "server"):
             if getattr(method, table):
                 raise InputError(f"algorithm.{table}: a contract has one method; put its settings into [{table}]")
@@ -149,7 +157,7 @@ class Contract(Section):
             rounds=self.rounds,
             seeds=(self.seed,),
             data=config.DataSettings(**self.data.model_dump()),
-            budgets=config.BudgetSettings(disclosed=False),
+            budgets=config.BudgetSettings(disclosed=False, noise_multiplier=self.noise_multiplier),
             model=self.model,
             training=self.training,
             server=self.server,

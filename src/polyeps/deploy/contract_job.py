@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from hashlib import sha256
 from itertools import pairwise
-from math import prod
+from math import inf, prod
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from polyeps.algorithms import ALGORITHMS
-from polyeps.core import Budget
+from polyeps.core import Algorithm, Budget
 from polyeps.data.dataset import Dataset
 from polyeps.data.own_files import load_client
 from polyeps.data.own_tables import in_words
@@ -40,20 +40,44 @@ def check_deployable(contract: Contract) -> None:
     entry = ALGORITHMS.get(name)
     if entry is None:
         raise InputError(config.unknown_key(name, name, ALGORITHMS, "algorithm"))
-    if entry.local == "sums":
-        raise InputError(f"{name} needs secure sums, which silos do not take part in yet; choose {_EXAMPLES}")
-    if entry.rates:
+    if entry.local == "sums" and contract.epsilon is None:
         raise InputError(
-            f"{name} finds rates from everybody's budgets, which a contract does not have; choose {_EXAMPLES}"
+            f"{name} sums over silos that add noise for one another, so each must know the ε of all; state them in the "
+            "contract: [epsilon] NAME = ε"
         )
-    if "own" not in entry.budgets or not entry.common:
+    if entry.rates and contract.noise_multiplier is None:
+        raise InputError(
+            f"{name} has one noise multiplier for all silos, which each must know to find its own rate; state "
+            "noise_multiplier in the contract"
+        )
+    if contract.noise_multiplier is not None and not entry.rates:
+        raise InputError(f"noise_multiplier has no effect on {name}, whose silos calibrate their noise; leave it out")
+    if entry.budgets[0] not in ("own", "minimum") or not entry.common:
         raise InputError(f"{name} is for comparisons in simulation; choose {_EXAMPLES}")
 
 
-def job_of_contract(contract: Contract, dataset: Dataset, budget: Budget, noise_multiplier: float | None = None) -> Job:
+def check_sums(algorithm: Algorithm) -> None:
+    """Refuse sums that some server would have to be trusted with, or that no mask can hide."""
+    if algorithm.trust == "server":
+        raise InputError('the server of this algorithm sees updates without noise; set algorithm.trust = "secure-sum"')
+    if any(terms.bits is None for sums in algorithm.largest_sums.values() for terms in sums):
+        raise InputError(
+            'algorithm.noise = "gaussian" is for simulation: a secure sum is one of integers; set '
+            'algorithm.noise = "discrete-gaussian"'
+        )
+
+
+def job_of_contract(
+    contract: Contract,
+    dataset: Dataset,
+    budget: Budget,
+    noise_multiplier: float | None = None,
+    secret: bytes | None = None,
+) -> Job:
     """Return the job of a contract in which every silo holds these records and has this budget.
 
-    Without a noise multiplier, noise is calibrated to the budget.
+    Where the contract states an ε for every silo, these are the budgets. Without a noise multiplier, noise is
+    calibrated to them. A real server has a secret, for its own noise.
     """
     check_deployable(contract)
     names, rows = tuple(sorted(contract.silos)), np.arange(len(dataset.labels))
@@ -61,6 +85,8 @@ def job_of_contract(contract: Contract, dataset: Dataset, budget: Budget, noise_
     model, seed = contract_model(contract, dataset), contract.seed
     start = model.start(torch.Generator().manual_seed(seed_for(seed, "model")))
     everyone = (budget,) * len(names)
+    if contract.epsilon is not None:
+        everyone = tuple(Budget(contract.epsilon[name], contract.delta) for name in names)
     population = Population(dataset, partition, everyone, model, start, seed, torch.device("cpu"))
     batch, held = int(contract.training.batch), int(population.sizes[0])
     if contract.training.rate is None and contract.training.kind == "sgd" and held < batch:
@@ -69,13 +95,18 @@ def job_of_contract(contract: Contract, dataset: Dataset, budget: Budget, noise_
     if noise_multiplier is not None:
         budgets = wanted.budgets.model_copy(update={"noise_multiplier": noise_multiplier})
         wanted = wanted.model_copy(update={"budgets": budgets})
-    return prepare(wanted, contract.algorithm, population)
+    job = prepare(wanted, contract.algorithm, population, secret=secret)
+    check_sums(job.algorithm)
+    return job
 
 
-def server_job(contract: Contract, test: Path | None = None) -> Job:
-    """Return the job of a contract as its server runs it, with the server's own test records if it has some."""
+def server_job(contract: Contract, test: Path | None = None, secret: bytes | None = None) -> Job:
+    """Return the job of a contract as its server runs it, with the server's own test records if it has some.
+
+    Only for sums must it know the noise of silos.
+    """
     dataset, budget = stand_in(contract, int(contract.training.batch), test), Budget(_SERVER_BUDGET, contract.delta)
-    return job_of_contract(contract, dataset, budget, _SERVER_NOISE)
+    return job_of_contract(contract, dataset, budget, None if contract.epsilon else _SERVER_NOISE, secret)
 
 
 def stand_in(contract: Contract, rows: int = 1, test: Path | None = None) -> Dataset:
@@ -117,7 +148,7 @@ def _digest(contract: Contract, model: Model) -> str:
     return found.hexdigest()
 
 
-def check_contract_model(contract: Contract, most: int) -> None:
+def check_contract_model(contract: Contract, most: float = inf) -> None:
     """Refuse a model that is too large, or another one than the contract was signed for."""
     widest = max(contract.model.hidden or (1,))
     if widest > most or sum(map(prod, pairwise(contract.model.hidden or ()))) > most:  # before it is built

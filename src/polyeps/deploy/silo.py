@@ -2,6 +2,7 @@
 
     FOLDER/contracts/DIGEST   every contract that was accepted, signed, as it arrived
     FOLDER/runs/              memory and replies (`transport.client_files`)
+    FOLDER/sums/DIGEST/       what is kept of secure sums (`transport.flower_sums`)
     FOLDER/events.jsonl       what was agreed, answered and refused, one JSON object a line
 
 A silo that is restarted between any two messages goes on as if it had not been: contracts, charges, memory and replies
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -30,7 +32,9 @@ from polyeps.deploy.keys import public_of, read_key, verifies
 from polyeps.deploy.policy import Policy
 from polyeps.errors import InputError, PolyepsError
 from polyeps.ledger.head_file import replace_file
+from polyeps.secagg.messages import Step
 from polyeps.transport.flower_client import DECLINED, client_app
+from polyeps.transport.flower_sums import Seat, clear_sums
 
 _log = logging.getLogger(__name__)
 CONTRACT = "contract"  # the record of a message that holds a signed contract
@@ -99,26 +103,51 @@ class Silo:
         return found
 
     def _work(self, message: Message, node: int) -> Message:
-        """Do a task of a run that was agreed to."""
-        task = message.content.get("task")
+        """Do a task of a run that was agreed to, or take a step of a secure sum.
+
+        What nobody waits for any more is not paid for.
+        """
+        if message.metadata.created_at + message.metadata.ttl < time.time():
+            raise InputError("the task came too late: the server does not wait for its reply any more")
+        task, step = message.content.get("task"), message.content.get("sum")
         run = None if task is None else task.get("run")
+        if task is None and step is not None:
+            run = _run_of_sum(step.get("run"))
         agreement = self._agreement(run)
         if agreement is None:
             raise InputError(f"this silo has agreed to no contract of the run {ascii(run)[:80]}")
-        part = (agreement.clients, agreement.algorithm, self.policy.discloses)
-        app = client_app(lambda _: part, rehearsal=self.policy.rehearsal, notice=self.refuse)
+        part, seat = (agreement.clients, agreement.algorithm, self.policy.discloses), self._seat(agreement)
+        app = client_app(
+            lambda _: part,
+            None if seat is None else lambda _: seat,
+            rehearsal=self.policy.rehearsal,
+            notice=self.refuse,
+        )
         reply: Message = app(message, Context(0, node, {}, RecordDict(), {}))
         if not reply.has_error():
+            if task is None:
+                self._note("summed", run=run, round=step.get("round"), step=Step(step.get("step")).name.lower())
+                return reply
             answered = bool(reply.content["reply"]["answered"])
             facts = {"run": run, "round": task.get("round"), "action": task.get("action")}
             self._note("answered" if answered else "declined", **facts)
         return reply
+
+    def _seat(self, agreement: Agreement) -> Seat | None:
+        """Return the silo's place in the secure sums of a run; the contract says who the others are."""
+        rules, contract = self.policy.sums, agreement.contract
+        if agreement.algorithm.trust != "secure-sum" or rules is None:
+            return None
+        roster = {name: bytes.fromhex(key) for name, key in contract.silos.items()}
+        folder = self.policy.folder / "sums" / contract.digest
+        return Seat(self.key, roster, folder, rules.least_silos, rules.colluders)
 
     def _release_ended(self) -> None:
         """Release what runs that are over have reserved and not used."""
         for contract in kept_contracts(self.policy.folder):
             if contract.ends < today():
                 release_ended(contract.run, self.ledger)
+                forget_sums(self.policy.folder, contract)
 
     def refuse(self, problem: Exception) -> None:
         """Log why something was declined, for the silo alone."""
@@ -149,6 +178,18 @@ def kept_contracts(folder: Path) -> list[Contract]:
         except InputError as problem:
             _log.warning("the contract %s is left out: %s", path, problem)
     return found
+
+
+def forget_sums(folder: Path, contract: Contract) -> None:
+    """Forget all secrets of a run's secure sums."""
+    place = folder / "sums" / contract.digest
+    if place.exists():
+        clear_sums(place)
+
+
+def _run_of_sum(name: Any) -> str | None:
+    """Return the run of a sum, whose name begins with it (`transport.flower_sums.sum_name`)."""
+    return "/".join(name.split("/")[:2]) if isinstance(name, str) else None
 
 
 def _file_name(run: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from polyeps.deploy.agreement import release_ended, today
 from polyeps.deploy.policy import Policy
 from polyeps.deploy.serving import JOURNAL
-from polyeps.deploy.silo import kept_contracts
+from polyeps.deploy.silo import forget_sums, kept_contracts
 from polyeps.errors import InputError
 from polyeps.experiment.journal import Journal
 from polyeps.ledger import Ledger
@@ -58,6 +58,7 @@ def withdraw(policy: Policy, wanted: str) -> dict[str, Any]:
     (contract,) = found
     with closing(Ledger(policy.ledger)) as ledger:
         release_ended(contract.run, ledger)
+        forget_sums(policy.folder, contract)
         return {"contract": contract.name, "digest": contract.digest, **_account(ledger, policy.name)}
 
 

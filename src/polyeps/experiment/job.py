@@ -18,7 +18,7 @@ from polyeps.algorithms._averaging import Course, Federation
 from polyeps.algorithms._server_optimiser import ServerOptimiser, with_server_optimiser
 from polyeps.clients import Clients
 from polyeps.core import Algorithm, Budget, Field, PerClient, State
-from polyeps.engine.noise import SeededStreams
+from polyeps.engine.noise import SecretStreams, SeededStreams
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import effective_budgets, guaranteed, whose_budgets
@@ -126,12 +126,13 @@ def prepare(
     population: Population,
     progress: ProgressCallback | None = None,
     parts: Parts = BUILT_IN,
+    secret: bytes | None = None,
     *,
     known: NDArray[np.float64] | None = None,
 ) -> Job:
     """Build one method's algorithm for a population and calibrate its noise, without looking at records.
 
-    With `known` noise multipliers nothing is calibrated: the job of a shard's worker has no use for budgets.
+    A deployed server's noise comes from its secret, otherwise from the seed. `known` noise needs no calibration.
     """
     entry = entry_of(method, parts)
     settings = experiment.training_of(method)
@@ -171,7 +172,7 @@ def prepare(
             noise[:] = [largest[name] for name in groups]  # one noise for a sum, whatever δ its clients have
             return largest
 
-        federation = _federation(experiment, method, population, participation, budgets, groups, noise_for)
+        federation = _federation(experiment, method, population, participation, budgets, groups, noise_for, secret)
         given: tuple[Any, ...] = (federation,)
     elif entry.local == "gradient":
         course = Course(
@@ -268,6 +269,7 @@ def _federation(
     budgets: Sequence[Budget | None] | None,
     groups: Sequence[str],
     noise_for: Callable[[Callable[[float], Any]], Mapping[str, float]],
+    secret: bytes | None,
 ) -> Federation:
     """Return the public settings of a federation that protects whole clients."""
     if method.form == "published":
@@ -275,7 +277,6 @@ def _federation(
     check_secret_cohorts(participation)
     settings = experiment.training_of(method)
     check_batches(settings, population)
-
     counts = Counter(groups)
     return Federation(
         rate=participation.share if participation.kind == "poisson" else 1.0,
@@ -283,7 +284,9 @@ def _federation(
         sizes={name: counts[name] for name in sorted(counts)},
         noise_for=noise_for,
         clip=settings.clip,
-        noise=partial(SeededStreams, seed_for(population.seed, "server noise"), sorted(counts)),
+        noise=partial(SeededStreams, seed_for(population.seed, "server noise"), sorted(counts))
+        if secret is None
+        else partial(SecretStreams, secret, sorted(counts)),
         # Whole clients are protected, so the way they draw batches does not matter to the guarantee.
         training=sgd(population.trained, sampler="fixed", **_shared(settings), **_drawing(settings)),
         learning_rate=settings.learning_rate,

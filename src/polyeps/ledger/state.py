@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from polyeps.accounting.events import canonical_json, event_from_dict, event_to_dict
 from polyeps.core import Adjacency, Budget, Unit, check_name
-from polyeps.errors import BudgetExceeded, InputError, LedgerError
+from polyeps.errors import BudgetExceeded, InputError, LedgerError, suggest
 from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount, Obstacle, Standing, joined
 from polyeps.ledger.hash_chain import Draft, LedgerRow
 
@@ -44,7 +44,9 @@ class LedgerState:
 
     def account(self, client: str) -> ClientAccount:
         if client not in self.accounts:
-            raise InputError(f"client {client!r} has no budget in {self.path}; set one first")
+            raise InputError(
+                f"client {client!r} has no budget in {self.path}; {suggest(client, self.accounts, 'set one first')}"
+            )
         return self.accounts[client]
 
     def paid(self, purpose: str) -> set[str]:
