@@ -73,6 +73,25 @@ def read(folder: Path, study: str, name: str, quick: bool = False) -> Summary:
     return found
 
 
+def write_page(folder: Path, quick: bool = False) -> Path:
+    """Write a page of all papers' claims with their verdicts, from the results in a folder, and return its path."""
+    from polyeps_reproductions.headlines import Results, table
+    from polyeps_reproductions.studies import STUDIES
+
+    lines = [f"# Five papers, reproduced{' in quick' if quick else ''}", ""]
+    if quick:
+        lines += [
+            "Small runs: few clients, rounds and seeds. They show whether the code runs, not what the papers claim.",
+            "",
+        ]
+    for name in STUDIES:
+        first, *rows = table(Results(folder, quick), (name,))
+        lines += [f"## {name}", "", *markdown_table(first, rows), ""]
+    path = folder / f"reproduced{'-quick' if quick else ''}.md"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
 def as_text(summary: Summary) -> str:
     """Return JSON with one row, panel or record a line."""
 
