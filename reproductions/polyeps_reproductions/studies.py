@@ -30,7 +30,7 @@ Panel = dict[str, Any]  # as `panel` makes it
 _CURVE_POINTS = 50  # of a longer curve, every tenth round is kept beside the first and the last
 _FROM_TRAINING = ("learning_rate", "local_steps", "clip")
 _MEANS = ("rounds", "seconds", "up", "down", "up_private", "down_private", "parameters")
-_FIRST = ("spent", "spent_share", "noise_multipliers", "norms", "epsilons")
+_FIRST = ("spent", "spent_share", "noise_multipliers", "norms", "noise", "epsilons")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Content:
     findings: list[str] = field(default_factory=list)  # sentences
     panels: list[Panel] = field(default_factory=list)
     pairs: bool = False  # two panels in a row share their vertical axis
+    alike: bool = False  # all panels share it
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class Study:
             "table": content.rows,
             "findings": content.findings,
             "pairs": content.pairs,
+            **({"alike": True} if content.alike else {}),
             "panels": content.panels,
             "records": records,
         }
@@ -256,6 +258,15 @@ def curve_of(one: Record) -> list[tuple[int, float]]:
     curves = list(one["curves"].values())
     common = set(curves[0]).intersection(*curves[1:])
     return [(number, fmean(curve[str(number)] for curve in curves)) for number in sorted(map(int, common))]
+
+
+def band_of(one: Record) -> list[tuple[int, float, float]]:
+    """Return the mean accuracy over seeds and its standard deviation, after every round of `curve_of`."""
+    curves = list(one["curves"].values())
+    return [
+        (number, mean, stdev(curve[str(number)] for curve in curves) if len(curves) > 1 else 0.0)
+        for number, mean in curve_of(one)
+    ]
 
 
 def percent(one: Record, digits: int = 2) -> str:
