@@ -109,8 +109,9 @@ def test_real_processes_sum_in_secret(demo: DemoFederation, tmp_path: Path, monk
     for thread in threads:
         thread.start()
     try:
-        # Killed as soon as it has sent its masked vector or a share, and started again.
-        wait(lambda: list(demo.silo("fir").glob("state/sums/*/*.sum")))
+        # Killed in the middle of a sum, when a step is answered, and started again.
+        state = demo.silo("fir") / "state"
+        wait(lambda: list(state.glob("sums/*/*.sum")) and not (state / "task").exists())
         demo.processes.stop("silo-fir", signal.SIGKILL)
         demo.start_silo("fir")
         threads[1].join(240)
