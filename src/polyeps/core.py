@@ -38,7 +38,7 @@ Payload = Mapping[str, "Tensor"]
 PerClient = Mapping[str, "NDArray[Any]"]
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Budget:
     """The most privacy a client is willing to lose in total.
 

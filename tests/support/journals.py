@@ -85,7 +85,7 @@ def write_job(
 
 
 def write_large(journal: Journal, labels: Sequence[str], clients: int, rounds: int, *, each_answer: bool) -> None:
-    """Write finished jobs of many clients and rounds at once; without `each_answer`, one row holds all of a client's."""
+    """Write finished jobs of many clients and rounds at once; without `each_answer`, a client has one row in all."""
     rows = [
         ClientRow(f"hospital-{number:03}", epsilon, 1e-5, epsilon, 100 + 7 * number % 91, 1.0 + number / 100)
         for number in range(clients)

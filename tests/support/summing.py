@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.silos import NAMES, Sites
 
 from polyeps.deploy.patient_grid import PatientGrid
 from polyeps.deploy.serving import EnrolledSilos
+from support.silos import NAMES, Sites
 
 METHODS: dict[str, dict[str, Any]] = {
     "cmp-fed": {"name": "cmp-fed", "rank": 1},

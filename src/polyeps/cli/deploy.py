@@ -166,6 +166,25 @@ def sign_contract(
         print(f"{facts['file']}: contract {draft.digest[:16]}…, signed by {draft.signer}")
 
 
+@deploy_app.command("register")
+def register(
+    node: Annotated[Path, typer.Argument(help="The public key of a silo's SuperNode, node.pub.")],
+    kit: Annotated[Path, typer.Option(help="The server's folder, with ca.crt and superlink.secret.")],
+    superlink: SuperLink = "127.0.0.1:8000",
+    as_json: Json = False,
+) -> None:
+    """Let a silo's SuperNode connect to the SuperLink; run this on the server's machine."""
+    _need_flower()
+    from polyeps.deploy.flower_runtime import Endpoint, register_node
+    from polyeps.deploy.keys import read_secret
+
+    number = register_node(Endpoint(superlink, read_secret(kit / "superlink.secret"), kit / "ca.crt"), node)
+    if as_json:
+        print_json({"node": str(number), "key": str(node)})
+    else:
+        print(f"{node.name} is registered, as node {number}")
+
+
 @deploy_app.command("demo")
 def deploy_demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make.")] = Path("deploy-demo"),
@@ -177,7 +196,9 @@ def deploy_demo(
     from polyeps.deploy.demo import run_demo
 
     _few_threads()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing is left running
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # so that nothing is left running
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
     figures = run_demo(output, rounds, remark)
     if as_json:
         print_json(figures)

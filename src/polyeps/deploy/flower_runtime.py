@@ -66,6 +66,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from polyeps.deploy.bounded_http import bounded_client
+from polyeps.deploy.keys import read_node_key
 from polyeps.deploy.refusing_bundle import REFUSING
 from polyeps.errors import InputError
 from polyeps.ledger.head_file import replace_file
@@ -265,11 +266,13 @@ def heartbeats(client: RuntimeHttpClient) -> Iterator[None]:
 
 def register_node(endpoint: Endpoint, public_key: Path) -> int:
     """Register a SuperNode's public key with a SuperLink; return the number of the node."""
-    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-
-    key: Any = load_ssh_public_key(public_key.read_bytes())
-    with contextlib.closing(endpoint.control()) as control:
-        return int(control.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key))).node_id)
+    content = public_key_to_bytes(read_node_key(public_key))
+    try:
+        with contextlib.closing(endpoint.control()) as control:
+            return int(control.RegisterNode(RegisterNodeRequest(public_key=content)).node_id)
+    except httpx.HTTPError as problem:
+        why = "it has it already, or it" if isinstance(problem, httpx.HTTPStatusError) else "it"
+        raise InputError(f"{endpoint.address} did not register {public_key}; {why} is no running SuperLink") from None
 
 
 @contextlib.contextmanager
