@@ -209,7 +209,9 @@ def test_another_roster_is_another_contract(tmp_path: Path) -> None:
 RULES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"sums": None}, {}, "needs secure sums, which the policy does not allow"),
     ({"sums": {"least_silos": 4}}, {}, "could be opened with 3 of them"),
-    ({"sums": {"colluders": 1}}, {}, "withstands 0 colluders"),
+    ({"sums": {"colluders": 1}}, {}, "withstands 0 colluders; the policy wants 3 .* and 1 "),
+    ({"sums": {"silos": {}}}, {}, "withstands 0 colluders; the policy wants 3 .* and 2 "),  # they may be invented
+    ({"sums": {"silos": {"birch": "0" * 64}}}, {}, "enrols 'birch' with another key than the policy's"),
     ({"budget": {"protects": "records"}}, {}, "protects the silo as a whole, and budget.protects = 'records'"),
     ({"discloses": ["group"]}, {}, "the policy does not disclose it"),
     ({"budget": {"epsilon_per_run": 0.5}}, {}, "epsilon.aspen = 1 is more than budget.epsilon_per_run = 0.5"),

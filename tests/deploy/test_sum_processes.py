@@ -49,7 +49,8 @@ def demo(tmp_path: Path) -> Iterator[DemoFederation]:
         text = policy.read_text().replace('algorithms = ["fedavg"]', 'algorithms = ["dp-randagg"]')
         text = text.replace("discloses = []", 'discloses = ["epsilon"]')
         text = text.replace("[budget]", '[budget]\nprotects = "silo"')
-        policy.write_text("rehearsal = true\n" + text + "\n[sums]\nleast_silos = 3\n")
+        known = "".join(f'{one} = "{key}"\n' for one, key in found.signed.contract.silos.items() if one != name)
+        policy.write_text("rehearsal = true\n" + text + "\n[sums]\nleast_silos = 3\n[sums.silos]\n" + known)
     found.sign()
     with found.processes:
         yield found
@@ -105,7 +106,7 @@ def test_real_processes_sum_in_secret(demo: DemoFederation, tmp_path: Path, monk
                 content = path.read_bytes()
                 stored.update(content[place : place + 4096] for place in range(0, len(content), 4096))
 
-    threads = [threading.Thread(target=look), threading.Thread(target=lambda: result.append(demo.serve()))]
+    threads = [threading.Thread(target=look), threading.Thread(target=lambda: result.append(demo.serve()), daemon=True)]
     for thread in threads:
         thread.start()
     try:
