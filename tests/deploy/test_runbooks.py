@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,12 @@ class Reader:
             words = shlex.split(command)
             words[:1] = polyeps_command() if words[0] == "polyeps" else [program(words[0])]
             process = self.processes.start(name, words, cwd=self.folder)
-            wait(lambda name=name: STAYING[name] in self.processes.log(name), f"{name} starts")
-            assert process.poll() is None
+            wait(partial(self.is_ready, name, process), f"{name} starts")
         return printed
+
+    def is_ready(self, name: str, process: subprocess.Popen[bytes]) -> bool:
+        assert process.poll() is None, self.processes.log(name)
+        return STAYING[name] in self.processes.log(name)
 
     def run(self, command: str) -> str:
         words = shlex.split(command)
