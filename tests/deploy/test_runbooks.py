@@ -18,6 +18,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'polyeps[flower]'")
 
+import yaml  # type: ignore[import-untyped]
 from support.capture import Capture, can_capture, capturing
 from support.real_federation import left_running, wait
 
@@ -163,8 +164,6 @@ def no_update_crosses(capture: Capture, kept: Path, link: int, node: int) -> Non
 
 def commands_of_examples() -> dict[str, list[str]]:
     """Return every command of the examples, by file and service."""
-    import yaml
-
     found = {}
     for unit in sorted((ROOT / "examples" / "deploy" / "systemd").iterdir()):
         text = unit.read_text().replace("\\\n", " ")
@@ -205,8 +204,6 @@ def test_the_examples_use_what_the_programs_take(name: str, tmp_path: Path) -> N
 
 
 def test_the_examples_are_offline_and_secure() -> None:
-    import yaml
-
     from polyeps.deploy.processes import OFFLINE
 
     folder = ROOT / "examples" / "deploy"

@@ -219,7 +219,7 @@ def _run(
         state = State(held["model"], kept, round=checkpoint.round)
         progress(f"continuing after round {checkpoint.round} of {contract.rounds}")
     # A silo that has paid for its last round already, and was not heard, still has the reply.
-    unheard = () if checkpoint is None else checkpoint.active
+    unheard = () if checkpoint is None else checkpoint.active or ()
     active = [profile.id for profile in silos.profiles() if profile.ready or profile.id in unheard]
     before = {profile.id for profile in silos.profiles()}
 
