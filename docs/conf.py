@@ -23,7 +23,7 @@ version = release = polyeps.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "docs/README"
-include_patterns = ["*.md", "docs/**", "reproductions/results/*.md"]
+include_patterns = ["*.md", "docs/**", *site_pages.linked_results(ROOT)]
 exclude_patterns = [
     ".*",
     "build",

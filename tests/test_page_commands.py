@@ -95,8 +95,9 @@ def provide(command: str, folder: Path) -> None:
     if "--resume" not in command and command.startswith("polyeps run examples/"):
         shutil.rmtree(f"runs/{Path(command.split()[2]).stem}", ignore_errors=True)
     words = shlex.split(command)
-    hospitals = [word for word in words if word in ("elm.csv", "h.csv", "new-patients.csv", "runs/hospitals")]
-    if hospitals and not (folder / "hospitals").exists():
+    here = not (folder / "hospitals").exists()
+    hospitals = [word for word in words if here and word in ("elm.csv", "h.csv", "new-patients.csv", "runs/hospitals")]
+    if hospitals:
         run("new", "hospitals")
         for name in ("elm.csv", "h.csv", "new-patients.csv"):
             shutil.copy("hospitals/patients.csv", name)
@@ -104,6 +105,14 @@ def provide(command: str, folder: Path) -> None:
     written = next((Path(words[place + 1]) for place, word in enumerate(words) if word in ("--write", "-o")), None)
     if written is not None:
         written.unlink(missing_ok=True)
+
+
+def save_settings(page: Path, command: str) -> None:
+    """Save the page's settings under the name that a command asks for, as the page tells its reader to."""
+    for name in re.findall(r"Save this as `(\w+\.toml)`", page.read_text()):
+        if name in command and not Path(name).exists():
+            (block,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
+            Path(name).write_text(re.sub(r"^rounds = .*$", f"rounds = {SHORT['rounds']}", block, flags=re.MULTILINE))
 
 
 def perform(command: str) -> None:
@@ -136,6 +145,7 @@ def test_commands_of_a_page_run(name: str, reader: Path) -> None:
             assert re.search(rf"^{command.split()[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
         if reason(command) is None:
             provide(command, reader)
+            save_settings(PAGES[name], command)
             perform(command)
 
 

@@ -55,6 +55,12 @@ MENU = {
 }
 
 
+def linked_results(root: Path) -> list[str]:
+    """Return the tables of results that pages link to."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in root.glob("docs/**/*.md"))
+    return sorted(set(re.findall(rf"{RESULTS}[\w.-]+\.md", pages)))
+
+
 def complete(app: Any, page: str, source: list[str]) -> None:
     """Add to a page, as Sphinx reads it, what is generated; a link to a folder becomes plain text."""
     folder = Path(app.srcdir, page).parent
@@ -122,7 +128,7 @@ def _row(one: click.Parameter) -> str:
         meaning += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
     if one.multiple:
         meaning += " May be repeated."
-    default = "required" if one.required else "" if one.default in (None, False, "", ()) else f"`{one.default}`"
+    default = "required" if one.required else "" if one.default is None or one.default is False else f"`{one.default}`"
     return f"| {names} | {meaning} | {default} |"
 
 
@@ -139,8 +145,8 @@ def shorten(_app: Any, _what: str, _name: str, found: object, *_rest: Any) -> tu
 
 
 def skip(_app: Any, _what: str, name: str, *_rest: Any) -> bool | None:
-    """Leave out what scikit-learn adds to an estimator by itself."""
-    return True if re.fullmatch(r"set_\w+_request", name) else None
+    """Leave out what scikit-learn and pydantic add to their classes."""
+    return True if re.fullmatch(r"set_\w+_request|model_config", name) else None
 
 
 def add_front_page(app: Any, problem: Exception | None) -> None:

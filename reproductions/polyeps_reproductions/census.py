@@ -9,7 +9,7 @@ these values are compared all the same and counted as such.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -79,8 +79,9 @@ def finished(results: Results, study: str) -> dict[Any, bool]:
     found: dict[Any, bool] = {}
     for part in find(study).choose():
         summary, cells = results.summary(study, part.name), wanted(study, part.name)
-        for cell in cells:
-            found[cell.trial] = found.get(cell.trial, False) or (summary is not None and shown(summary, part, cell))
+        done = shown(summary, part, cells) if summary else set()
+        for place, cell in enumerate(cells):
+            found[cell.trial] = found.get(cell.trial, False) or place in done
         if not cells:
             found[part.name] = summary is not None
     return found | {(why, place): False for why, count in ABSENT.get(study, {}).items() for place in range(count)}
@@ -93,17 +94,14 @@ def wanted(study: str, name: str) -> tuple[Cell, ...]:
     return tuple(part.cells(False))
 
 
-def shown(summary: Summary, part: Part, cell: Cell) -> bool:
-    """Return whether a summary has results of a cell, in its records or, where none were kept, in its table."""
+def shown(summary: Summary, part: Part, cells: Sequence[Cell]) -> set[int]:
+    """Return the places of the cells that a summary has in its records or, where none were kept, in its table."""
     if summary["records"]:
-        return any(_same(one, cell.labels) for one in summary["records"])
+        names = list(cells[0].labels) if cells else []
+        known = {json.dumps([one.get(name) for name in names]) for one in summary["records"]}
+        return {at for at, one in enumerate(cells) if json.dumps([one.labels[name] for name in names]) in known}
     rows = [dict(zip(summary["columns"], row, strict=True)) for row in summary["table"]]
-    return bool(rows) and any(_row_of(row, cell.labels, part) for row in rows)
-
-
-def _same(one: Record, labels: Mapping[str, Any]) -> bool:
-    """Lists of a JSON file were tuples."""
-    return json.dumps({name: one.get(name) for name in labels}) == json.dumps(dict(labels))
+    return {at for at, one in enumerate(cells) if any(_row_of(row, one.labels, part) for row in rows)}
 
 
 def _row_of(row: Mapping[str, Any], labels: Mapping[str, Any], part: Part) -> bool:

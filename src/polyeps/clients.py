@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyeps.core import Algorithm, PerClient, Records, Replies, Streams, Task, check_name
+from polyeps.core import Algorithm, Payload, PerClient, Records, Replies, Streams, Task, Work, check_name
 from polyeps.errors import InputError, TaskRefused
 from polyeps.ledger import Ledger
 
@@ -77,6 +77,13 @@ class Keeper(Protocol):
         """Keep of a reply only that it was given: what was in it is kept elsewhere."""
 
 
+class Workers(Protocol):
+    """Who does what clients have paid for, elsewhere than in this process."""
+
+    def work(self, task: Task, ids: Sequence[str], places: NDArray[np.int64], work: Work) -> tuple[Payload, Payload]:
+        """Return replies and memory, a row per client; of a task to be summed, rows with the same sum will do."""
+
+
 def rows_alike(columns: Iterable[NDArray[Any]], rows: int) -> list[NDArray[np.int64]]:
     """Return the rows that are equal in all columns, (rows,) each, together."""
     group = np.zeros(rows, dtype=np.int64)
@@ -119,6 +126,7 @@ class Clients:
     passed_on: RoundMemory = field(default_factory=RoundMemory)  # from one action of a round to the next
     keeper: Keeper | None = None  # where a deployed client keeps memory and replies; None: in this process alone
     run: str | None = None  # the one run these clients agreed to; None: any
+    workers: Workers | None = None  # None: this process does the work
     reservation: str = ""  # the run whose reserved price pays for everything; "": each charge is met by the budget
     _place: dict[str, int] = field(init=False, repr=False)
     _events: dict[tuple[Any, ...], Any] = field(init=False, repr=False, default_factory=dict)

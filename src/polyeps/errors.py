@@ -7,6 +7,7 @@
     ├── UnknownEvent        an accountant has no rule for an event
     ├── BudgetExceeded      a charge would pass a client's budget; nothing was charged
     ├── JournalError        a run's journal cannot be read or written
+    ├── ShardLost           the worker of a shard ended again and again
     ├── SecureSumError      a secure sum stopped; no client's values were revealed
     │   ├── MessageRefused  a message of a secure sum is damaged, forged, late or not allowed
     │   └── SumAborted      too few clients are left, or their messages are inconsistent
@@ -46,6 +47,10 @@ class BudgetExceeded(PolyepsError):  # noqa: N818
 
 class JournalError(PolyepsError):
     """A run's journal cannot be read or written."""
+
+
+class ShardLost(PolyepsError):  # noqa: N818
+    """The worker of a shard ended again and again; the run can be resumed."""
 
 
 class SecureSumError(PolyepsError):

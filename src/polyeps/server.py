@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -199,18 +199,18 @@ def serve(
         check_secret_cohorts(participation)
     if not isinstance(seed, int) and participation.kind == "epoch":
         seed = secrets.randbits(63)  # not secret, but the same for all rounds
-    left = [p.id for p in roster.values() if p.ready] if active is None else list(active)
+    left = dict.fromkeys([p.id for p in roster.values() if p.ready] if active is None else active)
     state = replace(state, stopped="")
     for number in range(state.round, rounds):
         for profile in _admitted(algorithm, transport.newcomers()):
-            if profile.ready and profile.id not in left:
-                left.append(profile.id)
+            if profile.ready:
+                left[profile.id] = None
             roster[profile.id] = profile
         if not participation.goes_on(left):
             return replace(state, stopped=_why(participation, left, len(roster), state.round))
         began = time.perf_counter()
         ask = _Counted(transport, algorithm, run, number)
-        present = ask.enter(left) if algorithm.round_price is not None else left
+        present = dict.fromkeys(ask.enter(tuple(left))) if algorithm.round_price is not None else left
         invited = participation.draw(tuple(roster), present, seed, number)
         ask.drawn = frozenset(invited)
         state = replace(
@@ -223,9 +223,9 @@ def serve(
         if present:  # without a client that has paid, there would be noise alone to learn from
             state = algorithm.round(state, ask)
         state = replace(state, round=number + 1, stopped=ask.refused and f"clients refuse the task: {ask.refused}")
-        gone = tuple(client for client in left if client in ask.leaving) if ask.leaving else ()
-        if gone:
-            left = [client for client in left if client not in ask.leaving]
+        gone = tuple(sorted(client for client in ask.leaving if client in left))
+        for client in gone:
+            del left[client]
         seconds = time.perf_counter() - began
         declined, discarded = tuple(ask.declined), tuple(ask.discarded)
         observe(Round(number, invited, ask.traffic, declined, tuple(left), seconds, discarded, gone), state)
@@ -237,7 +237,7 @@ def serve(
 ALL_ROUNDS = "all rounds were run"
 
 
-def _why(participation: Participation, left: Sequence[str], enrolled: int, done: int) -> str:
+def _why(participation: Participation, left: Collection[str], enrolled: int, done: int) -> str:
     """Return the reason why no round can begin."""
     if not enrolled:
         return "no client is enrolled; connect clients first"

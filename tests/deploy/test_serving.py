@@ -53,21 +53,32 @@ def vector(path: Path | None) -> torch.Tensor:
 DEPLOYABLE = [
     name
     for name, entry in ALGORITHMS.items()
-    if entry.local != "sums" and "own" in entry.budgets and entry.common and not entry.rates
+    if entry.local != "sums" and "own" in entry.budgets and entry.common  # sums: test_contract_sums.py
 ]
+OTHERS = {"idp": {"noise_multiplier": 2.0}}
+PLANNED = {"training": {"batch": "auto", "local_steps": "auto"}}
+ENCODED = {"model": {"encoder": "random-fourier", "encoder_size": 20}}
 RECIPE = {
     "training": {"kind": "gradient", "clip": 0.5},
     "server": {"learning_rate": 0.5, "momentum": 0.9, "averaging": 0.9},
 }
 
 
-@pytest.mark.parametrize(("name", "terms"), [*((name, {}) for name in DEPLOYABLE), ("balanced", RECIPE)])
+@pytest.mark.parametrize(
+    ("name", "terms"),
+    [
+        *((name, OTHERS.get(name, {})) for name in DEPLOYABLE),
+        ("balanced", RECIPE),
+        ("weiavg", PLANNED),
+        ("fedavg", ENCODED),
+    ],
+)
 def test_a_deployed_run_is_the_simulated_one(name: str, terms: dict[str, Any], tmp_path: Path) -> None:
     """With the same streams, and every silo restarted between any two messages, model and charges are the same."""
     sites = Sites(tmp_path, rehearsal=7)
     # Of two outputs, the gradients are equal up to the sign: which of them FedSel takes would be a matter of rounding.
     model = "binary_logistic" if name.startswith("fedsel") else "logistic"
-    signed = sites.signed(algorithm={"name": name}, model={"name": model}, **terms)
+    signed = sites.signed(algorithm={"name": name}, **{**terms, "model": {"name": model, **terms.get("model", {})}})
     found = served(sites, SiloGrid(sites), signed)
     assert (found.rounds, found.reason) == (3, "all rounds were run")
 

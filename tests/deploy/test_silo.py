@@ -453,7 +453,7 @@ def test_a_full_disk_stops_the_reply_and_nothing_else(sites: Sites, monkeypatch:
 
 def test_the_log_is_bounded(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     silo, _ = enrolled(sites)
-    monkeypatch.setattr(silo_module, "_LARGEST_LOG", 2000)
+    monkeypatch.setattr("polyeps.deploy.own_figures._LARGEST", 2000)
     for _ in range(60):
         silo.refuse(InputError("x" * 10_000))
     files = sorted(path.name for path in (sites.folder / "aspen" / "state").glob("events*"))

@@ -162,14 +162,34 @@ class Tab:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def box(self, selector: str) -> tuple[float, float, float, float]:
+        """Return the left, top, right and bottom of an element, and scroll it into the middle before."""
+        found = self.value(
+            f"(async () => {{ const one = document.querySelector({json.dumps(selector)}); "
+            "one.scrollIntoView({block: 'center', behavior: 'instant'}); "
+            "await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done))); "
+            "const box = one.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]; })()"
+        )
+        return found[0], found[1], found[2], found[3]
+
     def middle(self, selector: str) -> tuple[float, float]:
         """Scroll to an element and return the place of its middle."""
-        found = self.value(
-            f"(() => {{ const one = document.querySelector({json.dumps(selector)}); "
-            "one.scrollIntoView({block: 'center', behavior: 'instant'}); const box = one.getBoundingClientRect(); "
-            "return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        left, top, right, bottom = self.box(selector)
+        return (left + right) / 2, (top + bottom) / 2
+
+    def texts(self, selector: str) -> list[str]:
+        """Return the text of all such elements."""
+        found: list[str] = self.value(
+            f"[...document.querySelectorAll({json.dumps(selector)})].map(one => one.textContent)"
         )
-        return found[0], found[1]
+        return found
+
+    def enter(self, selector: str, text: str) -> None:
+        """Fill in a control."""
+        self.value(
+            f"(one => {{ one.value = {json.dumps(text)}; one.dispatchEvent(new Event('input')); }})"
+            f"(document.querySelector({json.dumps(selector)}))"
+        )
 
     def picture(self, path: Path | None = None, *, whole: bool = False) -> bytes:
         """Return a PNG of the window, or of the whole page."""
@@ -194,9 +214,15 @@ class Tab:
         return [kinds[one["method"]](one["params"]) for one in self._own() if one["method"] in kinds]
 
     def requests(self) -> list[str]:
-        """Return the addresses that this page has asked for."""
+        """Return the addresses that this page has asked for, without what its own policy held back."""
         self.browser.listen(0.05)
-        return [one["params"]["request"]["url"] for one in self._own() if one["method"] == "Network.requestWillBeSent"]
+        held = {
+            one["params"]["requestId"]
+            for one in self._own()
+            if one["method"] == "Network.loadingFailed" and one["params"].get("blockedReason") == "csp"
+        }
+        asked = [one["params"] for one in self._own() if one["method"] == "Network.requestWillBeSent"]
+        return [one["request"]["url"] for one in asked if one["requestId"] not in held]
 
     def _own(self) -> list[dict[str, Any]]:
         return [one for one in self.browser.events if one.get("sessionId") == self.session]

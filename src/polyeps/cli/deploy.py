@@ -258,6 +258,7 @@ def status(
     if policy is not None:
         found = silo_status(read_policy(policy))
         tables = {"accounts": found["accounts"], "contracts": found["contracts"], "last events": found["events"]}
+        tables["figures on its own test records, never sent"] = found["figures"]
     else:
         assert folder is not None
         found = server_status(folder)

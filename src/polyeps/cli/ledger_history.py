@@ -42,6 +42,10 @@ def _happened(kind: str, content: Mapping[str, Any]) -> str:
         case "budget":
             protects = content.get("person") or content["unit"]
             return f"budget ε = {figure(content['epsilon'])}, δ = {figure(content['delta'])} per {protects}"
+        case "budgets":
+            protects = content.get("person") or content["unit"]
+            least, most = (figure(one(content["epsilons"])) for one in (min, max))
+            return f"budgets ε = {least} to {most}, δ = {figure(content['delta'])} per {protects}"
         case "budget-changed":
             why = f": {content['reason']}" if content.get("reason") else ""
             return f"budget changed to ε = {figure(content['epsilon'])}, δ = {figure(content['delta'])}{why}"

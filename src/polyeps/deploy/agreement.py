@@ -21,12 +21,13 @@ from polyeps.data.own_tables import in_words
 from polyeps.data.partition import Partition, to_records
 from polyeps.data.schema_files import TableDeclaration, read_schema
 from polyeps.deploy.contract import Contract
-from polyeps.deploy.contract_job import check_contract_model, check_deployable, job_of_contract
+from polyeps.deploy.contract_job import as_agreed, check_contract_model, check_deployable, job_of_contract
 from polyeps.deploy.policy import USUAL_RANGES, Policy
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.experiment.job import Job
 from polyeps.experiment.noise_calibration import cost_of
+from polyeps.experiment.population import Population
 from polyeps.experiment.seeds import seed_for
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import BudgetTerms, Charge
@@ -43,6 +44,7 @@ class Agreement:
     clients: Clients
     algorithm: Algorithm
     price: Charge  # to the silo and to the signer
+    population: Population  # the silo's records as everybody's; its test records are its own
 
 
 def today() -> date:
@@ -61,17 +63,21 @@ def accept_contract(contract: Contract, policy: Policy, public: str, ledger: Led
     check_contract_model(contract, policy.limits.parameters)
     declared = replace(contract.data.declaration, client=read_schema(policy.data.schema_file).client)
     dataset = load_client(policy.data.file, declared, policy.name)
+    if policy.data.test is not None:
+        own = load_client(policy.data.test, declared, policy.name)
+        dataset = replace(dataset, test_features=own.features, test_labels=own.labels)
+    dataset = as_agreed(contract, dataset)
     job = job_of_contract(contract, dataset, Budget(policy.budget.epsilon_per_run, contract.delta))
     check_guarantee(job, policy)
+    _check_own_work(job, policy)
     for field in job.algorithm.needs:
         if field not in policy.discloses:
             raise InputError(f"{contract.algorithm.name} needs this silo's {field}, which the policy does not disclose")
-    price = _price(
-        job, job.population.ids.index(policy.name), (policy.name, _SIGNER + policy.signer(contract.signer)[0])
-    )
+    row = job.population.ids.index(policy.name)
+    price = _price(job, row, (policy.name, _SIGNER + policy.signer(contract.signer)[0]))
     part = _own_part(contract, job, policy, ledger, dataset)
     _reserve(contract, policy, price, ledger)  # last: whatever is wrong is found before
-    return Agreement(contract, part, job.algorithm, price)
+    return Agreement(contract, part, job.algorithm, price, job.population)
 
 
 def check_terms(contract: Contract, policy: Policy) -> None:
@@ -92,6 +98,8 @@ def check_terms(contract: Contract, policy: Policy) -> None:
     check_deployable(contract)
     if contract.model.name not in policy.models:
         raise InputError(f"model.name = {contract.model.name!r} is not in the policy's models")
+    if contract.model.encoder is not None and contract.model.encoder not in policy.encoders:
+        raise InputError(f"model.encoder = {contract.model.encoder!r} is not in the policy's encoders")
     if contract.epsilon is not None and "epsilon" not in policy.discloses:
         raise InputError("the contract states the silo's ε for all to read, and the policy does not disclose it")
     if contract.epsilon is not None and contract.epsilon[policy.name] > policy.budget.epsilon_per_run:
@@ -104,9 +112,27 @@ def check_terms(contract: Contract, policy: Policy) -> None:
     settings = contract.training.model_dump(exclude_none=True)
     for key, (low, high) in {**USUAL_RANGES, **policy.limits.training}.items():
         value = settings.get(key)
+        if value == "auto":  # the silo's own choice, which is checked when it is made
+            continue
         if value is not None and not (isinstance(value, int | float) and low <= value <= high):
             raise InputError(f"training.{key} = {value} is outside the policy's range of {low:g} to {high:g}")
     check_schemas(contract.data.declaration, read_schema(policy.data.schema_file))
+
+
+def _check_own_work(job: Job, policy: Policy) -> None:
+    """Refuse a batch or a number of steps that was found for this silo, and that the policy does not allow."""
+    row = job.population.ids.index(policy.name)
+    found = {
+        "batch": job.settings["rate"][row] * job.population.sizes[row] if "rate" in job.settings else None,
+        "local_steps": job.settings["steps"][row] if "steps" in job.settings else None,
+    }
+    for key, (low, high) in {**USUAL_RANGES, **policy.limits.training}.items():
+        value = found.get(key)
+        if value is not None and not low <= value <= high:
+            raise InputError(
+                f"training.{key}, found for this silo's budget, is {value:g}, outside the policy's range of {low:g} to "
+                f"{high:g}"
+            )
 
 
 def check_guarantee(job: Job, policy: Policy) -> None:

@@ -23,6 +23,8 @@ from polyeps.data.partition import Partition
 from polyeps.deploy.contract import Contract
 from polyeps.errors import InputError
 from polyeps.experiment import config
+from polyeps.experiment.encoder_checks import state_of
+from polyeps.experiment.encoders import encoded_here, frozen
 from polyeps.experiment.job import Job, prepare
 from polyeps.experiment.model_choice import model_for
 from polyeps.experiment.population import Population
@@ -88,8 +90,9 @@ def job_of_contract(
     if contract.epsilon is not None:
         everyone = tuple(Budget(contract.epsilon[name], contract.delta) for name in names)
     population = Population(dataset, partition, everyone, model, start, seed, torch.device("cpu"))
-    batch, held = int(contract.training.batch), int(population.sizes[0])
-    if contract.training.rate is None and contract.training.kind == "sgd" and held < batch:
+    settings, held = contract.training, int(population.sizes[0])
+    batch = 1 if settings.batch == "auto" else settings.batch
+    if settings.rate is None and settings.kind == "sgd" and held < batch:
         raise InputError(f"the silo has {held} {dataset.person or 'record'}s, fewer than training.batch = {batch}")
     wanted = contract.experiment
     if noise_multiplier is not None:
@@ -103,20 +106,22 @@ def job_of_contract(
 def server_job(contract: Contract, test: Path | None = None, secret: bytes | None = None) -> Job:
     """Return the job of a contract as its server runs it, with the server's own test records if it has some.
 
-    Only for sums must it know the noise of silos.
+    Only for sums must it know the noise of silos; what they plan for themselves it never learns.
     """
+    planned = {key: 1 for key in ("batch", "local_steps") if getattr(contract.training, key) == "auto"}
+    contract = contract.model_copy(update={"training": contract.training.model_copy(update=planned)})
     dataset, budget = stand_in(contract, int(contract.training.batch), test), Budget(_SERVER_BUDGET, contract.delta)
     return job_of_contract(contract, dataset, budget, None if contract.epsilon else _SERVER_NOISE, secret)
 
 
 def stand_in(contract: Contract, rows: int = 1, test: Path | None = None) -> Dataset:
-    """Return records of zeros, and test records from a file."""
+    """Return records of zeros, and test records from a file, encoded as the contract says."""
     declared = contract.data.declaration
     assert declared.schema is not None
     features = np.zeros((rows, len(declared.schema.outputs)), np.float32)
     labels = np.zeros(rows, np.int64)
     held = None if test is None else load_client(test, declared, "test")
-    return Dataset(
+    dataset = Dataset(
         f"own:{contract.name}",
         features,
         labels,
@@ -129,6 +134,13 @@ def stand_in(contract: Contract, rows: int = 1, test: Path | None = None) -> Dat
         columns=declared.schema.outputs,
         own=True,
     )
+    return as_agreed(contract, dataset)
+
+
+def as_agreed(contract: Contract, dataset: Dataset) -> Dataset:
+    """Return records as the model of a contract takes them: encoded, if it has an encoder."""
+    wanted = contract.model.encoder_choice
+    return dataset if wanted is None else encoded_here(dataset, wanted)
 
 
 def contract_model(contract: Contract, dataset: Dataset) -> Model:
@@ -145,14 +157,20 @@ def _digest(contract: Contract, model: Model) -> str:
     start = model.start(torch.Generator().manual_seed(seed_for(contract.seed, "model")))
     found = sha256(f"{model.module!r}{model.input_shape}{sorted(model.slices.items())}".encode())
     found.update(start.numpy().tobytes())
+    wanted = contract.model.encoder_choice
+    if wanted is not None:  # its weights, too, are drawn from a constant seed
+        shape = (len(contract.data.declaration.schema.outputs),) if contract.data.declaration.schema else ()
+        found.update(f"{wanted!r}{state_of(frozen(wanted, shape, BUILT_IN).encoder)}".encode())
     return found.hexdigest()
 
 
 def check_contract_model(contract: Contract, most: float = inf) -> None:
     """Refuse a model that is too large, or another one than the contract was signed for."""
-    widest = max(contract.model.hidden or (1,))
+    widest = max(*(contract.model.hidden or ()), contract.model.encoder_size or 1, 1)
     if widest > most or sum(map(prod, pairwise(contract.model.hidden or ()))) > most:  # before it is built
-        raise InputError(f"model.hidden makes more parameters than the policy's limits.parameters = {most}")
+        raise InputError(
+            f"model.hidden or encoder_size makes more parameters than the policy's limits.parameters = {most}"
+        )
     model = contract_model(contract, stand_in(contract))
     if model.size > most:
         raise InputError(f"the model has {model.size} parameters, more than the policy's limits.parameters = {most}")

@@ -108,6 +108,7 @@ def _answer(silo: Silo, task: flower.Assignment, note: Path, waiting: Callable[[
             reply = silo.answer(message, task.node)
         task.push(reply)
     note.unlink(missing_ok=True)
+    silo.write_figures()
     return None
 
 

@@ -30,6 +30,7 @@ class PolicyData(Section):
 
     file: Path
     schema_file: Path = Field(alias="schema")
+    test: Path | None = None  # further records, for figures that the silo alone sees
 
 
 class PolicyBudget(Section):
@@ -114,6 +115,7 @@ class Policy(Section):
     budget: PolicyBudget
     algorithms: tuple[str, ...] = Field(min_length=1)
     models: tuple[str, ...] = ("logistic",)
+    encoders: tuple[str, ...] = ()  # built-in ones, which need no trust; others are unknown to contracts
     limits: PolicyLimits
     discloses: tuple[ProfileField, ...] = ()
     signers: dict[str, SignerRule]
@@ -167,7 +169,7 @@ def read_policy(path: Path) -> Policy:
 
     whole: Policy = beside(found, *_PATHS)
     nested = {
-        "data": beside(whole.data, "file", "schema_file"),
+        "data": beside(whole.data, "file", "schema_file", "test"),
         "supernode": beside(whole.supernode, "secret", "root_certificates"),
     }
     return whole.model_copy(update=nested)

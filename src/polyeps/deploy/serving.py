@@ -209,8 +209,12 @@ def _run(
     rows = [
         ClientRow(one.id, one.epsilon, contract.delta, one.epsilon, one.examples or 0, None) for one in silos.profiles()
     ]
-    checkpoint = journal.checkpoint(job.name)
-    state = job.state
+    (row,), checkpoint, state = journal.jobs(), journal.checkpoint(job.name), job.state
+    # Silos that have paid for a round which was cut off may not be ready for another one, and still repeat it.
+    begun = row["status"] == "running"
+    active = [
+        one.id for one in silos.profiles() if one.ready or (begun and (not checkpoint or one.id in checkpoint.active))
+    ]
     if checkpoint is None:
         journal.begin(job.name, rows, {**facts(job, contract.experiment), "remarks": []})
     else:

@@ -4,6 +4,7 @@
     FOLDER/runs/              memory and replies (`transport.client_files`)
     FOLDER/sums/DIGEST/       what is kept of secure sums (`transport.flower_sums`)
     FOLDER/events.jsonl       what was agreed, answered and refused, one JSON object a line
+    FOLDER/figures.jsonl      figures on the silo's own test records (`deploy.own_figures`)
 
 A silo that is restarted between any two messages goes on as if it had not been: contracts, charges, memory and replies
 are on the disk before the message that depends on them is sent.
@@ -11,24 +12,24 @@ are on the disk before the message that depends on them is sent.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import time
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
+from torch import Tensor
 
 from polyeps.client import profiles
 from polyeps.core import Payload
 from polyeps.deploy.agreement import Agreement, accept_contract, open_ledger, release_ended, today
 from polyeps.deploy.contract import Contract, SignedContract
 from polyeps.deploy.keys import public_of, read_key, verifies
+from polyeps.deploy.own_figures import FIGURES, append_line, figures_of
 from polyeps.deploy.policy import Policy
 from polyeps.errors import InputError, PolyepsError
 from polyeps.ledger.head_file import replace_file
@@ -38,7 +39,6 @@ from polyeps.transport.flower_sums import Seat, clear_sums
 
 _log = logging.getLogger(__name__)
 CONTRACT = "contract"  # the record of a message that holds a signed contract
-_LARGEST_LOG = 10 << 20  # bytes of events.jsonl; the last such file is kept beside it
 _PROOF = b"polyeps silo 1\n"  # before the bytes that prove a silo's key
 
 
@@ -53,6 +53,7 @@ class Silo:
         self._contracts = policy.folder / "contracts"
         self._contracts.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._agreed: dict[str, Agreement] = {}
+        self._unmeasured: dict[tuple[str, int], Tensor] = {}  # the model of each round that was not measured yet
         self._release_ended()
 
     def answer(self, message: Message, node: int) -> Message:
@@ -131,7 +132,24 @@ class Silo:
             answered = bool(reply.content["reply"]["answered"])
             facts = {"run": run, "round": task.get("round"), "action": task.get("action")}
             self._note("answered" if answered else "declined", **facts)
+            sent = message.content["payload"].get("model") if answered else None
+            if sent is not None and self.policy.data.test is not None:
+                self._unmeasured[agreement.contract.run, task["round"]] = torch.from_numpy(sent.numpy().copy())
         return reply
+
+    def write_figures(self) -> None:
+        """Measure the models that were sent on the silo's own test records, for its owner alone."""
+        while self._unmeasured:
+            (run, round), model = self._unmeasured.popitem()
+            agreement = self._agreed[run]
+            models, own = {"sent": model}, agreement.clients.memory.get("personal")
+            if own is not None:
+                models["personal"] = own[0]
+            try:
+                for figures in figures_of(agreement.population, models):
+                    append_line(self.policy.folder / FIGURES, {"run": run, "round": round, **figures})
+            except Exception:
+                _log.warning("the models of round %d could not be measured", round, exc_info=True)
 
     def _seat(self, agreement: Agreement) -> Seat | None:
         """Return the silo's place in the secure sums of a run; the contract says who the others are."""
@@ -158,13 +176,8 @@ class Silo:
     def _note(self, event: str, **facts: Payload | Any) -> None:
         """Append an event to the silo's own log, which is never sent; a log that cannot be written stops nothing."""
         path = self.policy.folder / "events.jsonl"
-        line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **facts})
         try:
-            if path.exists() and path.stat().st_size > _LARGEST_LOG:
-                path.replace(path.with_suffix(".jsonl.1"))
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(file, "a", encoding="utf-8") as stream:
-                stream.write(line + "\n")
+            append_line(path, {"event": event, **facts})
         except OSError as problem:
             _log.warning("%s cannot be written: %s", path, problem.strerror)
 

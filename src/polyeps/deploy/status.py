@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from polyeps.deploy.agreement import release_ended, today
+from polyeps.deploy.own_figures import FIGURES
 from polyeps.deploy.policy import Policy
 from polyeps.deploy.serving import JOURNAL
 from polyeps.deploy.silo import forget_sums, kept_contracts
@@ -40,7 +41,13 @@ def silo_status(policy: Policy) -> dict[str, Any]:
                     "charges": charged[contract.run],
                 }
             )
-    return {"silo": policy.name, "accounts": accounts, "contracts": contracts, "events": _events(policy)}
+    return {
+        "silo": policy.name,
+        "accounts": accounts,
+        "contracts": contracts,
+        "events": _lines(policy, "events.jsonl"),
+        "figures": _lines(policy, FIGURES),
+    }
 
 
 def withdraw(policy: Policy, wanted: str) -> dict[str, Any]:
@@ -76,8 +83,8 @@ def _account(ledger: Ledger, name: str) -> dict[str, Any]:
     }
 
 
-def _events(policy: Policy) -> list[dict[str, Any]]:
-    path = policy.folder / "events.jsonl"
+def _lines(policy: Policy, name: str) -> list[dict[str, Any]]:
+    path = policy.folder / name
     lines = path.read_text(encoding="utf-8").splitlines()[-_LAST:] if path.exists() else []
     return [json.loads(line) for line in lines]
 

@@ -35,9 +35,9 @@ FLOATS_LEAK = (
 class SeededStreams:
     """Streams for simulation: a fast function of (seed, client, round) alone.
 
-    Batches come from Philox, which is the same on any device; noise on the CPU uses SFC64. Both are statistical
-    generators and give no protection. Normals are made by Box and Muller's method in float32 from 32-bit uniforms, so
-    they end at 6.7 standard deviations.
+    Batches come from Philox, which is the same on any device; noise on the CPU from AES in counter mode, the fastest
+    where processors compute it. Whoever knows the seed knows both, so they give no protection. Normals are made by Box
+    and Muller's method in float32 from 32-bit uniforms, so they end at 6.7 standard deviations.
 
     >>> SeededStreams(7, ["a", "b"], 0).uniforms(2)[1] == SeededStreams(7, ["b"], 0).uniforms(2)[0]
     array([ True,  True])
@@ -103,8 +103,8 @@ class SeededStreams:
         words = np.empty((min(together, len(rows)), steps, half), np.uint64)
         for begin in range(0, len(rows), together):
             chosen = list(rows[begin : begin + together])
-            for mine, row in zip(words, chosen, strict=False):
-                self._fill(row, mine)
+            for i, row in enumerate(chosen):
+                self._fill(row, words[i])
             neighbours = chosen[-1] - chosen[0] == len(chosen) - 1
             block = place[chosen[0] : chosen[-1] + 1] if neighbours else np.empty((len(chosen), steps, d), np.float32)
             _box_muller(words[: len(chosen)], block[..., :half], block[..., half:])
@@ -116,7 +116,7 @@ class SeededStreams:
         keystream = self._noise[row]
         if keystream is None:  # made on first use: a cohort on a device needs none
             keystream = self._noise[row] = _aes_counter(self.keys[row])
-        keystream.update_into(_ZEROS[: words.nbytes], words.reshape(-1).view(np.uint8))
+        keystream.update_into(_ZEROS[: words.nbytes], words.reshape(-1).view(np.uint8).data)
 
 
 class SystemStreams:

@@ -76,7 +76,7 @@ def by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @functools.cache
 def _has_onednn() -> bool:
     """Return whether this torch has the operation that `by_onednn` calls, which is not public."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def align_matrices(items: Tensor) -> Tensor:

@@ -105,17 +105,8 @@ class Job:
         """The terms of each client's account: a budget and, since it serves this one run, the run's one price."""
         if self.budgets is None:
             return {}
-        ids, noise = self.population.ids, self.noise_multiplier
-        cost = cost_of(self.algorithm, ids, self.settings)
-        found: list[BudgetTerms | None] = [None] * len(ids)
-        for rows in cost.alike(noise=noise):
-            known: dict[float, BudgetTerms] = {}  # by δ
-            for row in rows.tolist():
-                if (budget := self.budgets[row]) is not None:
-                    if budget.delta not in known:
-                        known[budget.delta] = cost.terms(budget, cost.event(noise[row], row))
-                    found[row] = known[budget.delta].with_epsilon(budget.epsilon)
-        return {client: terms for client, terms in zip(ids, found, strict=True) if terms is not None}
+        cost = cost_of(self.algorithm, self.population.ids, self.settings)
+        return cost.terms_of_all(self.budgets, self.noise_multiplier)
 
     @property
     def whose_budgets(self) -> str:
@@ -136,10 +127,12 @@ def prepare(
     progress: ProgressCallback | None = None,
     parts: Parts = BUILT_IN,
     secret: bytes | None = None,
+    *,
+    known: NDArray[np.float64] | None = None,
 ) -> Job:
     """Build one method's algorithm for a population and calibrate its noise, without looking at records.
 
-    The noise of a deployed server comes from its secret; that of a simulated one follows from the population's seed.
+    A deployed server's noise comes from its secret, otherwise from the seed. `known` noise needs no calibration.
     """
     entry = entry_of(method, parts)
     settings = experiment.training_of(method)
@@ -168,7 +161,9 @@ def prepare(
 
         def noise_for(price: Callable[[float], Any]) -> Mapping[str, float]:
             """Calibrate every client's noise to the algorithm's own price; all clients of a group have the same."""
-            if budgets is not None:
+            if known is not None:
+                noise[:] = known
+            elif budgets is not None:
                 cost = Cost(lambda multiplier, _: price(multiplier), population.ids, own, "client", "zero-out")
                 noise[:] = sound_noise(experiment, budgets, cost, experiment.rounds, progress)
             largest: dict[str, float] = {}
@@ -191,7 +186,7 @@ def prepare(
         given = (sgd(population.trained, rate=1.0, steps=1, learning_rate=1.0, decay=settings.decay), course)
     else:
         training = _training(settings, population, budgets is not None, method.form)
-        if plans_work(settings):
+        if plans_work(settings) and known is None:
             planner = None
             if budgets is not None:
                 planner = WorkPlanner(training, population.sizes, guaranteed(budgets), uses, progress)
@@ -212,7 +207,9 @@ def prepare(
     if all_pay:
         check_secret_cohorts(participation)
         uses = experiment.rounds
-    if budgets is not None and cost is not None and entry.local != "sums":
+    if known is not None:
+        noise = known
+    elif budgets is not None and cost is not None and entry.local != "sums":
         if method.form == "published" or whose_budgets(method, entry) == "exceeded":
             claimed = guaranteed(budgets)
             noise = claimed_noise(claimed, cost, uses)
@@ -280,7 +277,6 @@ def _federation(
     check_secret_cohorts(participation)
     settings = experiment.training_of(method)
     check_batches(settings, population)
-
     counts = Counter(groups)
     return Federation(
         rate=participation.share if participation.kind == "poisson" else 1.0,

@@ -50,6 +50,18 @@ class Cost:
         """Return the terms of an account that pays this price for one run."""
         return BudgetTerms(budget, self.unit, self.adjacency, "fixed", plan=plan, person=self.person)
 
+    def terms_of_all(self, budgets: Sequence[Budget | None], noise: NDArray[np.float64]) -> dict[str, BudgetTerms]:
+        """Return the terms of the clients with a budget, each with its own price as the plan."""
+        found: list[BudgetTerms | None] = [None] * len(budgets)
+        for rows in self.alike(noise=noise):
+            known: dict[float, BudgetTerms] = {}  # by δ
+            for row in rows.tolist():
+                if (budget := budgets[row]) is not None:
+                    if budget.delta not in known:
+                        known[budget.delta] = self.terms(budget, self.event(noise[row], row))
+                    found[row] = known[budget.delta].with_epsilon(budget.epsilon)
+        return {client: terms for client, terms in zip(self.ids, found, strict=True) if terms is not None}
+
     def alike(self, rows: Sequence[int] | None = None, noise: NDArray[np.float64] | None = None) -> list[_Rows]:
         """Return the places, in `rows`, of clients with one price each: equal in settings and, if given, in noise."""
         chosen = np.arange(len(self.ids)) if rows is None else np.asarray(rows, dtype=np.int64)

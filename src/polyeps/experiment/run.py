@@ -13,9 +13,6 @@ the same result, and its charges, already on disk, are not made twice.
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,8 +20,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from polyeps import __version__
 from polyeps.algorithms import Entry
@@ -42,12 +37,14 @@ from polyeps.experiment.outcome import Outcome, model_path, read
 from polyeps.experiment.population import Population, own_dataset, populate, same_dataset
 from polyeps.experiment.progress import Watch, seen, watching
 from polyeps.experiment.registry import Code, Encoder, Metric, ModelFactory, Parts, Tracker, entry_of
+from polyeps.experiment.shards import Sharding, job_digest, workers
 from polyeps.experiment.target_metrics import ALWAYS_MEASURED, headline
 from polyeps.ledger import Ledger
 from polyeps.server import ALL_ROUNDS, Round, check_disclosure
 from polyeps.transport import codec
 from polyeps.transport.memory import InMemory
 
+_HERE = Sharding()
 _KEPT = 1 << 31  # bytes of records that prepared jobs may hold together; jobs beyond that are prepared again
 
 
@@ -60,6 +57,7 @@ class _Work:
     device: str
     watch: Watch
     parts: Parts
+    sharding: Sharding = _HERE
     jobs: dict[str, Job] = field(default_factory=dict)  # prepared ones, each until it is done
     population: Population | None = None  # of the last job that was prepared
     terms: dict[str, str] = field(default_factory=dict)  # the digest of each job's budgets and noise, as it began
@@ -126,6 +124,7 @@ def run(
     trackers: Sequence[Tracker | str] = (),
     data: Any = None,
     code_folder: Path | str | None = None,
+    sharding: Sharding = _HERE,
 ) -> Outcome:
     """Run an experiment into a new folder.
 
@@ -145,7 +144,7 @@ def run(
     held = own_dataset(data, experiment.data)
     parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, given, code, data=held)
     with _shown(progress, watch) as shown:
-        _begin(_Work(experiment, folder, device, shown, parts), command)
+        _begin(_Work(experiment, folder, device, shown, parts, sharding), command)
     return read(folder)
 
 
@@ -198,6 +197,7 @@ def resume(
     trackers: Sequence[Tracker] = (),
     data: Any = None,
     trust_code: bool = False,
+    sharding: Sharding = _HERE,
 ) -> Outcome:
     """Do the jobs of a run that are not done yet, with the own parts and the data that it was started with."""
     folder = Path(folder)
@@ -220,7 +220,7 @@ def resume(
                 raise InputError(f"the run was started with {kind} = {{{missing[0]!r}: ...}}; resume it with the same")
         begun = about.get("terms") or {}
         with _shown(progress, watch) as shown:
-            _do_all(_Work(experiment, folder, device, shown, parts, terms=begun))
+            _do_all(_Work(experiment, folder, device, shown, parts, sharding, terms=begun))
     return read(folder)
 
 
@@ -236,7 +236,7 @@ def _prepare_all(work: _Work) -> None:
             profiles = [Profile(client, **{**known, "group": group}) for group, client in group_of.items()]
             check_disclosure(job.algorithm, profiles)
             check_description(job, experiment, work.parts.code)
-            work.terms[job.name] = _digest(job)
+            work.terms[job.name] = job_digest(job)
             if sum(held.values()) <= _KEPT:
                 work.jobs[job.name] = job
         if work.metrics and seed == experiment.seeds[0]:
@@ -263,7 +263,7 @@ def _do_all(work: _Work) -> None:
 def _do(job: Job, work: _Work, journal: Journal) -> None:
     """Run one job from its last checkpoint."""
     experiment, folder = work.experiment, work.folder
-    if work.terms.get(job.name) not in (None, _digest(job)):
+    if work.terms.get(job.name) not in (None, job_digest(job)):
         raise InputError(f"{job.name} has other budgets, records or noise since the run began; restore its files")
     checkpoint = journal.checkpoint(job.name)
     ledger = _open_ledger(job, folder, begun=checkpoint is not None)
@@ -314,7 +314,8 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
         work.tell("round", job.name, round.number, metrics)
 
     transport = InMemory(cohort, job.algorithm, job.discloses)
-    state = job.serve(transport, experiment.rounds, job.name, state, active=active, observe=observe)
+    with workers(cohort, job, experiment, work.sharding, work.device, work.parts):
+        state = job.serve(transport, experiment.rounds, job.name, state, active=active, observe=observe)
     stopped = "rounds" if state.stopped == ALL_ROUNDS else "early"
     found = final_facts(job, state.model, personal_models(cohort.memory, state.model), work.wanted)
     ended = outcome(job, ledger, {"stopped": stopped, "reason": state.stopped, **found})
@@ -337,20 +338,6 @@ def _open_ledger(job: Job, folder: Path, begun: bool) -> Ledger | None:
     if any(not ledger.account(client).under(terms) for client, terms in job.terms.items()):
         raise InputError(f"{path} was opened under other terms than this run's; run it in a new folder")
     return ledger
-
-
-def _digest(job: Job) -> str:
-    """Return a checksum of a job's clients and of the records, if they are the user's own: files may change."""
-    population, dataset = job.population, job.population.dataset
-    found = hashlib.sha256(
-        json.dumps([population.ids, population.groups, dataset.digest if dataset.own else ""]).encode()
-    )
-    for budgets in (population.budgets, job.budgets or ()):
-        known = [(math.inf, 0.0) if budget is None else (budget.epsilon, budget.delta) for budget in budgets]
-        found.update(np.array(known, np.float64).tobytes())
-    for numbers in (population.sizes, job.noise_multiplier):
-        found.update(np.asarray(numbers, np.float64).tobytes())
-    return found.hexdigest()
 
 
 @contextmanager

@@ -123,7 +123,8 @@ def _job(methods: tuple[MethodRuns, ...], label: str | None, seed: int | None) -
     private = [method for method in methods if method.budgets in ("own", "minimum")]  # others exceed clients' budgets
     named = [method for method in private if label in (None, method.label)]
     if label is not None and private and not named:
-        near = suggest(label, [one.label for one in private])
+        labels = [one.label for one in private]
+        near = suggest(label, labels, f"choose one with --method: {', '.join(labels)}")
         raise InputError(f"no method {label!r} of this run keeps to the clients' budgets; {near}")
     if len(named) != 1:
         known = ", ".join(method.label for method in private) or "there is none"

@@ -120,12 +120,12 @@ def _sampled(rows: Sequence[Any]) -> set[int]:
 
 def _account(name: str, account: ClientAccount, known: dict[int, tuple[float, float]]) -> Account:
     terms = account.terms
-    if id(account) not in known:  # many clients share one
+    if id(account.standing) not in known:  # many clients share one
         spent = account.spent()
-        known[id(account)] = spent, max(0.0, account.spent(account.committed) - spent)
+        known[id(account.standing)] = spent, max(0.0, account.spent(account.committed) - spent)
     unit = f"all records of one {terms.person}" if terms.person else f"one {terms.unit}"
     budget = terms.budget
-    return Account(name, budget.epsilon, budget.delta, *known[id(account)], account.charges, unit)
+    return Account(name, budget.epsilon, budget.delta, *known[id(account.standing)], account.charges, unit)
 
 
 class _Reader:
@@ -154,6 +154,10 @@ class _Reader:
                 if whose == self.main:
                     self.budget = content["epsilon"]
                     self.curve.append((row.seq, time, self.curve[-1][2] if self.curve else 0.0, self.budget))
+            case "budgets":
+                whose = _few(content["clients"])
+                least, most = min(content["epsilons"]), max(content["epsilons"])
+                what = f"ε from {least:g} to {most:g}, δ = {content['delta']:g}"
             case "cohort":
                 self.cohorts[row.seq] = content["clients"]
                 whose = _few(content["clients"])
@@ -186,7 +190,7 @@ class _Reader:
             if self.account is not None and self.main in clients:
                 event, compared = event_from_dict(content["event"]), content.get("adjacency")
                 person = content.get("person", "")
-                steps = self.account.steps(event, content["uses"], content["unit"], compared, person)
+                steps = self.account.standing.steps(event, content["uses"], content["unit"], compared, person)
                 run.history = joined(run.history, steps)
                 self.history = joined(self.history, steps)
                 if row.seq in self.sampled:

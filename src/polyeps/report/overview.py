@@ -139,11 +139,8 @@ def differences(runs: Mapping[str, Mapping[str, str]]) -> PageTable | None:
     keys = [key for key in dict.fromkeys(k for settings in runs.values() for k in settings) if key not in _NOT_COMPARED]
     other = [key for key in keys if len({settings.get(key) for settings in runs.values()}) > 1]
     same = len(keys) - len(other)
-    said = (
-        f"{plural(same, 'other setting')} {'is' if same == 1 else 'are'} the same."
-        if other
-        else "All settings are the same."
-    )
+    said = f"{plural(same, 'other setting')} {'is' if same == 1 else 'are'} the same." if same else ""
+    said = said if other else "All settings are the same."
     cells = {(key, run): _cell(settings.get(key)) for key in other for run, settings in runs.items()}
     if len(runs) <= _SIDE_BY_SIDE:
         rows = tuple(PageRow((key, *(cells[key, run] for run in runs))) for key in other)
