@@ -18,7 +18,7 @@ from polyeps.deploy.kits import ServerTerms
 from polyeps.model_files import read_model_file
 
 pytestmark = pytest.mark.processes
-ROUNDS = 3
+ROUNDS = 2
 THREE = {"elm": (1.0, 8.0), "fir": (1.0, 8.0), "oak": (1.0, 8.0)}
 TERMS = {
     "fedhdp": 'name = "fedhdp"\ntrust = "secure-sum"\nnoise = "discrete-gaussian"',
