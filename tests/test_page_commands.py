@@ -46,7 +46,6 @@ NOT_RUN = {
     "polyeps deploy doctor": "checks machines that are not here; tests/deploy has some",
     "polyeps deploy status": "shows a served run; tests/deploy has one",
     "polyeps deploy register": "needs a running SuperLink; tests/deploy has one",
-    "polyeps ledger page --policy": "needs a silo; tests/report has one",
     "polyeps deploy withdraw": "leaves a contract; tests/deploy has one",
     "tensorboard ": "runs until it is stopped",
     "polyeps data fetch": "needs the network",

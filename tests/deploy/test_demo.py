@@ -57,10 +57,13 @@ def test_processes_that_do_not_listen_to_signals_are_ended(tmp_path: Path, monke
     )
     usual = Processes.stop
 
+    def impatient(self: Processes, name: str, **_: Any) -> int:
+        return usual(self, name, seconds=0.1)
+
     def interrupted(*_: Any, **__: Any) -> int:
         raise KeyboardInterrupt
 
-    for stop in (lambda *given, **__: usual(*given, seconds=0.1), interrupted):
+    for stop in (impatient, interrupted):
         with pytest.raises(KeyboardInterrupt), Processes(tmp_path) as some:  # noqa: PT012
             for name in ("one", "two"):
                 some.start(f"{name}{stop is interrupted}", [sys.executable, "-c", deaf, str(tmp_path)])

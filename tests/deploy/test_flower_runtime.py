@@ -19,9 +19,10 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from support.silos import being, over_the_wire, tasking
 
 from polyeps.deploy import flower_runtime as flower
-from polyeps.deploy.keys import read_secret
+from polyeps.deploy.keys import new_node_key, read_secret
+from polyeps.deploy.kits import server_kit
 from polyeps.deploy.patient_grid import is_restarted, restarted
-from polyeps.deploy.processes import OFFLINE, superlink_command, supernode_command
+from polyeps.deploy.processes import OFFLINE, free_ports, superlink_command, supernode_command
 from polyeps.deploy.refusing_bundle import REFUSING
 from polyeps.errors import InputError
 
@@ -111,6 +112,20 @@ def test_a_secret_that_everybody_can_read_is_refused(tmp_path: Path) -> None:
     secret.write_bytes(b"")
     with pytest.raises(InputError, match="is empty"):
         read_secret(secret)
+
+
+def test_what_is_no_node_key_is_not_registered(tmp_path: Path) -> None:
+    key, authority = tmp_path / "node.pub", tmp_path / "server"
+    server_kit(authority, "study", ["127.0.0.1"], {})
+    nobody = flower.Endpoint(f"127.0.0.1:{free_ports(1)[0]}", b"secret", authority / "ca.crt")
+    for content, said in [(None, "cannot be read"), (b"nonsense", "is not the public key of a SuperNode")]:
+        if content is not None:
+            key.write_bytes(content)
+        with pytest.raises(InputError, match=said):
+            flower.register_node(nobody, key)
+    new_node_key(tmp_path / "node.key")
+    with pytest.raises(InputError, match="did not register"):
+        flower.register_node(nobody, key)
 
 
 def test_an_interrupted_task_can_be_replied_to_by_another_process() -> None:

@@ -163,7 +163,7 @@ def attack_the_memory(node: HostileSuperNode, process: subprocess.Popen[bytes], 
         ("pull_object", packed),
     ]
     for method, attack in attacks:
-        assert not released(node.ask(small, **{method: attack}))
+        assert not released(node.ask(small, instead={method: attack}))
     for method, attack in [
         ("pull_messages", endless(2 * GIB)),
         ("pull_task_input", endless(2 * GIB)),
@@ -171,7 +171,7 @@ def attack_the_memory(node: HostileSuperNode, process: subprocess.Popen[bytes], 
         ("pull_object", elsewhere),
         ("pull_messages", endless(1 << 20, b"nonsense")),
     ]:
-        node.hand_out(small, **{method: attack})
+        node.hand_out(small, {method: attack})
         wait(node.waiting.empty, "the task is taken")
     assert process.poll() is None
     assert most_memory(process.pid) < before + (200 << 20)

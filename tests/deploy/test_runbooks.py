@@ -11,12 +11,14 @@ import re
 import shlex
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'polyeps[flower]'")
 
+import yaml  # type: ignore[import-untyped]
 from support.capture import Capture, can_capture, capturing
 from support.real_federation import left_running, wait
 
@@ -69,9 +71,12 @@ class Reader:
             words = shlex.split(command)
             words[:1] = polyeps_command() if words[0] == "polyeps" else [program(words[0])]
             process = self.processes.start(name, words, cwd=self.folder)
-            wait(lambda name=name: STAYING[name] in self.processes.log(name), f"{name} starts")
-            assert process.poll() is None
+            wait(partial(self.is_ready, name, process), f"{name} starts")
         return printed
+
+    def is_ready(self, name: str, process: subprocess.Popen[bytes]) -> bool:
+        assert process.poll() is None, self.processes.log(name)
+        return STAYING[name] in self.processes.log(name)
 
     def run(self, command: str) -> str:
         words = shlex.split(command)
@@ -159,8 +164,6 @@ def no_update_crosses(capture: Capture, kept: Path, link: int, node: int) -> Non
 
 def commands_of_examples() -> dict[str, list[str]]:
     """Return every command of the examples, by file and service."""
-    import yaml
-
     found = {}
     for unit in sorted((ROOT / "examples" / "deploy" / "systemd").iterdir()):
         text = unit.read_text().replace("\\\n", " ")
@@ -201,8 +204,6 @@ def test_the_examples_use_what_the_programs_take(name: str, tmp_path: Path) -> N
 
 
 def test_the_examples_are_offline_and_secure() -> None:
-    import yaml
-
     from polyeps.deploy.processes import OFFLINE
 
     folder = ROOT / "examples" / "deploy"

@@ -18,7 +18,7 @@ from polyeps.deploy.kits import ServerTerms
 from polyeps.model_files import read_model_file
 
 pytestmark = pytest.mark.processes
-ROUNDS = 3
+ROUNDS = 2
 THREE = {"elm": (1.0, 8.0), "fir": (1.0, 8.0), "oak": (1.0, 8.0)}
 TERMS = {
     "fedhdp": 'name = "fedhdp"\ntrust = "secure-sum"\nnoise = "discrete-gaussian"',
@@ -36,7 +36,7 @@ def it(tmp_path: Path) -> Iterator[RealFederation]:
             "discloses = []", 'discloses = ["epsilon", "group"]'
         )
         text = text.replace('schedule = "adaptive"', 'schedule = "adaptive"\nprotects = "silo"')
-        path.write_text(text)
+        path.write_text(f"{text}\n[sums]\nleast_silos = 3\n")
     with found.running():
         yield found
 
@@ -49,6 +49,7 @@ def test_a_silo_that_is_killed_in_a_sum_is_counted_once(it: RealFederation) -> N
     ]
     with capturing() if can_capture() else contextlib.nullcontext(Capture()) as capture:
         it.start()
+        it.wait_ready(*THREE)
         for method in TERMS:
             contract = it.draft(method, (changes[0][0], TERMS[method]), *changes[1:])
             it.serving(contract, method)

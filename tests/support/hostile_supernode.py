@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.server
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import Queue
@@ -60,9 +60,9 @@ class HostileSuperNode:
     address: str = ""
     taken: list[str] = field(default_factory=list)  # the paths that were asked for
 
-    def ask(self, message: Message, seconds: float = 60.0, **instead: Raw) -> Message:
+    def ask(self, message: Message, seconds: float = 60.0, instead: Mapping[str, Raw] | None = None) -> Message:
         """Send a message, and return the reply; some methods may answer something else instead."""
-        self.waiting.put((message, instead))
+        self.hand_out(message, instead)
         return self.replies.get(timeout=seconds)
 
     def ask_all(self, messages: Iterable[Message]) -> list[Message]:
@@ -72,9 +72,9 @@ class HostileSuperNode:
             self.hand_out(message)
         return [self.replies.get(timeout=60) for _ in some]
 
-    def hand_out(self, message: Message, **instead: Raw) -> None:
+    def hand_out(self, message: Message, instead: Mapping[str, Raw] | None = None) -> None:
         """Send a message to which no reply is expected."""
-        self.waiting.put((message, instead))
+        self.waiting.put((message, dict(instead or {})))
 
     @contextmanager
     def listening(self) -> Iterator[HostileSuperNode]:

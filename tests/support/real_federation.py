@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import tempfile
 import threading
@@ -21,13 +22,12 @@ from polyeps.deploy.flower_runtime import register_node
 from polyeps.deploy.kits import ServerTerms
 from polyeps.deploy.processes import free_ports, polyeps_command, supernode_command
 from polyeps.deploy.serving import JOURNAL
-from polyeps.experiment.journal import Journal
 from polyeps.ledger import Ledger
 
 PATIENCE = 150.0  # seconds that a condition may take on a busy machine; on a quiet one all of them take a few
 
 
-def wait(condition: Callable[[], Any], what: str, seconds: float = PATIENCE, pause: float = 0.1) -> Any:
+def wait(condition: Callable[[], Any], what: str, seconds: float = PATIENCE, pause: float = 0.2) -> Any:
     """Wait until a condition holds, and return its value."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
@@ -243,12 +243,12 @@ class RealFederation(DemoFederation):
         path = self.folder / folder / JOURNAL
         if not path.exists():
             return []
-        with contextlib.closing(Journal(path)) as journal:
-            rows = journal.query("SELECT round FROM rounds ORDER BY round")
-            found: list[set[str]] = [set() for _ in rows]
-            for row in journal.query("SELECT round, client FROM answers WHERE answered"):
-                found[row["round"]].add(row["client"])
-        return found
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60)) as journal:
+            rows = journal.execute(
+                "SELECT round, group_concat(client) FROM rounds LEFT JOIN "
+                "(SELECT round AS of, client FROM answers WHERE answered) ON round = of GROUP BY round ORDER BY round"
+            )
+            return [set((names or "").split(",")) - {""} for _, names in rows]
 
     def wait_rounds(self, folder: str, count: int) -> None:
         wait(lambda: self.rounds(folder) >= count, f"round {count} of {folder}; {self.tail(f'serve-{folder}')}")

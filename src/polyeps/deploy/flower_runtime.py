@@ -121,10 +121,9 @@ class Endpoint:
             bounded = bounded_client(certificates, self.most_bytes)
         except (ssl.SSLError, ValueError):
             raise InputError(f"{self.root_certificates} holds no certificate; give the server's ca.crt") from None
-        version = RuntimeVersionHttpInterceptor(component_name="polyeps")
-        scheme = "http" if certificates is None else "https"
-        found = kind(f"{scheme}://{self.address}", interceptors=[version, *interceptors], verify=False)
-        found._client.close()
+        both = [RuntimeVersionHttpInterceptor(component_name="polyeps"), *interceptors]
+        found = kind(f"http{'s' * bool(certificates)}://{self.address}", interceptors=both)
+        found._client.close()  # unused: it would read anything
         found._client = bounded
         return found
 
