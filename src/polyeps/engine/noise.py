@@ -25,6 +25,7 @@ from polyeps.errors import InputError
 # since the words of a tile are split into radii and angles.
 TILE = 1 << 16
 _ZEROS = memoryview(bytes(8 * TILE))  # encrypted, they are the keystream
+SERVER_SECRET_BYTES = 32
 FLOATS_LEAK = (
     "noise in floating point is for simulation only: its low digits leak; choose a release on integers "
     '(noise = "discrete-gaussian" for secure sums, value = "grid-pm" or "duchi" for FedSel)'
@@ -198,12 +199,39 @@ def _aes_counter(key: int) -> CipherContext:
     return Cipher(algorithms.AES(own), modes.CTR(bytes(16))).encryptor()
 
 
-class Keystream:
-    """The ChaCha20 keystream under a fresh key."""
+class SecretStreams(SystemStreams):
+    """Streams of a deployed server: the same again for whoever holds its secret, so that a restart repeats a round.
 
-    def __init__(self) -> None:
+    The secret is 32 bytes of the system's entropy, which the server keeps; without it, they are as good as fresh ones.
+    """
+
+    def __init__(self, secret: bytes, ids: Sequence[str], round: int) -> None:
+        if len(secret) != SERVER_SECRET_BYTES:
+            raise InputError(
+                f"a server's secret has {SERVER_SECRET_BYTES} bytes, not {len(secret)}; draw it with os.urandom"
+            )
+        self.keys = [derived_key(secret, f"{round}/{client}") for client in ids]
+        self._keystreams = [Keystream(derived_key(key, "uniforms")) for key in self.keys]
+
+    def select(self, rows: Sequence[int]) -> SecretStreams:
+        chosen = SecretStreams.__new__(SecretStreams)
+        chosen.keys = [self.keys[i] for i in rows]
+        chosen._keystreams = [self._keystreams[i] for i in rows]
+        return chosen
+
+
+def derived_key(key: bytes, purpose: str) -> bytes:
+    """Return the key of one purpose, which says nothing about that of another."""
+    return hashlib.blake2b(purpose.encode(), key=key, digest_size=SERVER_SECRET_BYTES).digest()
+
+
+class Keystream:
+    """The ChaCha20 keystream under a key, by default a fresh one."""
+
+    def __init__(self, key: bytes | None = None) -> None:
         # Any nonce will do: the key is used once.
-        self._encryptor = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
+        key = os.urandom(SERVER_SECRET_BYTES) if key is None else key
+        self._encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """Return the next 64-bit words."""
