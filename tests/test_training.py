@@ -28,7 +28,7 @@ from polyeps.engine.layout import Plan, lay_out, plan_exact, plan_padded, plan_s
 from polyeps.engine.loop import Settings, choose_plans, keep_freed_memory, pace, train_on_cpu
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.engine.philox import normals
-from polyeps.engine.sampling import Batches, poisson_batches
+from polyeps.engine.sampling import Batches, poisson_batches, split_batches
 from polyeps.errors import InputError
 from polyeps.models import MODELS, Model, cnn, cross_entropy, linear_svm, logistic, mlp
 from polyeps.training import Training, dp_sgd, sgd
@@ -282,6 +282,28 @@ def test_the_layout_follows_the_model() -> None:
     assert choose_plans(logistic(), uneven)[0].order is not None
     plan = choose_plans(logistic(), uneven)[0]
     assert (plan.widths @ np.diff(plan.cuts)).sum() < 1.25 * sizes.sum()
+
+
+def test_what_exceeds_the_usual_width_follows_in_a_pass_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = np.random.default_rng(0).poisson(8, (200, 40))
+    assert sizes.max() > 16
+    plans = choose_plans(logistic(), Batches(sizes, np.zeros(sizes.sum(), np.int64)))
+    assert len(plans) == 2
+    assert set(np.unique(plans[0].widths)) == {16}
+    assert sum(len(plan.records) for plan in plans) == sizes.sum()
+    records, training = cohort(), varied()
+    found = training.run(start(), records, streams(), SCALE)
+    passes = []
+
+    def halves(_: Model, batches: Batches, *__: object) -> list[Plan]:
+        first, *others = split_batches(batches, max(1, int(batches.sizes.max()) // 2))
+        passes.append(len(others))
+        return [plan_padded(first, 4), *(plan_exact(each, 2) for each in others)]
+
+    monkeypatch.setattr(loop, "choose_plans", halves)
+    split = training.run(start(), records, streams(), SCALE)
+    assert min(passes) > 0
+    torch.testing.assert_close(found, split, rtol=1e-5, atol=1e-6)
 
 
 def test_little_memory_means_small_chunks_and_the_same_answer() -> None:

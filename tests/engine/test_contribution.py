@@ -15,7 +15,7 @@ from polyeps.engine.fallback_layers import VmapLayer
 from polyeps.engine.layout import lay_out
 from polyeps.engine.network import Network, add_gradients, lower, record_gradients
 from polyeps.engine.recurrent import LastState
-from polyeps.engine.stable_products import multiply, one_by_one
+from polyeps.engine.stable_products import multiply, suits_onednn
 from polyeps.models import MODELS, cross_entropy
 
 # Whether rows round alike in any company was measured for one version of torch. Elsewhere a simulated record may move a
@@ -227,7 +227,7 @@ def test_products_round_a_row_alike_in_any_company(shape: tuple[int, int], turne
     weights = weights.contiguous() if turned else weights
     row, bias = torch.randn(3, 1, fan_in, generator=generator), torch.randn(3, 1, fan_out, generator=generator)
     found = set()
-    for width in (*range(1 if one_by_one(fan_in * fan_out) else 2, 20), 33, 64):
+    for width in (*range(1 if suits_onednn(fan_in * fan_out) else 2, 20), 33, 64):
         into = torch.empty(3, width, fan_out)
         multiply(row.expand(3, width, fan_in).contiguous(), weights, bias, into)
         found |= {into[:, place].numpy().tobytes() for place in range(width)}
@@ -249,7 +249,7 @@ def test_large_convolutions_give_the_gradients_of_autograd_and_of_a_record_alone
     rows, labels = torch.randn(5, 2, 24, 24), torch.tensor([0, 1, 2, 3, 0])
     positions = module[:3](rows)[0, 0].numel()
     module(rows)
-    assert one_by_one(positions * 32 * 16 * 25)
+    assert suits_onednn(positions * 32 * 16 * 25)
     network = lower(module)
     assert all(not isinstance(layer, VmapLayer) for layer in network.layers)
     vector = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])

@@ -18,7 +18,7 @@ from polyeps.engine.contributions import Contribution, PositionProducts
 from polyeps.engine.convolution_rules import Kind, clients_rows
 from polyeps.engine.layers import times
 from polyeps.engine.layout import Layout
-from polyeps.engine.stable_products import LINE, one_by_one
+from polyeps.engine.stable_products import LINE, suits_onednn
 from polyeps.engine.triton_kernels import add_patches, copy_patches, has_kernel
 
 Pair = tuple[int, int]
@@ -72,7 +72,7 @@ class Convolution:
         measured = self.stride == (1, 1) and min(self.kernel) > 1 and left == right and top == bottom
         blocks = self.channels_in % LINE == 0 and self.channels_out % LINE == 0
         products = positions * self.channels_out * self.channels_in * self.kernel[0] * self.kernel[1]
-        return measured and blocks and one_by_one(products)
+        return measured and blocks and suits_onednn(products)
 
     def _input_gradients(self, weights: Tensor, gradients: Tensor, shape: tuple[int, ...], layout: Layout) -> Tensor:
         """Return the gradients of images of a shape (channels, height, width) by torch's kernel, a call per client."""

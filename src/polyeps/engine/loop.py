@@ -221,10 +221,11 @@ def choose_plans(model: Model, batches: Batches, records: int = 1, clipped: bool
         return [plan_sorted(batches, _GROUPS)]
     if not clipped:
         return [plan_padded(batches)]
-    first, *others = split_batches(batches, usual_width(sizes, LINE))
+    usual, largest = usual_width(sizes, LINE), int(sizes.max(initial=0))
+    first, *others = split_batches(batches, usual) if largest <= 2 * usual else [batches]
     # Products with few outputs are of whole lines of rows; padding here spares a copy.
-    largest = max(model.network.layers, key=lambda layer: layer.size)
-    narrow = isinstance(largest, Linear) and largest.fan_out < LINE < 2 * sizes.max(initial=0)
+    main = max(model.network.layers, key=lambda layer: layer.size)
+    narrow = isinstance(main, Linear) and main.fan_out < LINE < 2 * largest
     return [plan_padded(first, LINE if narrow else 1), *(plan_exact(each, 2) for each in others)]
 
 

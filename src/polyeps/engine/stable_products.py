@@ -29,7 +29,7 @@ def multiply(rows: Tensor, weights: Tensor, bias: Tensor | None, into: Tensor, p
     if rows.is_cuda or not rows.numel():
         _multiply(rows, weights, bias, into)
         return
-    if one_by_one(positions * fan_in * fan_out):
+    if suits_onednn(positions * fan_in * fan_out):
         for client in range(count):
             into[client] = by_onednn(rows[client], weights[client].T, None if bias is None else bias[client, 0])
         return
@@ -56,7 +56,7 @@ def multiply(rows: Tensor, weights: Tensor, bias: Tensor | None, into: Tensor, p
     into.copy_(room[:, :width])
 
 
-def one_by_one(products: int) -> bool:
+def suits_onednn(products: int) -> bool:
     """Return whether records of so many products are computed by oneDNN, a call per client (on the CPU)."""
     return products >= _LARGE and _has_onednn()
 
