@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from polyeps import __version__
 from polyeps.data import public_loaders
-from polyeps.errors import DataError, InputError
+from polyeps.errors import DataError, InputError, suggest
 from polyeps_reproductions.running import settle
 from polyeps_reproductions.trials import Result, Store, Trial
 
@@ -152,7 +152,7 @@ class Study:
 def find(name: str) -> Study:
     """Return a study by name."""
     if name not in STUDIES:
-        raise InputError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
+        raise InputError(f"there is no study {name!r}; {suggest(name, STUDIES)}")
     found: Study = import_module(f"polyeps_reproductions.{name.replace('-', '_')}").STUDY
     return found
 

@@ -21,14 +21,15 @@ from torch import Tensor, nn
 
 from polyeps.core import check_person
 from polyeps.data.named_inputs import Inputs, by_name, inputs_of
-from polyeps.engine.adapters import Adapted, Choice, adapted
+from polyeps.engine.adapters import Adapted, Choice, adapted, one_by_one
 from polyeps.engine.example_rows import candidate_rows
-from polyeps.engine.fallback_layers import RUNNING, call_module, evaluating
+from polyeps.engine.fallback_layers import Lender, evaluating
 from polyeps.engine.gradient_checks import CheckedModel
 from polyeps.engine.losses import BinaryHinge, BinaryLogistic, Loss
 from polyeps.engine.losses import cross_entropy as cross_entropy
 from polyeps.engine.losses import hinge as hinge
-from polyeps.engine.module_checks import check_model, check_module
+from polyeps.engine.module_checks import BranchesOnBatchError, check_model
+from polyeps.engine.module_parts import check_module, give_shapes, has_lazy_parts, in_float32
 from polyeps.engine.network import Network, floats_per_row, lower, one_vector_a_row
 from polyeps.engine.recurrent import LastState
 from polyeps.engine.target_losses import loss_named
@@ -66,7 +67,10 @@ class Model:
     targets: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self, example: Tensor | None, check: bool) -> None:
+        if check and has_lazy_parts(self.module):
+            give_shapes(self.module, candidate_rows(self.module, self.input_shape, self.input_type, example))
         check_module(self.module)
+        object.__setattr__(self, "module", in_float32(self.module))
         if self.input_type.is_complex or self.input_type in (torch.float64, torch.float16, torch.bfloat16):
             raise InputError(f"rows are {self.input_type}; models take float32 or whole numbers: call float() on them")
         object.__setattr__(self, "loss", loss_named(self.loss))
@@ -92,21 +96,30 @@ class Model:
         if not isinstance(self.module, Adapted) and self._returns_several(rows):
             object.__setattr__(self, "module", Adapted(self.module))
             self._lay_out()
-        shapes = {name: part.shape for name, part in self.slices.items()}
-        subject = CheckedModel(self.module, shapes, self.loss)
         device = next(self.module.parameters()).device
         device = torch.device("cpu") if device.type == "meta" else device
+        rows = [part.to(device) for part in rows]
         start = self.start(torch.Generator().manual_seed(2)).to(device)
-        network, loss = check_model(subject, self.network, start, [part.to(device) for part in rows], self.targets)
+        try:
+            network, loss = check_model(self._subject(), self.network, start, rows, self.targets)
+        except BranchesOnBatchError:
+            object.__setattr__(self, "module", one_by_one(self.module))
+            self._lay_out()
+            network, loss = check_model(self._subject(), self.network, start, rows, self.targets)
         object.__setattr__(self, "network", network)
         object.__setattr__(self, "loss", loss)
+
+    def _subject(self) -> CheckedModel:
+        return CheckedModel(self.module, {name: part.shape for name, part in self.slices.items()}, self.loss)
 
     def _returns_several(self, candidates: list[Tensor]) -> bool:
         """Whether the module returns anything but one tensor; whatever is wrong with it is found by the checks."""
         device = next(self.module.parameters()).device
         if device.type == "meta":
             return False
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), RUNNING, evaluating(self.module):
+        lender = Lender(self.module)
+        copies = [parameter.detach().clone() for parameter in lender.trained.values()]
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), lender.lend(copies), evaluating(self.module):
             for rows in candidates:
                 with contextlib.suppress(Exception):
                     return not isinstance(self.module(rows.clone().to(device)), Tensor)
@@ -164,8 +177,9 @@ class Model:
 
     def outputs(self, vector: Tensor, features: Tensor) -> Tensor:
         """One model's outputs for a batch of features in eval mode, e.g. for evaluation."""
-        with torch.no_grad(), RUNNING, evaluating(self.module):
-            return call_module(self.module, self.unflatten(vector), features)
+        with torch.no_grad(), Lender(self.module).lend_copies(vector), evaluating(self.module):
+            outputs: Tensor = self.module(features.clone())  # a module may work in place
+        return outputs.float() if outputs.dtype == torch.float64 else outputs
 
     @staticmethod
     def classes(outputs: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def test_slow_parts_are_named() -> None:
     assert sum(part.parameters for part in copied.parts) == copied.trained
     (looped,) = checked(Branching).parts
     assert (looped.path, looped.way) == ("", LOOPED)
-    assert "data-dependent control flow" in looped.because
+    assert "branches on a record's values" in looped.because
 
 
 def test_tokens_and_own_losses() -> None:

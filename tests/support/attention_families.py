@@ -254,7 +254,6 @@ def refused_cases() -> dict[str, Case]:
         ),
         "refused centred": wrong(lambda s, x: s.a(x - x.mean(0)), mixing),
         "refused in place": wrong(lambda s, x: s.a(x).relu_().add_(1), "no gradient for one example"),
-        "refused branch": wrong(lambda s, x: s.a(x) if x.sum() > 0 else s.a(x).relu(), mixing),
         "refused flipped": wrong(lambda s, x: s.a(x.flip(0)), mixing),
         "refused softmax of rows": wrong(lambda s, x: s.a(x).softmax(0), mixing),
         "refused scaled by all": wrong(lambda s, x: s.a(x / x.norm()), mixing),
@@ -265,13 +264,10 @@ def refused_cases() -> dict[str, Case]:
         "refused length first": Case(lambda: nn.TransformerEncoderLayer(4, 2, 6, 0.0), (3, 4), refused=mixing),
         "refused tuple": wrong(lambda s, x: (s.a(x), x), "returns a tuple"),
         "refused dictionary": wrong(lambda s, x: {"scores": s.a(x), "hidden": x}, "returns a dict"),
-        "refused float64": Case(lambda: nn.Linear(4, 3).double(), refused="float32"),
         "refused bfloat16": Case(lambda: nn.Linear(4, 3).bfloat16(), refused="float32"),
         "refused spectral norm": Case(
             lambda: parametrizations.spectral_norm(nn.Linear(4, 3)), refused="changes its buffer"
         ),
-        "refused max norm": Case(lambda: Headed(nn.Embedding(9, 4, max_norm=1.0), 24), (6,), 9, "max_norm"),
-        "refused sparse": Case(lambda: Headed(nn.Embedding(9, 4, sparse=True), 24), (6,), 9, "sparse"),
         "refused dropout in eval": wrong(lambda s, x: s.a(functional.dropout(x)), "in eval mode"),
         "refused numpy noise": wrong(
             lambda s, x: s.a(x) * (1 + np.random.rand() * s.training),  # noqa: NPY002
@@ -287,11 +283,35 @@ def refused_cases() -> dict[str, Case]:
                 lambda s, x: (x.to(torch.complex64) @ s.w).abs(),
                 w=nn.Parameter(torch.randn(4, 3, dtype=torch.complex64)),
             ),
-            refused="float32",
+            refused="torch.view_as_real",
         ),
         "refused wrong shape": Case(lambda: nn.Linear(5, 3), refused="cannot be run on one tensor"),
-        "refused lazy": Case(lambda: nn.LazyLinear(3), refused="no shape yet"),
         "refused counting": Case(counting, refused="changes its buffer"),
+        "refused float16": Case(lambda: nn.Linear(4, 3).half(), refused="float32"),
+        "refused bfloat16 outputs": wrong(lambda s, x: s.a(x).bfloat16(), r"outputs\.float\(\)"),
+        "refused max norm and tied": Case(tied_max_norm, (6,), 9, mixing),
+        "refused centred in training": wrong(lambda s, x: s.a(x - x.mean(0)) if s.training else s.a(x), mixing),
+        "refused mixed up in training": wrong(lambda s, x: s.a(x + x.flip(0)) if s.training else s.a(x), "in training"),
+        "refused number of examples": wrong(lambda s, x: s.a(x) * (len(x) if s.training else 1), "in training"),
+        "refused contrast": wrong(lambda s, x: s.a(x) @ s.a(x).T, mixing),
+        "refused functional batch norm": wrong(
+            lambda s, x: s.a(functional.batch_norm(x, None, None, training=True)), "GroupNorm or LayerNorm"
+        ),
+        "refused loss as output": wrong(lambda s, x: s.a(x).sum(), "first dimension"),
+        "refused squeezed": wrong(lambda s, x: s.a(x).squeeze(), "first dimension"),
+        "refused detached": wrong(lambda s, x: s.a(x).detach(), "nothing to train"),
+        "refused classes as output": wrong(
+            lambda s, x: functional.one_hot(s.a(x).argmax(1), 3).float(), "nothing to train"
+        ),
+        "refused kept state": Case(Stateful, (5, 4), refused="keep nothing of examples"),
+        "refused late layer": Case(Late, refused="make all layers in __init__"),
+        "refused compiled": Case(lambda: torch.jit.script(nn.Linear(4, 3)), refused="the module it was made from"),
+        "refused data parallel": Case(lambda: nn.DataParallel(nn.Linear(4, 3)), refused="give its .module"),
+        "refused length first, recurrent": Case(
+            lambda: Fn(lambda s, x: s.h(s.r(x)[0].flatten(1)), r=nn.LSTM(4, 3), h=nn.Linear(15, 3)),
+            (5, 4),
+            refused="LSTM at 'r' takes the first dimension.*batch_first=True",
+        ),
     }
 
 
@@ -299,3 +319,39 @@ def counting() -> nn.Module:
     made = Fn(lambda s, x: (s.seen.add_(1), s.a(x))[1], a=nn.Linear(4, 3))
     made.register_buffer("seen", torch.zeros(1))
     return made
+
+
+def tied_max_norm() -> nn.Module:
+    """What the other examples look up is shortened before it is used for this one's outputs."""
+    table = nn.Embedding(9, 4, max_norm=0.5)
+    return Fn(lambda s, x: functional.linear(s.e(x).mean(1), s.e.weight)[:, :3], e=table)
+
+
+class Stateful(nn.Module):
+    """Goes on with the state of the batch before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.r, self.h = nn.GRU(4, 3, batch_first=True), nn.Linear(3, 3)
+        self.state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, state = self.r(x, self.state)
+        self.state = state.detach()
+        found: Tensor = self.h(rows[:, -1])
+        return found
+
+
+class Late(nn.Module):
+    """Makes a layer when it first runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.b: nn.Module | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.b is None:
+            self.b = nn.Linear(4, 3)
+        found: Tensor = self.b(self.a(x))
+        return found

@@ -52,7 +52,7 @@ class Headed(nn.Module):
 
 
 def parameter(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.randn(*shape) / 2)
+    return nn.Parameter(torch.randn(shape) / 2)
 
 
 def quiet(build: Build) -> Build:

@@ -392,13 +392,9 @@ def refused_targets() -> dict[str, TargetCase]:
         "bfloat16 rows": TargetCase(
             given(lambda s, x: s.a(x.float()), lambda g: row(g, 3).bfloat16()), usual, r"call float\(\)"
         ),
-        "float64 module": TargetCase(
-            Given(lambda: nn.Linear(3, CLASSES).double(), lambda g: row(g, 3)), usual, r"call float\(\)"
-        ),
         "bfloat16 module": TargetCase(
             Given(lambda: nn.Linear(3, CLASSES).bfloat16(), lambda g: row(g, 3)), usual, r"call float\(\)"
         ),
-        "float64 outputs": TargetCase(given(lambda s, x: s.a(x).double()), usual, r"outputs\.float\(\)"),
         "bfloat16 outputs": TargetCase(given(lambda s, x: s.a(x).bfloat16()), usual, r"outputs\.float\(\)"),
         "unknown loss": TargetCase(plain, losing("crossentropy"), "no loss 'crossentropy'; known are cross-entropy"),
         "mean over all": TargetCase(TOKENS["linear of positions"], losing(nn.CrossEntropyLoss()), "targets of shape"),

@@ -16,15 +16,20 @@ Choice = str | int | None  # of several outputs: a key or a place; None: the log
 class Adapted(nn.Module):
     """A module with several inputs or outputs, as a function of rows (T, ...) that returns one tensor (T, ...)."""
 
-    def __init__(self, module: nn.Module, inputs: Inputs | None = None, output: Choice = None) -> None:
+    def __init__(
+        self, module: nn.Module, inputs: Inputs | None = None, output: Choice = None, alone: bool = False
+    ) -> None:
         super().__init__()
         self.__name__ = type(module).__name__  # that messages call it by
         self.module = module
         self.inputs = inputs
         self.output = output
+        self.alone = alone  # whether the module gets one record at a time, since it branches on all of a batch
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the picked outputs for rows (T, W), which hold all inputs of a record one after the other."""
+        if self.alone and len(rows) != 1:
+            return torch.cat([self(row[None]) for row in rows])
         if self.inputs is None:
             return picked(self.module, self.module(rows), self.output)
         found = _cut(self.inputs, rows)
@@ -47,6 +52,13 @@ def adapted(module: nn.Module, inputs: Inputs | None = None, output: Choice = No
     if isinstance(module, Adapted) or (inputs is None and output is None):
         return module
     return Adapted(module, inputs, output)
+
+
+def one_by_one(module: nn.Module) -> Adapted:
+    """Return a module that gets one record at a time, in training and for predictions."""
+    if isinstance(module, Adapted):
+        return Adapted(module.module, module.inputs, module.output, alone=True)
+    return Adapted(module, alone=True)
 
 
 def picked(module: nn.Module, outputs: object, choice: Choice) -> Tensor:

@@ -164,12 +164,19 @@ class ClientParameter(Tensor):
                 return rule(_pass_of(args, kwargs), *args, **kwargs)
             except NoRuleError:
                 pass
+        if _in_place(func) and isinstance(args[0], ClientParameter):
+            raise NoRuleError("the module changes a parameter in place")  # rules would not see it
         args, kwargs = tree_map_only(ClientParameter, lambda each: each.copied(), (args, kwargs))
         return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise NoRuleError(f"{func} reached a parameter past torch's overrides")  # it holds no values
+
+
+def _in_place(func: Callable[..., Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    return name in _WRITES or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")
 
 
 @contextmanager
@@ -237,6 +244,10 @@ def _same(parameter: ClientParameter, *args: object, **kwargs: object) -> Client
     return None if kwargs.get("copy") else parameter
 
 
+_WRITES = frozenset(
+    f"__{name}__"
+    for name in ["setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"]
+)
 _FIELDS = ("device", "dtype", "grad", "is_cuda", "is_leaf", "is_meta", "layout", "ndim", "requires_grad", "shape")
 _METHODS = ("__hash__", "__len__", "__repr__", "dim", "element_size", "is_complex", "is_contiguous")
 _SIZES = ("is_floating_point", "numel", "size", "stride")

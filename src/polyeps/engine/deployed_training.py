@@ -10,7 +10,6 @@ from these noisy integers and from what the server sent.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from polyeps.core import Records, Streams
-from polyeps.engine.fallback_layers import VmapLayer, check_one_tensor
+from polyeps.engine.fallback_layers import Lender, VmapLayer, check_one_tensor, leaf_gradients
 from polyeps.engine.layers import Linear
 from polyeps.engine.loop import Settings, draw_batches
 from polyeps.engine.module_mode import ModuleMode
@@ -96,26 +95,23 @@ def _noise(grid: GridSum, words: WordStreams, client: int, steps: int) -> Iterat
 
 
 class RecordGradients:
-    """Gradients of one record at a time: a copy of a model's module whose parameters are views of one vector.
+    """Gradients of one record at a time: a model's module, lent parameters that are views of one vector.
 
     A person's records are computed together, without padding, so that nothing depends on how many others have.
     """
 
     def __init__(self, model: Model, start: Tensor) -> None:
         self.model, self.weights = model, start.detach().clone()
-        self._module = copy.deepcopy(model.module)
-        trained = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
-        parts = torch.split(self.weights, [parameter.numel() for parameter in trained])
-        placed = {old: nn.Parameter(part.view(old.shape)) for old, part in zip(trained, parts, strict=True)}
-        for module in self._module.modules():
-            for name, parameter in module._parameters.items():
-                if parameter in placed:
-                    module._parameters[name] = placed[parameter]
-        self._parameters = tuple(placed.values())
-        self.key = torch.zeros(1, dtype=torch.int64)  # of the draws inside the module, with the step and the record
-        self.step = self.first = 0
         layers = model.network.layers
         self._own = any(isinstance(layer, VmapLayer) for layer in layers)  # whether a user's module runs
+        # What a module changes in place, such as `max_norm`, must not outlast the record, so it gets the weights anew.
+        self._lent = self.weights.clone() if self._own else self.weights
+        self._module, self._lender = model.module, Lender(model.module)
+        trained = list(self._lender.trained.values())
+        parts = torch.split(self._lent, [parameter.numel() for parameter in trained])
+        self._parameters = tuple(nn.Parameter(part.view(of.shape)) for of, part in zip(trained, parts, strict=True))
+        self.key = torch.zeros(1, dtype=torch.int64)  # of the draws inside the module, with the step and the record
+        self.step = self.first = 0
         alone = layers[0] if len(layers) == 1 and isinstance(layers[0], Linear) else None
         # a record is one vector, and not one for each position
         shape = model.input_shape[1:] if model.person else model.input_shape
@@ -138,13 +134,15 @@ class RecordGradients:
         if self._linear is not None and self.model.person:
             return self._of_linear_person(self._linear, row, label)
         draws = RowDraws(self.key, torch.tensor([number]), torch.tensor([self.step]))
-        with torch.enable_grad():
-            outputs = self._outputs(row, draws)
-        by_outputs = output_gradients(self.model.loss, outputs.detach(), label, None)
-        if not outputs.requires_grad:
-            return torch.zeros_like(self.weights)
-        found = torch.autograd.grad(outputs, self._parameters, by_outputs, materialize_grads=True)
-        return torch.cat([part.reshape(-1) for part in found])
+        if self._own:
+            self._lent.copy_(self.weights)
+        with self._lender.lend(self._parameters):
+            with torch.enable_grad():
+                outputs = self._outputs(row, draws)
+            by_outputs = output_gradients(self.model.loss, outputs.detach(), label, None)
+            found = leaf_gradients(outputs, self._parameters, by_outputs)
+        whole = zip(self._parameters, found, strict=True)
+        return torch.cat([(torch.zeros_like(of) if by is None else by.to_dense()).reshape(-1) for of, by in whole])
 
     def _outputs(self, row: Tensor, draws: RowDraws) -> Tensor:
         """Return the outputs (1, ...) of a record, or (1, L, ...) of a person's records.
@@ -152,7 +150,7 @@ class RecordGradients:
         Only layers known to keep rows apart get all records of a person at once; a user's module gets one at a time, as
         in simulations.
         """
-        mode = ModuleMode if self.model.network.random else nullcontext
+        mode = ModuleMode if self.model.network.random or self._own else nullcontext
         if not self.model.person or not self._own:
             with mode(draws):
                 return check_one_tensor(self._module, self._module(row), 1)

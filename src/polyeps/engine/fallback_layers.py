@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from polyeps.engine.client_parameters import ClientParameter, ForwardPass
 from polyeps.engine.contributions import Contribution, RowGradients
@@ -22,6 +22,61 @@ from polyeps.errors import InputError
 
 # Held while a module has other parameters or another mode than the user gave it: threads may share a module.
 RUNNING = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Lender:
+    """Every place where a module keeps a trained parameter, so that it can run with other ones for a while.
+
+    A parameter that occurs in several places is lent to all of them.
+    """
+
+    module: nn.Module
+    trained: dict[str, nn.Parameter] = field(init=False, repr=False, compare=False)
+    _places: list[tuple[nn.Module, str, int]] = field(init=False, repr=False, compare=False)
+    _tables: list[tuple[nn.Module, str, nn.Parameter]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        numbers = {parameter: number for number, parameter in enumerate(trained.values())}
+        everywhere = [
+            (part, name, parameter)
+            for part in self.module.modules()
+            for name, parameter in part._parameters.items()
+            if parameter is not None
+        ]
+        object.__setattr__(self, "trained", trained)
+        object.__setattr__(self, "_places", [(part, name, numbers[p]) for part, name, p in everywhere if p in numbers])
+        # A frozen table with max_norm is changed by what is looked up in it.
+        tables = [
+            (part, name, p) for part, name, p in everywhere if p not in numbers and getattr(part, "max_norm", None)
+        ]
+        object.__setattr__(self, "_tables", tables)
+
+    @contextmanager
+    def lend(self, values: Sequence[Tensor]) -> Iterator[None]:
+        """Give the module these parameters, until gradients are computed: a checkpoint runs it again for them."""
+        with RUNNING:
+            before = [(part, name, part._parameters[name]) for part, name, _ in self._places]
+            try:
+                for part, name, number in self._places:
+                    part._parameters[name] = cast(nn.Parameter, values[number])
+                for part, name, table in self._tables:
+                    part._parameters[name] = nn.Parameter(table.detach().clone(), requires_grad=False)
+                yield
+            finally:
+                for part, name, own in [*before, *self._tables]:
+                    part._parameters[name] = own
+
+    @contextmanager
+    def lend_copies(self, vector: Tensor) -> Iterator[None]:
+        """Give the module copies of the parameters in a vector (d,); what it changes in place is forgotten."""
+        parts = torch.split(vector, [parameter.numel() for parameter in self.trained.values()]) if self.trained else ()
+        copies = [part.view(of.shape).clone() for part, of in zip(parts, self.trained.values(), strict=True)]
+        for each in copies:
+            each._is_param = True  # for modules that ask whether it is an nn.Parameter
+        with self.lend(copies):
+            yield
 
 
 @dataclass(frozen=True)
@@ -42,33 +97,27 @@ class VmapLayer:
 
     module: nn.Module
     inputs: bool = True  # whether the gradients of the input rows can be asked for
-    _trained: dict[str, nn.Parameter] = field(init=False, repr=False, compare=False)
-    _places: list[tuple[nn.Module, str, int]] = field(init=False, repr=False, compare=False)
+    _lender: Lender = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        numbers = {parameter: number for number, parameter in enumerate(trained.values())}
-        places = [
-            (part, name, numbers[parameter])
-            for part in self.module.modules()
-            for name, parameter in part._parameters.items()
-            if parameter in numbers
-        ]
-        object.__setattr__(self, "_trained", trained)
-        object.__setattr__(self, "_places", places)
+        object.__setattr__(self, "_lender", Lender(self.module))
 
     @property
     def size(self) -> int:
         return sum(self._sizes)
 
     @property
+    def _trained(self) -> list[nn.Parameter]:
+        return list(self._lender.trained.values())
+
+    @property
     def _sizes(self) -> list[int]:
-        return [parameter.numel() for parameter in self._trained.values()]
+        return [parameter.numel() for parameter in self._trained]
 
     def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, _Trace]:
         columns = list(torch.split(weights.detach(), self._sizes, dim=1)) or [weights]
         draws = layout.draws.again() if layout.draws is not None else RowDraws.fixed(layout.rows, rows.device)
-        run = ForwardPass(layout, columns, [tuple(p.shape) for p in self._trained.values()], draws)
+        run = ForwardPass(layout, columns, [tuple(p.shape) for p in self._trained], draws)
 
         def one(row: Tensor) -> Tensor:
             run.level = torch._C._functorch.current_level()
@@ -80,7 +129,8 @@ class VmapLayer:
             leaf = rows.detach()
             if self.inputs and rows.is_floating_point():
                 leaf.requires_grad_()
-            with RUNNING, self._with_parameters_of(run), ModuleMode(draws, run):
+            stand_ins = [ClientParameter.make(run, number) for number in range(len(self._trained))]
+            with self._lender.lend(stand_ins), ModuleMode(draws, run):
                 outputs: Tensor = vmap(one)(leaf)
         run.finished = True
         return outputs.detach(), _Trace(leaf, outputs, run)
@@ -104,19 +154,6 @@ class VmapLayer:
         formed = 0 if contribution is None else contribution.formed
         return kept + sum(copy.numel() for copy in run.copies.values()), formed
 
-    @contextmanager
-    def _with_parameters_of(self, run: ForwardPass) -> Iterator[None]:
-        """Put stand-ins in the places of the module's parameters."""
-        stand_ins = [ClientParameter.make(run, number) for number in range(len(self._trained))]
-        before = [part._parameters[name] for part, name, _ in self._places]
-        try:
-            for part, name, number in self._places:
-                part._parameters[name] = cast(nn.Parameter, stand_ins[number])
-            yield
-        finally:
-            for (part, name, _), parameter in zip(self._places, before, strict=True):
-                part._parameters[name] = parameter
-
 
 @dataclass(frozen=True)
 class LoopedLayer(VmapLayer):
@@ -124,11 +161,11 @@ class LoopedLayer(VmapLayer):
 
     def forward(self, weights: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Any]:
         draws = layout.draws if layout.draws is not None else RowDraws.fixed(layout.rows, rows.device)
+        outputs = []
         with torch.no_grad():
-            outputs = [
-                self._one(weights[owner], row, draws.of_row(place))
-                for place, (owner, row) in enumerate(zip(layout.owner.tolist(), rows, strict=True))
-            ]
+            for place, (owner, row) in enumerate(zip(layout.owner.tolist(), rows, strict=True)):
+                with self._lender.lend_copies(weights[owner]):
+                    outputs.append(self._one(row, draws.of_row(place)))
         return torch.stack(outputs), (weights, rows, draws)
 
     def backward(
@@ -154,20 +191,16 @@ class LoopedLayer(VmapLayer):
             leaf, start = weights.detach().clone().requires_grad_(), row.detach()
             if wanted:
                 start = start.clone().requires_grad_()
-            output = self._one(leaf, start, draws)
-        leaves = (leaf, start) if wanted else (leaf,)
-        if not output.requires_grad:
-            return torch.zeros_like(leaf), torch.zeros_like(start)
-        found = torch.autograd.grad(output, leaves, gradient, allow_unused=True)
+            leaves = (leaf, start) if wanted else (leaf,)
+            with self._lender.lend_copies(leaf):
+                output = self._one(start, draws)
+                found = leaf_gradients(output, leaves, gradient)
         filled = [torch.zeros_like(of) if by is None else by for of, by in zip(leaves, found, strict=True)]
         return filled[0], filled[-1]
 
-    def _one(self, weights: Tensor, row: Tensor, draws: RowDraws) -> Tensor:
-        parts = torch.split(weights, self._sizes) if self._trained else ()
-        values = {name: part.view(p.shape) for (name, p), part in zip(self._trained.items(), parts, strict=True)}
-        with RUNNING, ModuleMode(draws):
-            outputs = call_module(self.module, values, row[None].clone())
-        return check_one_tensor(self.module, outputs, 1)[0]
+    def _one(self, row: Tensor, draws: RowDraws) -> Tensor:
+        with ModuleMode(draws):
+            return check_one_tensor(self.module, self.module(row[None].clone()), 1)[0]
 
 
 def _sizes_kept(outputs: Tensor) -> list[int]:
@@ -215,20 +248,25 @@ def check_one_tensor(module: nn.Module, outputs: object, count: int) -> Tensor:
             f"{name} returns shape {tuple(outputs.shape)} for {count} examples; the first dimension must be that of the"
             " examples (batch_first=True for recurrent and attention modules)"
         )
-    return outputs
+    return outputs.float() if outputs.dtype == torch.float64 else outputs
 
 
-def call_module(module: nn.Module, values: dict[str, Tensor], rows: Tensor) -> Tensor:
-    """Return the outputs of a module whose parameters, by their names in `named_parameters`, have these values.
+def leaf_gradients(outputs: Tensor, leaves: Sequence[Tensor], by_outputs: Tensor | None = None) -> list[Tensor | None]:
+    """Return the gradients of leaves by plain autograd; None where the outputs do not depend on one.
 
-    Every place of a shared parameter is passed once: torch's own search passes a module that occurs twice two times,
-    and does not restore it.
+    Reentrant checkpoints work in `backward` alone, which writes gradients into the leaves.
     """
-    found = {parameter: values[name] for name, parameter in module.named_parameters() if name in values}
-    places = {
-        f"{path}.{name}" if path else name: found[parameter]
-        for path, part in module.named_modules()
-        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False)
-        if parameter in found
-    }
-    return cast(Tensor, functional_call(module, places, (rows,), tie_weights=False))
+    if not outputs.requires_grad:
+        return [None for _ in leaves]
+    try:
+        return list(torch.autograd.grad(outputs, leaves, by_outputs, retain_graph=True, allow_unused=True))
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+    for leaf in leaves:
+        leaf.grad = None
+    torch.autograd.backward(outputs, by_outputs)
+    found = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    return found

@@ -103,12 +103,12 @@ def embedding(
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
-    norm_type: float = 2.0,  # noqa: ARG001
+    norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
     """`functional.embedding`."""
-    plain = max_norm is None and not scale_grad_by_freq and not sparse
+    plain = not scale_grad_by_freq and not sparse
     if not isinstance(weight, ClientParameter) or weight.turned or weight.dim() != 2 or not plain:
         raise NoRuleError
     if input.is_floating_point():
@@ -118,7 +118,8 @@ def embedding(
     rows = of.physical(input)
     with outside_vmap():
         tokens = within_table(rows.long(), count)
-        outputs: Tensor = _Embedding.apply(of.anchor, tokens.reshape(len(tokens), -1), weight, padding)  # type: ignore[no-untyped-call]
+        flat = tokens.reshape(len(tokens), -1)
+        outputs: Tensor = _Embedding.apply(of.anchor, flat, weight, padding, max_norm, norm_type)  # type: ignore[no-untyped-call]
         outputs = outputs.reshape(*tokens.shape, outputs.shape[-1])
     return of.seen(outputs)
 
@@ -138,10 +139,23 @@ class _Embedding(torch.autograd.Function):
     """Tokens (T, L) looked up in the table of each row's client."""
 
     @staticmethod
-    def forward(ctx: Any, _anchor: Tensor, tokens: Tensor, weight: ClientParameter, padding: int | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        _anchor: Tensor,
+        tokens: Tensor,
+        weight: ClientParameter,
+        padding: int | None,
+        longest: float | None,
+        order: float,
+    ) -> Tensor:
         ctx.save_for_backward(tokens)
         ctx.weight, ctx.padding = weight, padding
-        return weight.of_clients()[weight.of.layout.owner[:, None], tokens]
+        found = weight.of_clients()[weight.of.layout.owner[:, None], tokens]
+        if longest is None:
+            return found
+        # torch shortens the table's rows in place before the lookup, so gradients do not see it
+        norms = torch.linalg.vector_norm(found, order, dim=-1, keepdim=True)
+        return torch.where(norms > longest, found * (longest / (norms + 1e-7)), found)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
@@ -151,7 +165,7 @@ class _Embedding(torch.autograd.Function):
         if ctx.padding is not None:
             gradients = gradients * (tokens != ctx.padding).unsqueeze(-1)
         weight.of.record(weight.number, LookupUse(weight.range, tokens, gradients))
-        return None, None, None, None
+        return None, None, None, None, None, None
 
 
 def embedding_bag(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.fallback_layers import call_module, check_one_tensor
+from polyeps.engine.fallback_layers import Lender, check_one_tensor, leaf_gradients
 from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.losses import Loss
 from polyeps.engine.module_mode import ModuleMode
@@ -31,14 +31,23 @@ class CheckedModel:
 
     def outputs(self, vector: Tensor, rows: Tensor) -> Tensor:
         """Return the module's outputs under weights (d,); refuse them unless there is one row for each input."""
-        parts = torch.split(vector, [torch.Size(shape).numel() for shape in self.shapes.values()])
-        values = {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
-        return check_one_tensor(self.module, call_module(self.module, values, rows.clone()), len(rows))
+        with Lender(self.module).lend_copies(vector):
+            return check_one_tensor(self.module, self.module(rows.clone()), len(rows))
 
     def trained(self, vector: Tensor, row: Tensor, draws: RowDraws) -> Tensor:
         """Return the outputs (1, ...) of one row (1, ...) as in training, with its own random numbers."""
         with ModuleMode(draws):
             return self.outputs(vector, row)
+
+    def gradient(
+        self, vector: Tensor, row: Tensor, draws: RowDraws, loss_of: Callable[[Tensor], Tensor]
+    ) -> Tensor | None:
+        """Return the gradient (d,) of one row's loss by plain autograd; None if it depends on no parameter."""
+        leaf = vector.clone().requires_grad_()
+        with torch.enable_grad(), Lender(self.module).lend_copies(leaf):
+            with ModuleMode(draws):
+                outputs = check_one_tensor(self.module, self.module(row.clone()), 1)
+            return leaf_gradients(loss_of(outputs), [leaf])[0]
 
 
 def compare_gradients(
@@ -113,14 +122,10 @@ class _Reference:
         return found
 
     def _one(self, vector: Tensor, row: Tensor, place: int) -> Tensor:
-        draws = self.draws.of_row(place)
-        with torch.enable_grad():
-            leaf = vector.clone().requires_grad_()
-            outputs = self.subject.trained(leaf, row[None], draws)
-            loss = self.subject.loss(outputs, self.labels[place : place + 1]).sum()
+        draws, label = self.draws.of_row(place), self.labels[place : place + 1]
+        found = self.subject.gradient(vector, row[None], draws, lambda outputs: self.subject.loss(outputs, label).sum())
         self.random |= draws.calls > 0
-        (found,) = torch.autograd.grad(loss, leaf, allow_unused=True) if loss.requires_grad else (None,)
-        return torch.zeros_like(leaf) if found is None else found
+        return torch.zeros_like(vector) if found is None else found
 
 
 def _same(subject: CheckedModel, found: Tensor, expected: Tensor, rounding: Callable[[], Tensor], what: str) -> None:

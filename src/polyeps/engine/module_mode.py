@@ -50,7 +50,7 @@ class ModuleMode(TorchFunctionMode):
         if func in _PLAIN and (self.of is not None or kwargs.get("dropout_p") or len(args) > 4):
             with self:
                 return _PLAIN[func](*args, **kwargs)
-        return func(*args, **kwargs)
+        return _DENSE.get(func, func)(*args, **kwargs)
 
     def seen(self, rows: Tensor) -> Tensor:
         """Return numbers (T, ...) as the module sees them."""
@@ -178,6 +178,35 @@ def _normal_(mode: ModuleMode, input: Tensor, mean: float = 0.0, std: float = 1.
     return input.copy_(mode.normals(tuple(input.shape), _like(input)) * std + mean)
 
 
+def _randint(mode: ModuleMode, low: int, high: Any = None, size: Any = None, **kwargs: Any) -> Tensor:
+    if not isinstance(high, int):  # torch.randint(high, size)
+        low, high, size = 0, low, high if size is None else size
+    found = mode.uniforms(tuple(kwargs.pop("size", size)), {"device": _options(kwargs).get("device")}).double()
+    drawn: Tensor = (found * (high - low) + low).floor().clamp(max=high - 1)
+    return drawn.to(kwargs.get("dtype") or torch.int64)
+
+
+def _randperm(mode: ModuleMode, n: int, **kwargs: Any) -> Tensor:
+    found = mode.uniforms((n,), {"device": _options(kwargs).get("device")}).argsort()
+    return found.to(kwargs.get("dtype") or torch.int64)
+
+
+def _normal(mode: ModuleMode, mean: Any = 0.0, std: Any = 1.0, size: Any = None, **kwargs: Any) -> Tensor:
+    tensors = [each for each in (mean, std) if isinstance(each, Tensor)]
+    shape = tuple(sum(tensors).shape) if tensors else tuple(size)  # type: ignore[union-attr]
+    like = _options(kwargs) if not tensors else _like(tensors[0])
+    drawn: Tensor = mode.normals(shape, like) * std + mean
+    return drawn
+
+
+def _multinomial(mode: ModuleMode, input: Tensor, num_samples: int, replacement: bool = False, **_: Any) -> Tensor:
+    """Draw by the largest of noisy logarithms (Gumbel)."""
+    times = (num_samples,) if replacement else ()
+    uniform = mode.uniforms((*input.shape[:-1], *times, input.shape[-1]), _like(input)).clamp(min=2.0**-25)
+    noisy = (input.unsqueeze(-2) if replacement else input).log() - (-uniform.log()).log()
+    return noisy.argmax(-1) if replacement else noisy.topk(num_samples).indices
+
+
 def _attention(
     of: ForwardPass,
     query: Tensor,
@@ -235,6 +264,16 @@ def _prelu(input: Tensor, weight: Tensor) -> Tensor:
     return torch.where(input > 0, input, slope * input)
 
 
+def _dense(lookup: Callable[..., Tensor], place: int) -> Callable[..., Tensor]:
+    """Return a lookup whose gradient is not sparse; its numbers are the same. `sparse` is the argument at a place."""
+
+    def looked_up(*args: Any, **kwargs: Any) -> Tensor:
+        args = tuple(False if number == place else value for number, value in enumerate(args))
+        return lookup(*args, **{name: value for name, value in kwargs.items() if name != "sparse"})
+
+    return looked_up
+
+
 def _without_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of torch that does not ask whether it is overridden, so that the functions it calls are."""
     assert isinstance(function, types.FunctionType)
@@ -271,6 +310,10 @@ _PLAIN: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: _plain_attention,
     torch.prelu: _prelu,
 }
+_DENSE: dict[Any, Callable[..., Any]] = {
+    functional.embedding: _dense(functional.embedding, 6),
+    functional.embedding_bag: _dense(functional.embedding_bag, 7),
+}
 _RANDOM: dict[Any, Callable[..., Any]] = {
     functional.dropout: _dropout(None),
     torch.dropout: _torch_dropout,
@@ -283,6 +326,11 @@ _RANDOM: dict[Any, Callable[..., Any]] = {
     torch.randn: _randn,
     torch.rand_like: _rand_like,
     torch.randn_like: _randn_like,
+    torch.randint: _randint,
+    torch.randperm: _randperm,
+    torch.normal: _normal,
+    torch.multinomial: _multinomial,
+    Tensor.multinomial: _multinomial,
     torch.bernoulli: _bernoulli,
     Tensor.bernoulli: _bernoulli,
     Tensor.bernoulli_: _bernoulli_,

@@ -87,3 +87,17 @@ class RowDraws:
     def kept(self, shape: tuple[int, ...], chance: float | Tensor) -> Tensor:
         """Return a mask (T, *shape), true with a chance."""
         return self.words(shape) < chance * 2.0**32
+
+
+@dataclass
+class MiddlingDraws(RowDraws):
+    """Draws that are all alike, to see whether a module mixes rows: dropout keeps everything, noise is zero."""
+
+    def uniforms(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.full((len(self.keys), *shape), 0.5, device=self.keys.device)
+
+    def normals(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros((len(self.keys), *shape), device=self.keys.device)
+
+    def kept(self, shape: tuple[int, ...], chance: float | Tensor) -> Tensor:  # noqa: ARG002
+        return torch.ones((len(self.keys), *shape), dtype=torch.bool, device=self.keys.device)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polyeps.engine.example_rows import candidate_rows
-from polyeps.engine.fallback_layers import LoopedLayer, VmapLayer, call_module
+from polyeps.engine.fallback_layers import Lender, LoopedLayer, VmapLayer, leaf_gradients
 from polyeps.engine.gradient_checks import CheckedModel, compare_gradients
 from polyeps.engine.layers import Parameterless
 from polyeps.engine.layout import Layout, RowGroup
@@ -169,12 +169,14 @@ def _one_by_one(
     """Return the gradients of some records by autograd, one example at a time, (T, d)."""
     found = []
     for place in places:
-        with torch.enable_grad():
-            leaf = vector.clone().requires_grad_()
-            outputs = subject.trained(leaf, rows[place : place + 1], draws.of_row(place))
-            loss = subject.loss(outputs, labels[place : place + 1]).sum()
-        (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True) if loss.requires_grad else (None,)
-        found.append(torch.zeros_like(leaf) if gradient is None else gradient)
+        label = labels[place : place + 1]
+        gradient = subject.gradient(
+            vector,
+            rows[place : place + 1],
+            draws.of_row(place),
+            lambda outputs, label=label: subject.loss(outputs, label).sum(),  # type: ignore[misc]
+        )
+        found.append(torch.zeros_like(vector) if gradient is None else gradient)
     return torch.stack(found)
 
 
@@ -309,9 +311,10 @@ def _timed(model: Model, models: Tensor, rows: Tensor, labels: Tensor) -> dict[s
     def plain() -> None:
         for client, vector in enumerate(models):
             mine = slice(client * RECORDS, (client + 1) * RECORDS)
-            leaves = {name: part.clone().requires_grad_() for name, part in model.unflatten(vector).items()}
-            loss = model.loss(call_module(model.module, leaves, rows[mine].clone()), labels[mine]).sum()
-            torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            leaf = vector.clone().requires_grad_()
+            with Lender(model.module).lend_copies(leaf):
+                loss = model.loss(model.module(rows[mine].clone()), labels[mine]).sum()
+                leaf_gradients(loss, [leaf])
 
     few = 4  # examples are alike, so a few are enough
 

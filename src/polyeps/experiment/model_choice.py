@@ -14,7 +14,9 @@ from polyeps.data.imdb import FIRST_WORD
 from polyeps.data.named_inputs import Inputs
 from polyeps.data.targets import LOSS_TARGETS, NAMES, Target, default_loss, example_targets
 from polyeps.engine.adapters import Choice, adapted
+from polyeps.engine.example_rows import candidate_rows
 from polyeps.engine.losses import Loss, is_row_wise_loss
+from polyeps.engine.module_parts import give_shapes, has_lazy_parts
 from polyeps.engine.target_losses import LOSSES
 from polyeps.errors import InputError
 from polyeps.experiment import config
@@ -111,15 +113,18 @@ def own_model(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = make(shapes, classes)
+            if isinstance(made, nn.Module):
+                made = adapted(made, given.inputs, given.output)
+                if has_lazy_parts(made):  # whose first weights are drawn now
+                    give_shapes(made, candidate_rows(made, shape, kind, None))
     except Exception as problem:
         raise InputError(
             f"model.name = {name} failed: {type(problem).__name__}: {problem}; a model is a function of the shape of a "
             f"record and the number of classes, here ({shapes}, {classes})"
         ) from problem
     if isinstance(made, nn.Module):
-        module = adapted(made, given.inputs, given.output)
         loss = given.loss or LOSSES[default_loss(given.target)]
-        made = Model(module, loss, shape, kind, targets=given.examples(classes))
+        made = Model(made, loss, shape, kind, targets=given.examples(classes))
     elif isinstance(made, Model):
         if given.output is not None:
             raise InputError(f"model.output: {name} returns a Model, which chooses its output itself; leave it out")
