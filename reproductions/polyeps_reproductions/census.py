@@ -21,6 +21,7 @@ from polyeps_reproductions.studies import STUDIES, Cell, Part, Record, Summary, 
 
 UNEXPLAINED = "unexplained"
 OTHER_CLIENTS = "unexplained: 539 writers are not the paper's 3383 clients"
+RANK = "unexplained: beyond the rank of the public updates k changes nothing; the paper's code was not run"
 NEAR = 100 * POINTS
 # Cells of the papers that the studies lack, by what is missing.
 ABSENT = {
@@ -162,7 +163,7 @@ def _why_pfa(one: Record, twice: Mapping[tuple[Any, ...], Record]) -> str:
     if same and again is not None and within(round(again["mean"] - one["paper"], 5), uplink=False):
         return "softmax twice, as in the paper's code, gives its value (figure 3-softmax)"
     if one["method"].startswith("pfa-plus rank="):
-        return "the paper's code returns rounding errors beyond the rank of the public updates (figure 13)"
+        return RANK
     return UNEXPLAINED
 
 

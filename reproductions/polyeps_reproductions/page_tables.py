@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean, stdev
 
+from polyeps_reproductions import other_tables
 from polyeps_reproductions.census import ABSENT, Count, counted, distance, missed, values
 from polyeps_reproductions.comparison import FORMS, paired, within
 from polyeps_reproductions.headlines import Results, table
@@ -24,7 +25,7 @@ from polyeps_reproductions.studies import STUDIES, Record, grouped
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "reproductions" / "results"
-PAGES = tuple(ROOT / "docs" / "papers" / f"{name}.md" for name in ("pfa", "reproduced"))
+PAGES = tuple(ROOT / "docs" / "papers" / f"{name}.md" for name in (*STUDIES, "reproduced"))
 TITLES = {
     "pfa": "PFA", "pfa-plus": "PFA+", "weiavg": "WeiAvg", "fedavg": "FedAvg", "minimum": "Minimum",
     "maximum": "Maximum", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "logistic": "LogR", "cnn": "CNN",
@@ -243,6 +244,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
         records("11", "12", form="sound"), ("data", "model", "budgets", "clients"), spread
     ),
     **{f"headlines-{name}": partial(table, Results(RESULTS), (name,)) for name in STUDIES},
+    **other_tables.TABLES,
     "shares": shares,
     "absent": absent,
     "misses": misses,

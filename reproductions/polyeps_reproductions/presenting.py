@@ -149,7 +149,7 @@ def draw(summary: Summary, path: Path) -> list[Path]:
     columns = max(1, min(5, int(width / (0.6 + 0.075 * max(map(len, names))))))
     high = PANEL[1] * down + 0.6 + 0.2 * -(-len(names) // columns)
     figure = Figure(figsize=(width, high), layout="constrained")
-    shared = "all" if summary.get("alike") else "row" if summary["pairs"] else False
+    shared: Any = "all" if summary.get("alike") else "row" if summary["pairs"] else False
     grid = figure.subplots(down, across, squeeze=False, sharey=shared).ravel()
     handles: dict[str, Any] = {}
     for place, (axes, one) in enumerate(zip(grid, panels, strict=False)):
@@ -218,8 +218,8 @@ def _draw_series(
         case "band":
             low, high = ([value + sign * error for value, error in zip(y, errors, strict=True)] for sign in (-1, 1))
             axes.fill_between(x, low, high, color=colour, alpha=SHADE, linewidth=0)
-            (drawn,) = axes.plot(x, y, color=colour, linestyle=STYLES[number % len(STYLES)], linewidth=1.4)
-            return {name: drawn}
+            style = STYLES[number % len(STYLES)]
+            return {name: axes.plot(x, y, color=colour, linestyle=style, linewidth=1.4)[0]}
         case "circles":
             axes.errorbar(x, y, errors, color=colour, fmt="o", markersize=4, markerfacecolor="none")
         case "star":

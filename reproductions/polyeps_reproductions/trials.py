@@ -89,7 +89,7 @@ class Trial:
         base = replace(self, settings=self.choice.settings or self.settings, choice=None, validation=True)
         base = replace(base, rounds=rounds, last=last, norms=False)
         return tuple(
-            replace(base, settings=_changed(base.settings, changes), seed=seed)
+            replace(base, settings=changed(base.settings, changes), seed=seed)
             for changes in self.choice.candidates
             for seed in self.choice.seeds
         )
@@ -99,7 +99,7 @@ class Trial:
         if self.choice is None:
             return self
         best = self.recorded or self.best(store)
-        return None if best is None else replace(self, settings=_changed(self.settings, best), choice=None)
+        return None if best is None else replace(self, settings=changed(self.settings, best), choice=None)
 
     def best(self, store: Store) -> str | None:
         """The best of its candidates by the trials in the store; None while some are not tried."""
@@ -182,8 +182,8 @@ def perform(wanted: Trial, device: str = "cpu") -> Result:
     }
 
 
-def _changed(settings: str, changes: str) -> str:
-    """The same settings but for these, named as in "training.clip"."""
+def changed(settings: str, changes: str) -> str:
+    """Return the same settings but for these, named as in "training.clip"."""
     new = json.loads(settings)
     for place, value in json.loads(changes).items():
         *path, last = place.split(".")
