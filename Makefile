@@ -2,6 +2,7 @@
 #   make test    everything: format, lint, types, tests and doctests
 #   make check   the same for what changed since main, within a minute (BASE=... compares with another commit)
 #   make figures draw the figures and tables of the papers and of measured accuracy again from their results
+#   make docs    build the documentation site into build/site, offline; a warning is an error
 #   make demo    a first federation and its report; installs no development tools
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +14,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # Keep compiled tests between runs, so that pytest and the processes that tests start begin sooner.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: test check figures demo lint format benchmark clean
+.PHONY: test check docs figures demo lint format benchmark clean
 
 test: lint
 	$(BIN)/python -m pytest
@@ -21,6 +22,10 @@ test: lint
 
 check: $(INSTALLED)
 	$(BIN)/python tools/check.py $(BASE)
+
+docs: $(INSTALLED)
+	$(BIN)/sphinx-build -q -W --keep-going -c docs -d build/doctrees . build/site
+	@echo "open build/site/index.html"
 
 figures: $(INSTALLED)
 	for study in pfa fedsel pdp-fl fedhdp cmp-fed; do $(BIN)/polyeps reproduce $$study --show || exit 1; done
@@ -33,6 +38,8 @@ demo: $(RUNTIME)
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell
+	$(BIN)/python tools/prose.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

@@ -1,4 +1,4 @@
-"""Write the picture and the tables of measured accuracy: run this after `benchmarks/results/accuracy*.json` has changed.
+"""Write the picture and the tables of measured accuracy, after `benchmarks/results/accuracy*.json` has changed.
 
     python benchmarks/accuracy_picture.py            # rewrites docs/pictures/accuracy.svg and the tables of PAGES
     python benchmarks/accuracy_picture.py --check    # changes nothing; status 1 if a file is out of date

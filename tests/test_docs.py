@@ -56,17 +56,6 @@ def test_the_tests_of_attacks_exist() -> None:
         assert (ROOT / "tests" / name).exists() or (ROOT / name).exists(), name
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["audit.md", "calibrate.md", "engine.md", "experiments.md", "ledger.md", "notebook.md", "own-models.md", "unit.md"],
-)
-def test_python_in_guides_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names = {"__name__": "__main__"}
-    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / page).read_text(), re.DOTALL):
-        exec(compile(block, page, "exec"), names)
-
-
 def test_code_names_pages_that_exist() -> None:
     for folder in ("src", "examples", "benchmarks", "reproductions/polyeps_reproductions"):
         for path in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.toml")]:

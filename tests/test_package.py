@@ -1,9 +1,7 @@
-"""The built wheel works outside the source tree; every example, and every command that the documents show, runs."""
+"""The built wheel works outside the source tree; every example runs."""
 
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -40,41 +38,6 @@ def test_the_wheel_installs_and_runs_elsewhere(tmp_path: Path) -> None:
     assert (target / "polyeps" / "py.typed").exists()
 
 
-def shown_commands() -> list[str]:
-    found = []
-    for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]:
-        if page.name == "six-hospitals.md":  # whose commands build on each other: `test_tutorial`
-            continue
-        for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
-            found += [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ polyeps ")]
-    return list(dict.fromkeys(found))
-
-
-def test_the_documents_show_commands() -> None:
-    assert len(shown_commands()) >= 5
-
-
-@pytest.mark.parametrize("command", shown_commands())
-def test_shown_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("POLYEPS_CACHE", str(tmp_path / "cache"))
-    shutil.copytree(EXAMPLES, tmp_path / "examples")
-    if "adult" in command:  # three seeds take a minute
-        if not Path(os.environ.get("POLYEPS_DATA", ""), "adult").is_dir():
-            pytest.skip("POLYEPS_DATA names no folder with Adult's files")
-        command += " --set seeds=1 --set rounds=2"
-    if command.startswith("polyeps deploy"):  # it starts other programs; a process of its own, as a user has it
-        pytest.importorskip("flwr")
-        ran = subprocess.run([sys.executable, "-m", *shlex.split(command)], capture_output=True, text=True, timeout=300)
-        assert ran.returncode == 0, ran.stderr
-        return
-    if "runs/digits" in command:
-        run("run", "examples/digits.toml", "--set", "rounds=2")
-    if "ledger" in command and "set-budget" not in command:
-        run("ledger", "set-budget", "--file", "ward.ledger", "--client", "ward", "--epsilon", "2")
-    run(*shlex.split(command)[1:])
-
-
 def shown_python() -> list[str]:
     """Return the README's blocks of Python, without the first example, which runs as a file."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -104,9 +67,10 @@ def test_examples_run_without_a_warning(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in examples("toml") if f"polyeps run examples/{name}" not in shown_commands()]
-)
+SHOWN = "".join(page.read_text() for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")])  # see test_page_commands
+
+
+@pytest.mark.parametrize("name", [name for name in examples("toml") if f"polyeps run examples/{name}" not in SHOWN])
 def test_example_experiments_run(name: str, tmp_path: Path) -> None:
     options = ["--trust-code"] if "/" in name else []
     if "mnist" in name:  # whose files may be missing, and take a minute to encode

@@ -1,9 +1,12 @@
 """Who takes part, when every client is to be asked once an epoch."""
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from polyeps.errors import InputError
-from polyeps.participation import Participation
+from polyeps.participation import Participation, cohort_size
 
 EVERYONE = tuple(map(str, range(103)))
 
@@ -35,3 +38,30 @@ def test_a_share_of_all_is_an_epoch_a_round_and_chance_has_none() -> None:
     assert Participation("epoch", 1e-6).batches(7) == 7
     with pytest.raises(InputError, match="once"):
         Participation("epoch", 0.5, including=frozenset({"1"}))
+
+
+@given(
+    some.sampled_from(["uniform", "poisson"]),
+    some.floats(0.001, 1),
+    some.sets(some.sampled_from(EVERYONE)),
+    some.sets(some.sampled_from(EVERYONE), max_size=3),
+    some.integers(0, 5),
+)
+def test_cohorts_are_those_of_a_sort_by_lot(
+    kind: str, share: float, left: set[str], including: set[str], round: int
+) -> None:
+    """As a plain loop draws: each client's lot is that of its place among the sorted names."""
+    active = [client for client in EVERYONE if client in left]
+    names = sorted(EVERYONE)
+    lots = dict(zip(names, np.random.default_rng([3, round]).random(len(names)).tolist(), strict=True))
+    ordered = sorted(active, key=lots.__getitem__)
+    size = cohort_size(share, len(names))
+    chosen = {client for client in ordered if lots[client] < share} if kind == "poisson" else set(ordered[:size])
+    wanted = [client for client in ordered if client in including]
+    if wanted and chosen.isdisjoint(wanted):
+        if kind == "uniform" and chosen:
+            chosen.remove(max(chosen, key=lots.__getitem__))
+        chosen.add(wanted[0])
+
+    draws = Participation(kind, share, including=frozenset(including))  # type: ignore[arg-type]
+    assert draws.draw(EVERYONE, active, 3, round) == tuple(client for client in active if client in chosen)

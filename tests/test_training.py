@@ -25,7 +25,7 @@ from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deferred import Deferral
 from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
 from polyeps.engine.layout import Plan, lay_out, plan_exact, plan_padded, plan_sorted
-from polyeps.engine.loop import Settings, choose_plan, keep_freed_memory, pace, train_on_cpu
+from polyeps.engine.loop import Settings, choose_plans, keep_freed_memory, pace, train_on_cpu
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.engine.philox import normals
 from polyeps.engine.sampling import Batches, poisson_batches
@@ -265,7 +265,7 @@ def test_how_clients_are_grouped_changes_nothing(monkeypatch: pytest.MonkeyPatch
         *(partial(plan_sorted, groups=groups) for groups in (1, 2, 5)),
     ]
     for plan in plans:
-        monkeypatch.setattr(loop, "choose_plan", lambda _, batches, *__, plan=plan: plan(batches))
+        monkeypatch.setattr(loop, "choose_plans", lambda _, batches, *__, plan=plan: [plan(batches)])
         found.append(varied().run(start(), records, streams(), SCALE))
     for other in found[1:]:
         torch.testing.assert_close(found[0], other, rtol=1e-5, atol=1e-6)
@@ -274,13 +274,13 @@ def test_how_clients_are_grouped_changes_nothing(monkeypatch: pytest.MonkeyPatch
 def test_the_layout_follows_the_model() -> None:
     sizes = np.random.default_rng(0).poisson(8, (20, 40))
     batches = Batches(sizes, np.zeros(sizes.sum(), np.int64))
-    assert choose_plan(logistic(), batches).cuts == [0, 40]  # padded: 7 850 parameters, 1 568 floats a row
-    assert choose_plan(cnn(), batches).order is not None  # sorted: 88 184 floats a row
-    assert len(choose_plan(MODELS["mcmahan_cnn"](), batches).cuts) == 41  # exact
+    assert choose_plans(logistic(), batches)[0].cuts == [0, 40]  # padded: 7 850 parameters, 1 568 floats a row
+    assert choose_plans(cnn(), batches)[0].order is not None  # sorted: 88 184 floats a row
+    assert len(choose_plans(MODELS["mcmahan_cnn"](), batches)[0].cuts) == 41  # exact
     sizes[:, 0] = 500  # one client with huge batches must not widen everybody's
     uneven = Batches(sizes, np.zeros(sizes.sum(), np.int64))
-    assert choose_plan(logistic(), uneven).order is not None
-    plan = choose_plan(logistic(), uneven)
+    assert choose_plans(logistic(), uneven)[0].order is not None
+    plan = choose_plans(logistic(), uneven)[0]
     assert (plan.widths @ np.diff(plan.cuts)).sum() < 1.25 * sizes.sum()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from polyeps.aggregation.client_groups import split_by_epsilon
+from polyeps.aggregation.noise_estimation import estimate_noise_variances
 from polyeps.algorithms._personal_models import personal_models
 from polyeps.core import Replies, State, Task
 from polyeps.experiment import config
@@ -34,6 +35,7 @@ class Listening(InMemory):
         super().__init__(*arguments)
         self.keeps_norms = keeps_norms
         self.norms: dict[str, list[float]] = {}
+        self.noise: dict[str, list[float]] = {}  # standard deviation by coordinate, estimated as PDP-FL's server does
         self.values = 0  # bytes of tensors alone, without framing: PFA's way to count
 
     def __call__(self, task: Task) -> Replies:
@@ -43,6 +45,9 @@ class Listening(InMemory):
             lengths = replies.payload["update"].norm(dim=1).tolist()
             for client, length in zip(replies.ids, lengths, strict=True):
                 self.norms.setdefault(client, []).append(round(float(length), 6))
+            levels = estimate_noise_variances(replies.payload["update"][:, None]).sqrt().tolist()
+            for client, level in zip(replies.ids, levels, strict=True):
+                self.noise.setdefault(client, []).append(float(f"{level:.6g}"))
         return replies
 
 
@@ -88,7 +93,7 @@ class Simulated:
             found["own"] = by_group(population, state.model, personal_models(self.clients.memory, state.model))
         if self.transport.keeps_norms:
             budgets = [budget.epsilon for budget in population.budgets if budget]
-            found |= {"norms": self.transport.norms, "epsilons": budgets}
+            found |= {"norms": self.transport.norms, "noise": self.transport.noise, "epsilons": budgets}
         return {
             **found,
             **self._spent(),

@@ -12,7 +12,7 @@ MNIST, SKEWED, WRITERS, FEMNIST = "one digit", "skewed", "writers", "femnist"
 OPEN, PLAIN, OURS, AUTO = "fedhdp-open", "dp-fedavg", "fedhdp", "auto"
 COLUMNS = [
     *("clients", "r", "method", "Acc_g", "Acc_g,p", "Acc_g,np", "Δ_g", "Acc_l,p", "Acc_l,np", "Δ_l"),
-    *("α, steps", "paper: Acc_g; g,p, g,np; l,p, l,np"),
+    *("α, steps", "paper: Acc_g; g,p, g,np; l,p, l,np (writers: FMNIST)"),
 ]
 # Accuracies of the common model; of it for private and non-private clients; of personal models for both.
 PAPER: Mapping[tuple[str, str, float | str | None], str] = {
@@ -86,7 +86,16 @@ def _findings(clients: str, records: Sequence[Record]) -> list[str]:
              if method == OURS and ratio != AUTO}  # fmt: skip
     best = max(above, key=lambda ratio: above[ratio])
     spent = max((one["spent"] for one in records if one["spent"] is not None), default=0.0)
+    lower = [
+        str(ratio)
+        for (method, ratio), one in mine.items()
+        if method == OURS
+        and fmean(run["personal accuracy (open)"] - run["personal accuracy (private)"] for run in one["own"].values())
+        < 0
+    ]
+    signs = f"{clients}: Δ_l is negative, so open clients' own models are worse than private clients', at r = "
     return [
+        *([signs + ", ".join(lower)] if lower else []),
         f"{clients}: fedhdp with r = auto has {signed(auto, plain)} points over dp-fedavg; the best r tried, {best}, "
         f"has {above[best]:+.2f} over auto, and r = 1 {above[1.0]:+.2f}",
         f"{clients}: ε spent by ledgers, at most {spent:.3f}",

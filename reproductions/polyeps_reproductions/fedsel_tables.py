@@ -14,7 +14,7 @@ from polyeps_reproductions.algorithms import fedsel
 from polyeps_reproductions.comparison import FORMS
 from polyeps_reproductions.fedsel_cost import COHORTS, SELECTIONS, measure
 from polyeps_reproductions.fedsel_folds import ITERATIONS, built
-from polyeps_reproductions.studies import Content, Record, curve_of, difference, grouped, line, panel, percent, signed
+from polyeps_reproductions.studies import Content, Record, band_of, difference, grouped, line, panel, percent, signed
 
 TIE = 0.005  # an order holds unless the lower method is ahead by more than half a point
 SETS = {"syn-l-0.01-0.9": (100, 60_000), "syn-h-0.01-0.9": (300, 100_000), "bank": (32, 45_211)} | {
@@ -34,7 +34,9 @@ PAPER = {
 }
 CHOICES = ("exp", "pe", "ps")
 MAJORITY = {"syn-l-0.01-0.9": 50.0, "bank": 88.3, "kddcup99": 80.3, "adult": 76.1}  # % of the larger class
+BESIDE = 0.012  # of a value along the axis, between methods at the same place: equal values stay visible
 Orders = tuple[tuple[str, str], ...]
+Point = tuple[float, float, float]  # x, y, deviation
 
 
 def by_axis(axis: str, orders: Orders = (), curves: bool = False) -> Callable[[Sequence[Record], bool], Content]:
@@ -42,7 +44,7 @@ def by_axis(axis: str, orders: Orders = (), curves: bool = False) -> Callable[[S
 
     def show(records: Sequence[Record], _: bool) -> Content:
         rows: list[list[Any]] = []
-        points: dict[str, dict[str, list[tuple[float, float]]]] = {}
+        points: dict[str, dict[str, list[Point]]] = {}
         held: dict[tuple[str, str], list[bool]] = {}
         for (data, model, rate, at), cell in grouped(records, "data", "model", "rate", axis).items():
             title = f"{data}, {model}" + (", one α for all" if rate == "shared" else "")
@@ -50,8 +52,9 @@ def by_axis(axis: str, orders: Orders = (), curves: bool = False) -> Callable[[S
                 name = one["method"] if one["form"] == "sound" else f"{one['method']}, published"
                 spent = "–" if one["spent"] is None else f"{one['spent']:.3g}"
                 rows.append([title, at, name, percent(one, 1), one["count"], f"{one['learning_rate']:g}", spent])
-                wrong = [(number, round(100 - 100 * value, 2)) for number, value in curve_of(one)] if curves else []
-                points.setdefault(title, {}).setdefault(name, []).extend(wrong or [(at, 100 * one["mean"])])
+                shown = [(at, 100 - 100 * value, 100 * error) for at, value, error in band_of(one)] if curves else []
+                value = (at, 100 * one["mean"], 100 * one["deviation"])
+                points.setdefault(title, {}).setdefault(name, []).extend(shown or [value])
             sound = {one["method"]: one["mean"] for one in cell if one["form"] == "sound"}
             for higher, lower in orders:
                 if higher in sound and lower in sound:
@@ -62,15 +65,25 @@ def by_axis(axis: str, orders: Orders = (), curves: bool = False) -> Callable[[S
         drawn = curves or (len(places) > 1 and all(isinstance(one, int | float) for one in places))
         labels = ("round", "% wrong") if curves else (axis, "test accuracy, %")
         shape = {} if curves or axis == "mu" else {"log": "x"}
-        panels = [panel(title, *labels, _series(lines), **shape) for title, lines in points.items()] if drawn else []
+        panels = (
+            [panel(title, *labels, _series(lines, curves), **shape) for title, lines in points.items()] if drawn else []
+        )
         return Content(columns, rows, said, panels)
 
     return show
 
 
-def _series(lines: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:
-    """Return lines; a baseline, which has one point, is a level."""
-    return [line(name, some, **({"look": "level"} if len(some) == 1 else {})) for name, some in lines.items()]
+def _series(lines: dict[str, list[Point]], curves: bool = False) -> list[dict[str, Any]]:
+    """Return lines with their deviations, beside each other; a baseline, which has one point, is a level."""
+    found = []
+    for number, (name, some) in enumerate(lines.items()):
+        ordered = sorted(some)
+        factor = 1.0 if curves else 1 + BESIDE * (number - (len(lines) - 1) / 2)
+        look = "level" if len(some) == 1 else "band" if curves else "line"
+        errors = [round(error, 2) for *_, error in ordered]
+        at = [(round(x * factor, 4), round(y, 2)) for x, y, _ in ordered]
+        found.append(line(name, at, error=errors, look=look))
+    return found
 
 
 def gains(records: Sequence[Record], _: bool) -> Content:
@@ -154,13 +167,13 @@ def cost(_: Sequence[Record], quick: bool) -> Content:
     """Return figure 2(e): microseconds of one client, in cohorts."""
     torch.set_num_threads(1)
     rows: list[list[Any]] = []
-    points: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    points: dict[str, dict[str, list[Point]]] = {}
     for kind, table in measure(3 if quick else 7).items():
         for (size, clients), row in zip(COHORTS.items(), table.values(), strict=True):
             each = {name: 1e6 * row[name] / clients for name in SELECTIONS}
             rows.append([kind, size, clients, *(f"{value:.2f}" for value in each.values())])
             for name, value in each.items():
-                points.setdefault(f"one client, {kind}", {}).setdefault(name, []).append((size, value))
+                points.setdefault(f"one client, {kind}", {}).setdefault(name, []).append((size, value, 0.0))
     ordered = [float(row[4]) <= 1.1 * float(row[5]) <= 1.21 * float(row[6]) for row in rows]
     said = [f"PS ≤ PE ≤ EXP, up to a tenth, in {sum(ordered)} of {len(ordered)} rows"]
     panels = [panel(title, "d", "microseconds", _series(lines), log="xy") for title, lines in points.items()]

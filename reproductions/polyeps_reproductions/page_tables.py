@@ -10,22 +10,25 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean, stdev
 
+from polyeps_reproductions.census import ABSENT, Count, counted, distance, missed, values
 from polyeps_reproductions.comparison import FORMS, paired, within
+from polyeps_reproductions.headlines import Results, table
 from polyeps_reproductions.pfa import METHODS
 from polyeps_reproductions.presenting import markdown_table
 from polyeps_reproductions.reference_models import SOFTMAX_TWICE
-from polyeps_reproductions.studies import Record, grouped
+from polyeps_reproductions.studies import STUDIES, Record, grouped
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "reproductions" / "results"
-PAGES = (ROOT / "docs" / "papers" / "pfa.md",)
+PAGES = tuple(ROOT / "docs" / "papers" / f"{name}.md" for name in ("pfa", "reproduced"))
 TITLES = {
     "pfa": "PFA", "pfa-plus": "PFA+", "weiavg": "WeiAvg", "fedavg": "FedAvg", "minimum": "Minimum",
     "maximum": "Maximum", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "logistic": "LogR", "cnn": "CNN",
+    "fedsel": "FedSel", "pdp-fl": "PDP-FL", "fedhdp": "FedHDP", "cmp-fed": "CMP-Fed",
     SOFTMAX_TWICE: "LogR", "iid": "IID", "shards": "non-IID", "uniform": "Uniform", "gauss": "Gauss",
     "pareto": "Pareto", **{f"mixgauss{number}": f"MixGauss{number}" for number in (1, 2, 3, 4)},
 }  # fmt: skip
@@ -169,10 +172,51 @@ def uplink() -> Rows:
     return rows
 
 
-def counted(*figures: str, **labels: str) -> tuple[int, int]:
+def near_values(*figures: str, **labels: str) -> tuple[int, int]:
     """Return how many values of the published form are near the paper's, and of how many."""
     some = [one for one in records(*figures, form="published", **labels) if one["paper"] is not None]
     return sum(map(near, some)), len(some)
+
+
+def shares() -> Rows:
+    """Return, for each paper, how many of its cells were run and how many of its values are near ours."""
+    rows = [
+        ["paper", "cells", "run", "values compared, published form", "near", "sound form only", "near", "explained"]
+    ]
+    each = {TITLES[name]: one for name, one in counts().items()}
+    whole = Count(*(sum(column) for column in zip(*each.values(), strict=True)))
+    for name, one in [*each.items(), ("**all**", whole)]:
+        missed = one.values - one.near + one.sound_values - one.sound_near
+        ran = f"{one.run} ({100 * one.run / one.cells:.0f} %)"
+        sides = [(one.near, one.values), (one.sound_near, one.sound_values)]
+        near_of = [f"{near} ({100 * near / total:.0f} %)" if total else "–" for near, total in sides]
+        explained = f"{one.explained} of {missed} misses" if missed else "–"
+        rows.append(
+            [name, str(one.cells), ran, str(one.values), near_of[0], str(one.sound_values), near_of[1], explained]
+        )
+    return rows
+
+
+def absent() -> Rows:
+    """Return the cells that the studies lack."""
+    some = [(TITLES[name], *one) for name, cells in ABSENT.items() for one in cells.items()]
+    return [["paper", "what", "cells"], *([name, what, str(count)] for name, what, count in some)]
+
+
+def misses() -> Rows:
+    """Return every value that is far from the paper's."""
+    rows = [["paper", "value", "paper's", "ours", "off by", "why"]]
+    for one in missed(values(Results(RESULTS))):
+        form = "" if one.published else " (sound)"
+        shown = [f"{value:.1f}{' MiB' * (one.unit == 'MiB')}" for value in (one.paper, one.ours)]
+        rows.append([TITLES[one.study], one.place + form, *shown, distance(one), one.why])
+    return rows
+
+
+@lru_cache(maxsize=1)
+def counts() -> dict[str, Count]:
+    """Return the counts of every paper."""
+    return counted(Results(RESULTS))
 
 
 TABLES: dict[str, Callable[[], Rows]] = {
@@ -198,6 +242,10 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "shards-sound": lambda: by_method(
         records("11", "12", form="sound"), ("data", "model", "budgets", "clients"), spread
     ),
+    **{f"headlines-{name}": partial(table, Results(RESULTS), (name,)) for name in STUDIES},
+    "shares": shares,
+    "absent": absent,
+    "misses": misses,
     "redrawn-published": lambda: by_method(records("3-redrawn", form="published"), ("clients",), spread),
     "redrawn-sound": lambda: by_method(records("3-redrawn", form="sound"), ("clients",), spread),
 }  # fmt: skip
@@ -206,11 +254,11 @@ TABLES: dict[str, Callable[[], Rows]] = {
 def filled(page: str) -> str:
     """Return a page with all of its marked tables made anew."""
 
-    def table(found: re.Match[str]) -> str:
+    def made(found: re.Match[str]) -> str:
         first, *rows = TABLES[found[1]]()
         return f"<!-- table {found[1]} -->\n" + "\n".join(markdown_table(first, rows)) + "\n<!-- end -->"
 
-    return _MARK.sub(table, page)
+    return _MARK.sub(made, page)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ CLIENTS, RECORDS, ROUNDS, STEPS, BATCH, RATE = 10, 6000, 20, 94, 64, 0.01
 PARTITIONS = {"IID": "iid", "NIID(2)": "shards", "NIID-Dir(0.5)": "dirichlet"}
 EPSILONS = (0.4, 3.0, 20.0)
 MIXTURES = {"pdp-fl-mixgauss1": 2, "pdp-fl-mixgauss2": 2, "pdp-fl-mixgauss3": 3}  # and their numbers of groups
+BESIDE = 0.012  # of the index, between lines
 EDGES = (0.4, 4.0)  # between ε ≈ 0.1, 1 and 10
 METHODS = ("pdp-fl", "pfa", "fedavg", "minimum", "non-private", "public-only")
 
@@ -75,12 +76,16 @@ def norms(records: Sequence[Record], _: bool) -> Content:
         table = norms_of(one)
         means, spreads = table.mean(0), table.std(0)
         kind = names[one["partition"]]
-        drawn = series.setdefault(f"mean norm, {budget}", [])
-        drawn.append(line(kind, enumerate(means.tolist(), 1), dashed=bool(len(drawn) % 2)))
+        drawn = series.setdefault(f"{budget}; bands: deviation over clients", [])
+        rounded = [round(value, 4) for value in means.tolist()]
+        errors = [round(value, 4) for value in spreads.tolist()]
+        drawn.append(line(kind, enumerate(rounded, 1), error=errors, look="band"))
         over = [means[0], means[-1], means.mean(), spreads.mean()]
         rows.append([kind, budget, *(f"{value:.4f}" for value in over)])
-    panels = [panel(title, "round", "mean norm", some) for title, some in series.items()]
-    return Content(["partition", "budget", "first round", "last round", "mean", "deviation"], rows, panels=panels)
+    panels = [panel(title, "round", "norm of an update", some) for title, some in series.items()]
+    return Content(
+        ["partition", "budget", "first round", "last round", "mean", "deviation"], rows, panels=panels, alike=True
+    )
 
 
 def norms_of(one: Record) -> Array:
@@ -108,15 +113,24 @@ def groups(records: Sequence[Record], _: bool) -> Content:
                 for last in range(table.shape[1])
             ],
         }
+        if one.get("noise"):  # versions before 0.3 kept norms alone
+            levels = np.array([values[: table.shape[1]] for values in one["noise"].values()])
+            found["rounds so far, noise (ours)"] = [
+                group_by_log_norms(np.log(levels[:, : last + 1]).mean(1), int(one["parameters"]))
+                for last in range(table.shape[1])
+            ]
         for rule, labels in found.items():
             index = [agreement(truth, now) for now in labels]
             exact = f"{sum(value == 1 for value in index)} of {len(index)}"
-            drawn = series.setdefault(form, [])
-            drawn.append(line(f"{name}, {rule}", enumerate(index, 1), dashed=bool(len(drawn) % 2)))
+            drawn = series.setdefault(f"{name.removeprefix('pdp-fl-')}, {form}", [])
+            at = [(number, round(value + BESIDE * len(drawn), 4)) for number, value in enumerate(index, 1)]
+            drawn.append(line(rule, at, look="band", error=[0.0] * len(at)))
             rows.append([name, form, rule, *(f"{v:.2f}" for v in (index[0], np.mean(index), index[-1])), exact])
     panels = [panel(form, "round", "adjusted Rand index", some) for form, some in series.items()]
+    if panels:
+        note = f"In the figure, lines are {BESIDE:g} apart where they would lie on each other"
     columns = ["budgets", "form", "rule", "first round", "mean", "last round", "exact rounds"]
-    return Content(columns, rows, panels=panels)
+    return Content(columns, rows, [note] if panels else [], panels=panels, pairs=True, alike=True)
 
 
 def truth_of(epsilons: Array) -> NDArray[np.int64]:

@@ -27,9 +27,13 @@ METHOD_COLOURS = {
     "public-only": "#c2458f",
 }
 COLOURS = tuple(METHOD_COLOURS.values())
+STYLES = ("-", "--", ":", "-.")  # of bands, whose lines may lie on each other
+SHADE = 0.18
 LEVELS = (":", "-.", "--")  # baselines, which may lie on each other
 PANEL = (4.6, 3.0)  # inches
+LEAST_WIDTH = 6.4
 ACROSS = 3  # panels in a row
+DOTS = 100  # of a bitmap, per inch
 GREY = "#666666"
 
 
@@ -70,6 +74,25 @@ def read(folder: Path, study: str, name: str, quick: bool = False) -> Summary:
     except OSError:
         raise InputError(f"{path} is not there; leave out --show to run it, or change --output or --work") from None
     return found
+
+
+def write_page(folder: Path, quick: bool = False) -> Path:
+    """Write a page of all papers' claims with their verdicts, from the results in a folder, and return its path."""
+    from polyeps_reproductions.headlines import Results, table
+    from polyeps_reproductions.studies import STUDIES
+
+    lines = [f"# Five papers, reproduced{' in quick' if quick else ''}", ""]
+    if quick:
+        lines += [
+            "Small runs: few clients, rounds and seeds. They show whether the code runs, not what the papers claim.",
+            "",
+        ]
+    for name in STUDIES:
+        first, *rows = table(Results(folder, quick), (name,))
+        lines += [f"## {name}", "", *markdown_table(first, rows), ""]
+    path = folder / f"reproduced{'-quick' if quick else ''}.md"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
 
 
 def as_text(summary: Summary) -> str:
@@ -120,9 +143,14 @@ def draw(summary: Summary, path: Path) -> list[Path]:
     panels = summary["panels"]
     across = 2 if summary["pairs"] or len(panels) == 4 else min(ACROSS, len(panels))
     down = -(-len(panels) // across)
-    figure = Figure(figsize=(PANEL[0] * across, PANEL[1] * down + 1), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False, sharey="row" if summary["pairs"] else False).ravel()
     names = list(dict.fromkeys(series["name"] for one in panels for series in one["series"]))
+    width = max(PANEL[0] * across, LEAST_WIDTH)
+    # As many names in a row of the legend as fit beside each other.
+    columns = max(1, min(5, int(width / (0.6 + 0.075 * max(map(len, names))))))
+    high = PANEL[1] * down + 0.6 + 0.2 * -(-len(names) // columns)
+    figure = Figure(figsize=(width, high), layout="constrained")
+    shared = "all" if summary.get("alike") else "row" if summary["pairs"] else False
+    grid = figure.subplots(down, across, squeeze=False, sharey=shared).ravel()
     handles: dict[str, Any] = {}
     for place, (axes, one) in enumerate(zip(grid, panels, strict=False)):
         handles |= draw_panel(axes, one, names)
@@ -132,11 +160,13 @@ def draw(summary: Summary, path: Path) -> list[Path]:
         axes.set_visible(False)
     if handles:
         look: dict[str, Any] = {"loc": "outside lower center", "fontsize": 8, "frameon": False}
-        figure.legend(list(handles.values()), list(handles), ncols=min(5, len(handles)), **look)
+        figure.legend(list(handles.values()), list(handles), ncols=min(columns, len(handles)), **look)
     figure.suptitle(heading(summary), fontsize=10)
+    bitmap = path.with_suffix(".png")
     with mpl.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None})
-    return [path]
+        figure.savefig(bitmap, dpi=DOTS, metadata={"Software": None})
+    return [path, bitmap]
 
 
 def draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Any]:
@@ -182,7 +212,14 @@ def _draw_series(
             drawn = axes.bar(across, heights, panel["bars"], yerr=spreads if any(spreads) else None, color=colour)
             return {} if name in panel["ticks"] else {name: drawn}
         case "level":
+            for around in errors or ():  # the deviation of a baseline
+                axes.axhspan(y[0] - around, y[0] + around, color=colour, alpha=SHADE / 2, linewidth=0)
             return {name: axes.axhline(y[0], color=colour, linestyle=LEVELS[number % len(LEVELS)])}
+        case "band":
+            low, high = ([value + sign * error for value, error in zip(y, errors, strict=True)] for sign in (-1, 1))
+            axes.fill_between(x, low, high, color=colour, alpha=SHADE, linewidth=0)
+            (drawn,) = axes.plot(x, y, color=colour, linestyle=STYLES[number % len(STYLES)], linewidth=1.4)
+            return {name: drawn}
         case "circles":
             axes.errorbar(x, y, errors, color=colour, fmt="o", markersize=4, markerfacecolor="none")
         case "star":

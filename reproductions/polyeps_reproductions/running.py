@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ class Machines:
     device: str = "cpu"
     processes: int = 1
     shard: tuple[int, int] = (1, 1)  # (number, of how many)
+    until: float | None = None  # the time after which no further trial is begun
 
 
 def run_all(trials: Iterable[Trial], store: Store, machines: Machines, progress: Progress = lambda *_: None) -> None:
@@ -78,24 +80,20 @@ def _run_missing(
     missing = [one for one in trials if not store.has(one)]
     done, total = len(trials) - len(missing), len(trials)
     count(done, total)
-    for part in _finished(bundle(missing, machines.processes), store.folder, machines.device, pool):
-        done += len(part)
+    for finished in _finished(bundle(missing, machines.processes), store.folder, machines, pool):
+        done += finished
         count(done, total)
 
 
-def _finished(
-    bundles: Sequence[list[Trial]], folder: Path, device: str, pool: Executor | None
-) -> Iterator[Sequence[Trial]]:
-    """Run bundles, and yield each part as it is finished."""
+def _finished(bundles: Sequence[list[Trial]], folder: Path, machines: Machines, pool: Executor | None) -> Iterator[int]:
+    """Run bundles, and yield how many of each part's trials are finished."""
     if pool is None:
         for one in (one for part in bundles for one in part):
-            _work([one], folder, device)
-            yield [one]
+            yield _work([one], folder, machines)
         return
-    waiting = {pool.submit(_work, part, folder, device, os.getpid()): part for part in bundles}
+    waiting = [pool.submit(_work, part, folder, machines, os.getpid()) for part in bundles]
     for future in as_completed(waiting):
-        future.result()
-        yield waiting[future]
+        yield future.result()
 
 
 def bundle(trials: Iterable[Trial], processes: int) -> list[list[Trial]]:
@@ -115,10 +113,13 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _work(trials: Sequence[Trial], folder: Path, device: str, parent: int | None = None) -> None:
+def _work(trials: Sequence[Trial], folder: Path, machines: Machines, parent: int | None = None) -> int:
+    """Run trials, and return how many are finished."""
     store = Store(folder)
-    for one in trials:
-        if parent is not None and os.getppid() != parent:
-            return  # the command that wanted it is gone
+    for number, one in enumerate(trials):
+        orphaned = parent is not None and os.getppid() != parent  # the command that wanted it is gone
+        if orphaned or (machines.until is not None and time.time() > machines.until):
+            return number
         if not store.has(one):
-            store.write(one, perform(one, device))
+            store.write(one, perform(one, machines.device))
+    return len(trials)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from polyeps import __version__
 from polyeps.data import public_loaders
-from polyeps.errors import DataError, InputError
+from polyeps.errors import DataError, InputError, suggest
 from polyeps_reproductions.running import settle
 from polyeps_reproductions.trials import Result, Store, Trial
 
@@ -30,7 +30,7 @@ Panel = dict[str, Any]  # as `panel` makes it
 _CURVE_POINTS = 50  # of a longer curve, every tenth round is kept beside the first and the last
 _FROM_TRAINING = ("learning_rate", "local_steps", "clip")
 _MEANS = ("rounds", "seconds", "up", "down", "up_private", "down_private", "parameters")
-_FIRST = ("spent", "spent_share", "noise_multipliers", "norms", "epsilons")
+_FIRST = ("spent", "spent_share", "noise_multipliers", "norms", "noise", "epsilons")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Content:
     findings: list[str] = field(default_factory=list)  # sentences
     panels: list[Panel] = field(default_factory=list)
     pairs: bool = False  # two panels in a row share their vertical axis
+    alike: bool = False  # all panels share it
 
 
 @dataclass(frozen=True)
@@ -96,27 +97,33 @@ class Study:
         """Return a cell's trials, one for each seed."""
         return [replace(cell.trial, seed=seed) for seed in self.trial_seeds(1 if part.once else seeds, quick)]
 
+    def lacking(self, part: Part, cell: Cell, seeds: int, quick: bool, earlier: Summary | None) -> list[Trial]:
+        """Return a cell's trials whose results an earlier summary does not hold, seed by seed."""
+        known = _seeds(_earlier(cell, earlier))
+        return [one for one in self.trials(part, cell, seeds, quick) if str(one.seed) not in known]
+
     def summary(
         self, part: Part, store: Store, seeds: int, quick: bool, command: str = "", earlier: Summary | None = None
     ) -> Summary:
         """Return a part as plain values, from its finished trials.
 
-        A cell without any keeps its record of an earlier summary, whose trials may be gone, unless its learning rate
-        has changed since.
+        A cell keeps what an earlier summary holds of other seeds, whose trials may be gone, unless its settings have
+        changed since; without any seed of its own, it keeps that record as it is.
         """
         cells, missing = available(part.cells(quick))[0], 0
         records: list[Record] = []
         kept: list[Record] = []
-        known = earlier or {"records": None}
-        before = {_place(one): {"version": known["version"], **one} for one in known["records"] or ()}
         for cell in cells:
             trials = self.trials(part, cell, seeds, quick)
             results = [found for one in settle(trials, store) if (found := store.read(one)) is not None]
-            missing += len(trials) - len(results)
-            old = before.get(_place(cell.labels))
-            old = None if old and not _same_rate(old, cell.trial.settled(store)) else old
+            settled = cell.trial.settled(store)
+            old = _earlier(cell, earlier)
+            old = None if old and not _same_setting(old, settled) else old
+            done = {str(result["seed"]) for result in results} | _seeds(old)
+            missing += sum(str(one.seed) not in done for one in trials)
             kept += [{**old, "paper": cell.paper}] if old and not results else []
-            records += [record(cell, results)] if results else kept[-1:] if old else []
+            new = record(cell, results, settled) if results else None
+            records += [joined(new, old)] if new else kept[-1:] if old else []
         ready = (records or not cells) and (part.partial or not missing)
         content = part.show(records, quick) if ready else Content([], [])
         if kept and ready:
@@ -136,6 +143,7 @@ class Study:
             "table": content.rows,
             "findings": content.findings,
             "pairs": content.pairs,
+            **({"alike": True} if content.alike else {}),
             "panels": content.panels,
             "records": records,
         }
@@ -144,7 +152,7 @@ class Study:
 def find(name: str) -> Study:
     """Return a study by name."""
     if name not in STUDIES:
-        raise InputError(f"there is no study {name!r}; choose one of {', '.join(STUDIES)}")
+        raise InputError(f"there is no study {name!r}; {suggest(name, STUDIES)}")
     found: Study = import_module(f"polyeps_reproductions.{name.replace('-', '_')}").STUDY
     return found
 
@@ -170,15 +178,49 @@ def _problem(data: str, load: Callable[..., Any]) -> str:
     return ""
 
 
-def _place(labels: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(labels.get(name) for name in ("cell", "method", "form"))
+def _earlier(cell: Cell, earlier: Summary | None) -> Record | None:
+    """Return a cell's record in an earlier summary."""
+    known = earlier or {"records": None}
+    some = [one for one in known["records"] or () if same_labels(one, cell.labels)]
+    return {"version": known["version"], **some[0]} if some else None
 
 
-def _same_rate(old: Record, settled: Trial | None) -> bool:
-    return settled is None or old["learning_rate"] == settled.experiment().training.learning_rate
+def same_labels(one: Record, labels: Mapping[str, Any]) -> bool:
+    """Return whether a record, perhaps read from JSON, is of the cell with these labels."""
+    return all(json.dumps(one.get(name)) == json.dumps(value) for name, value in labels.items())
 
 
-def record(cell: Cell, results: Sequence[Result]) -> Record:
+def _seeds(one: Record | None) -> set[str]:
+    return set((one or {}).get("finals") or ())
+
+
+def _same_setting(old: Record, settled: Trial | None) -> bool:
+    if settled is None:
+        return True
+    if "setting" in old:
+        return bool(old["setting"] == setting_of(settled))
+    return bool(old["learning_rate"] == settled.experiment().training.learning_rate)
+
+
+def setting_of(settled: Trial) -> str:
+    """Return a name of all that a trial's settings say, whatever its seed."""
+    return replace(settled, seed=0).key.rsplit("-", 1)[-1]
+
+
+def joined(new: Record, old: Record | None) -> Record:
+    """Return a new record with the seeds that only an earlier one has."""
+    others = _seeds(old) - _seeds(new)
+    if old is None or not others:
+        return new
+    seeds = sorted({*new["finals"], *others}, key=int)
+    found = {**new, "version": ", ".join(sorted({new["version"], old["version"]}))}
+    for name in ("finals", "curves", "own"):
+        if name in new:
+            found[name] = {seed: {**(old.get(name) or {}), **new[name]}[seed] for seed in seeds}
+    return {**found, **spread_of(list(found["finals"].values()))}
+
+
+def record(cell: Cell, results: Sequence[Result], settled: Trial | None = None) -> Record:
     """Return a cell's record: its labels, the paper's number, and the results of its seeds."""
     first = results[0]
     values = {str(result["seed"]): round(result[cell.value], 6) for result in results}
@@ -192,6 +234,7 @@ def record(cell: Cell, results: Sequence[Result]) -> Record:
         "finals": values,
         "curves": {str(result["seed"]): _curve(result["accuracy"], cell.trial.folds) for result in results},
         "version": ", ".join(sorted({result["version"] for result in results})),
+        **({"setting": setting_of(settled)} if settled else {}),
         **({"own": {str(result["seed"]): result["own"] for result in results}} if first.get("own") else {}),
     }
 
@@ -215,6 +258,15 @@ def curve_of(one: Record) -> list[tuple[int, float]]:
     curves = list(one["curves"].values())
     common = set(curves[0]).intersection(*curves[1:])
     return [(number, fmean(curve[str(number)] for curve in curves)) for number in sorted(map(int, common))]
+
+
+def band_of(one: Record) -> list[tuple[int, float, float]]:
+    """Return the mean accuracy over seeds and its standard deviation, after every round of `curve_of`."""
+    curves = list(one["curves"].values())
+    return [
+        (number, mean, stdev(curve[str(number)] for curve in curves) if len(curves) > 1 else 0.0)
+        for number, mean in curve_of(one)
+    ]
 
 
 def percent(one: Record, digits: int = 2) -> str:

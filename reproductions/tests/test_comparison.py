@@ -142,8 +142,32 @@ def test_a_cell_whose_trials_are_gone_keeps_its_earlier_record(store: Store) -> 
     assert f"1 of {len(found['records'])} records are kept from version 0.1" in found["findings"]
     assert found["missing"] == 2
     for one in earlier["records"]:
-        one["learning_rate"] = 0.01  # another choice than today's
+        one["setting"] = "another choice than today's"
     assert len(STUDY.summary(figure(), store, 2, False, earlier=earlier)["records"]) == len(found["records"]) - 1
+    for one in earlier["records"]:
+        del one["setting"]  # version 0.1 knew rates alone
+        one["learning_rate"] = 0.01
+    assert len(STUDY.summary(figure(), store, 2, False, earlier=earlier)["records"]) == len(found["records"]) - 1
+
+
+def test_seeds_of_earlier_results_are_neither_run_again_nor_lost(store: Store, tmp_path: Path) -> None:
+    earlier = summary(store)  # seeds 1 and 2
+    (cell, *_) = [one for one in figure().cells(False) if one.labels["method"] == "pfa"]
+    assert [one.seed for one in STUDY.lacking(figure(), cell, 3, False, earlier)] == [3]
+    assert [one.seed for one in STUDY.lacking(figure(), cell, 3, False, None)] == [1, 2, 3]
+    elsewhere = Store(tmp_path / "elsewhere")
+    for choice in cell.trial.choices():
+        elsewhere.write(choice, result(choice, 0.5))
+    (third,) = settle([replace(cell.trial, seed=3)], elsewhere)
+    elsewhere.write(third, result(third, 0.9))
+    found = STUDY.summary(figure(), elsewhere, 3, False, earlier=earlier)
+    one = next(one for one in found["records"] if one["method"] == "pfa" and one["form"] == cell.labels["form"])
+    before = next(one for one in earlier["records"] if one["method"] == "pfa" and one["form"] == cell.labels["form"])
+    assert one["finals"] == {**before["finals"], "3": 0.9}
+    assert set(one["curves"]) == {"1", "2", "3"}
+    assert one["count"] == 3
+    assert one["mean"] == pytest.approx(sum(one["finals"].values()) / 3)
+    assert found["missing"] == len(figure().cells(False)) - 1
 
 
 def test_missing_trials_are_counted(store: Store) -> None:
@@ -156,7 +180,7 @@ def test_missing_trials_are_counted(store: Store) -> None:
 def test_files_are_written_and_read_again(store: Store, tmp_path: Path, axis: str) -> None:
     found = summary(store, figure(axis=axis))
     files = presenting.write(found, tmp_path / "results")
-    assert [file.name for file in files] == [f"test-figure-1{ending}" for ending in (".json", ".md", ".svg")]
+    assert [file.name for file in files] == [f"test-figure-1{ending}" for ending in (".json", ".md", ".svg", ".png")]
     assert presenting.read(tmp_path / "results", "test", "figure-1") == found
     assert "| pfa | 50.0 | 54.0 ± 1.4 |" in files[1].read_text()
     first = files[2].read_bytes()
@@ -213,7 +237,8 @@ def test_all_looks_are_drawn(tmp_path: Path) -> None:
     named = {"study": "test", "kind": "figure", "number": "2", "title": "Lines", "note": "a note", "version": "0"}
     found = {**named, "command": "", "missing": 0, "columns": ["a"], "table": [[1], ["x|y"]], "findings": ["So."]}
     files = presenting.write({**found, "pairs": False, "panels": panels, "records": None}, tmp_path)
-    assert [file.suffix for file in files] == [".json", ".md", ".svg"]
+    assert [file.suffix for file in files] == [".json", ".md", ".svg", ".png"]
+    assert files[3].read_bytes().startswith(b"\x89PNG")
     shown = "# test, figure 2: Lines\n\n| a |\n|---|\n| 1 |\n| x\\|y |\n\nSo.\nNote: a note.\n"
     assert files[1].read_text() == shown
     assert "the paper's value" in files[2].read_text()

@@ -62,16 +62,35 @@ def test_one_seed_has_no_spread_and_quick_runs_have_no_paper_beside_them() -> No
     assert content.findings[0].startswith("Quick")
 
 
-def test_all_ratios_share_the_choice_of_auto_and_skewed_controls_are_not_tried_twice() -> None:
+def test_ratios_but_one_share_the_choice_of_auto_and_skewed_controls_are_not_tried_twice() -> None:
     choices = {
         (one.labels["clients"], one.labels["method"], one.labels["ratio"]): one.trial for one in table_one(False)
     }
-    assert {choices[MNIST, OURS, ratio].choices() for ratio in (AUTO, 0.0, 1.0)} == {
+    assert {choices[MNIST, OURS, ratio].choices() for ratio in (AUTO, 0.0, 0.9)} == {
         choices[MNIST, OURS, 0.1].choices()
     }
+    assert choices[MNIST, OURS, 1.0].choices() != choices[MNIST, OURS, AUTO].choices()
     assert choices[SKEWED, PLAIN, None].choices() == choices[MNIST, PLAIN, None].choices()
     assert choices[SKEWED, OURS, AUTO].choices() != choices[MNIST, OURS, AUTO].choices()
     for trial in choices.values():
         tried = json.loads(trial.choices()[0].settings)["algorithm"]
         assert "pull" not in tried
         assert tried["personal"] is False
+
+
+def test_pulls_are_the_papers() -> None:
+    rows = {
+        (one.labels["method"], one.labels["ratio"]): json.loads(one.trial.settings) for one in cells(WRITERS, False)
+    }
+    pulls = {key: values["algorithm"]["pull"] for key, values in rows.items()}
+    assert pulls[OURS, 0.01] == pulls[OURS, AUTO] == {"open": 0.005, "private": 0.05}
+    assert pulls[OURS, 1.0] == 0.005
+    assert pulls[PLAIN, None] == pulls[OPEN, None] == 0.05
+
+
+def test_a_negative_gain_of_opting_out_is_said() -> None:
+    found = records(WRITERS)
+    for one in found:
+        for run in one["own"].values():
+            run["personal accuracy (open)"] -= 0.01 if one["ratio"] in (AUTO, 1.0) else 0.0
+    assert compared(found, quick=False).findings[0].endswith("private clients', at r = auto, 1.0")

@@ -139,7 +139,16 @@ def test_tables_without_trials() -> None:
 
 
 def test_the_study_is_all_of_the_paper_and_small_when_quick() -> None:
-    assert [part.number for part in PARTS] == [*(f"2{x}" for x in "abcdefghi"), "3a", "3b", "3c", "1", "2", "3"]
+    assert [part.number for part in PARTS] == [
+        *(f"2{x}" for x in "abcdefghi"),
+        "3a",
+        "3b",
+        "3c",
+        "1",
+        "2",
+        "synthetic",
+        "3",
+    ]
     assert len(STUDY.choose(figures=["2e"], tables=["3"])) == 2
     quick = {one for part in PARTS for cell in part.cells(True) for one in STUDY.trials(part, cell, 1, True)}
     assert len(quick) < 1000

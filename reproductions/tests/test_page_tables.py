@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from polyeps_reproductions.comparison import TIE, orderings
-from polyeps_reproductions.page_tables import PAGES, TABLES, counted, filled, lead, near, records, spread
+from polyeps_reproductions.page_tables import PAGES, TABLES, filled, lead, near, near_values, records, spread
 from polyeps_reproductions.studies import Record, grouped
 
 CLIENTS = (20, 30, 40, 50)
@@ -53,7 +53,7 @@ def test_a_changed_number_is_found() -> None:
 
 
 def test_how_many_values_are_reproduced(page: str) -> None:
-    both = {model: [counted("3", "10", model=model, method=name) for name in ("pfa", "pfa-plus")]
+    both = {model: [near_values("3", "10", model=model, method=name) for name in ("pfa", "pfa-plus")]
             for model in ("logistic", "cnn")}  # fmt: skip
     sums = {model: [sum(column) for column in zip(*pair, strict=True)] for model, pair in both.items()}
     (lr, lr_all), (cnn, cnn_all) = sums.values()
@@ -61,9 +61,9 @@ def test_how_many_values_are_reproduced(page: str) -> None:
         f"in {lr + cnn} of {lr_all + cnn_all} values**: {lr} of {lr_all} for LogR, {cnn} of {cnn_all} for the CNN"
         in page
     )
-    every = [counted("3", "10", model=model) for model in ("logistic", "cnn")]
+    every = [near_values("3", "10", model=model) for model in ("logistic", "cnn")]
     assert "it is {} of {} and {} of {}".format(*every[0], *every[1]) in page
-    twice, once = counted("3-softmax"), counted("3", "10", data="mnist", model="logistic")
+    twice, once = near_values("3-softmax"), near_values("3", "10", data="mnist", model="logistic")
     assert "With softmax twice {} of {} values".format(*twice) in page
     assert "with softmax once {} of {}".format(*once) in page
     assert (
@@ -71,8 +71,8 @@ def test_how_many_values_are_reproduced(page: str) -> None:
         in page
     )
     least = {
-        "twice": counted("3-softmax", method="minimum"),
-        "once": counted("3", "10", data="mnist", model="logistic", method="minimum"),
+        "twice": near_values("3-softmax", method="minimum"),
+        "once": near_values("3", "10", data="mnist", model="logistic", method="minimum"),
     }
     assert "Minimum ({} of {} values within 4 points, {} of {} before)".format(*least["twice"], *least["once"]) in page
 

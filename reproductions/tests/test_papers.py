@@ -190,7 +190,10 @@ def test_groups_are_compared_round_by_round() -> None:
     record = {"budgets": "pdp-fl-mixgauss1", "form": "sound", "norms": norms, "epsilons": epsilons, "parameters": 7850}
     content = pdp_fl.groups([record], False)
     assert [row[-1] for row in content.rows] == ["2 of 2", "2 of 2"]
-    assert [series["y"] for series in content.panels[0]["series"]] == [[1.0, 1.0]] * 2
+    assert [series["y"] for series in content.panels[0]["series"]] == [[1.0, 1.0], [1.0 + pdp_fl.BESIDE] * 2]
+    levels = {str(client): [0.01, 0.011] if client == 3 else [0.1, 0.11] for client in range(10)}
+    ours = pdp_fl.groups([{**record, "noise": levels}], False).rows[-1]
+    assert (ours[2], ours[-1]) == ("rounds so far, noise (ours)", "2 of 2")
 
 
 def test_norms_are_shown_by_partition_and_budget() -> None:
@@ -202,4 +205,8 @@ def test_norms_are_shown_by_partition_and_budget() -> None:
     }
     content = pdp_fl.norms([record, {**record, "method": "non-private"}], False)
     assert content.rows[0] == ["IID", "ε = 3", "2.0000", "3.0000", "2.5000", "1.0000"]
-    assert [one["title"] for one in content.panels] == ["mean norm, ε = 3", "mean norm, no noise"]
+    assert [one["title"] for one in content.panels] == [
+        f"{name}; bands: deviation over clients" for name in ("ε = 3", "no noise")
+    ]
+    assert content.panels[0]["series"][0]["error"] == [1.0, 1.0]
+    assert content.alike

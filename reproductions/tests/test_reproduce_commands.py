@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,37 @@ def test_every_study_is_listed() -> None:
     for study in STUDIES:
         assert any(f"reproduce {study}" in page for page in pages)
         assert f"{study} (" in shown
+
+
+def test_only_what_is_missing_is_run_within_the_time(small: tuple[str, ...], tmp_path: Path) -> None:
+    (nothing,) = run_json(*small, "--missing", "--minutes", "0")
+    assert (nothing["records"], nothing["missing"]) == ([], 6)
+    (first,) = run_json(*small)
+    for path in (tmp_path / "work").glob("*.json"):
+        path.unlink()
+    (same,) = run_json(*small, "--missing", "--minutes", "5")
+    assert list((tmp_path / "work").glob("*.json")) == []
+    assert [one["finals"] for one in same["records"]] == [one["finals"] for one in first["records"]]
+    (more,) = run_json(*small, "--missing", "--minutes", "5", "--seeds", "2")
+    assert all(set(one["finals"]) == {"1", "2"} for one in more["records"])
+    assert all(
+        one["finals"]["1"] == old["finals"]["1"] for one, old in zip(more["records"], first["records"], strict=True)
+    )
+
+
+def test_all_studies_end_in_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in STUDIES:
+        module = import_module(f"polyeps_reproductions.{name.replace('-', '_')}")
+        monkeypatch.setattr(module, "STUDY", Study(name, lambda _: (replace(small_studies.figure(), number="0"),)))
+    folders = ("--work", str(tmp_path / "work"), "--output", str(tmp_path / "results"))
+    said = run("reproduce", "all", "--quick", *folders)
+    page = (tmp_path / "results" / "reproduced-quick.md").read_text()
+    assert "reproduced-quick.md" in said.stderr
+    assert all(f"## {name}\n" in page for name in STUDIES)
+    assert "**not run**" in page
+    assert {path.name for path in (tmp_path / "work").iterdir()} == set(STUDIES)
+    refused("reproduce", "all", "--figure", "3", naming=("--figure", "all"))
+    refused("reproduce", "pfa", "--show", "--missing", naming=("--show", "--missing"))
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

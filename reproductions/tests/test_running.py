@@ -1,4 +1,5 @@
 import json
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,13 @@ def test_a_stopped_study_goes_on(tmp_path: Path, performed: list[Trial], monkeyp
     assert Counter(performed).most_common(1)[0][1] == 1
     assert len(list(tmp_path.iterdir())) == len(performed) == 24
     run_all(wanted, store, Machines())
+    assert len(performed) == 24
+
+
+def test_nothing_is_begun_after_the_time_is_up(tmp_path: Path, performed: list[Trial]) -> None:
+    run_all(all_trials(), Store(tmp_path), Machines(until=time.time() - 1))
+    assert performed == []
+    run_all(all_trials(), Store(tmp_path), Machines(until=time.time() + 60))
     assert len(performed) == 24
 
 

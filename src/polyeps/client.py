@@ -42,7 +42,7 @@ def profiles(clients: Clients, algorithm: Algorithm, discloses: Iterable[Field])
         if clients.declared is not None:
             epsilon = float(clients.declared[place])
         elif clients.ledger is not None and clients.guaranteed[place]:
-            epsilon = clients.ledger.account(client).terms.budget.epsilon
+            epsilon = clients.ledger.account(client).epsilon
         found.append(
             Profile(
                 id=client,
@@ -124,17 +124,19 @@ def _work(clients: Clients, algorithm: Algorithm, task: Task, places: _Places, i
         clients.remember(PROGRESS, places, torch.tensor([period, done]).to(clients.memory[PROGRESS]))
     action, where = algorithm.actions[task.action], torch.from_numpy(places)
     recalled = {name: clients.passed_on.take(name, ids) for name in action.recalls}
-    payload, memory = action.run(
-        Work(
-            payload=task.payload,
-            data=clients.data.select(places),
-            noise_multiplier=clients.noise_multiplier[places],
-            streams=clients.streams(ids, task.round),
-            settings=clients.settings_of(places),
-            groups=() if clients.groups is None else tuple(clients.groups[place] for place in places),
-            memory={**{name: kept[where] for name, kept in clients.memory.items()}, **recalled},
-        )
+    work = Work(
+        payload=task.payload,
+        data=clients.data.select(places),
+        noise_multiplier=clients.noise_multiplier[places],
+        streams=clients.streams(ids, task.round),
+        settings=clients.settings_of(places),
+        groups=() if clients.groups is None else tuple(clients.groups[place] for place in places),
+        memory={**{name: kept[where] for name, kept in clients.memory.items()}, **recalled},
     )
+    if clients.workers is None:
+        payload, memory = action.run(work)
+    else:
+        payload, memory = clients.workers.work(task, ids, places, work)
     clients.passed_on.begin(task.run, task.round)
     for name, kept in memory.items():
         if name in algorithm.passed_on:

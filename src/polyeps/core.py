@@ -38,7 +38,7 @@ Payload = Mapping[str, "Tensor"]
 PerClient = Mapping[str, "NDArray[Any]"]
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Budget:
     """The most privacy a client is willing to lose in total.
 
@@ -330,6 +330,7 @@ class Algorithm:
     claimed: Callable[[float, int, float, Mapping[str, float]], float] | None = None
     # (action, what the server sent) -> the terms that a client agreed to for a sum of this action's replies
     sums: Callable[[str, Payload], SumTerms] | None = None
+    largest_sums: Mapping[str, tuple[SumTerms, ...]] = field(default_factory=dict)  # by group; "": there are none
     memory: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of what clients keep, zero at first
     groups: tuple[str, ...] = ()  # the groups a client may be in, where groups are needed
     seeded: bool = False  # whether the server's own noise can be repeated: in simulation only

@@ -1,4 +1,4 @@
-"""Every error polyeps raises on purpose.
+"""Every error polyeps raises on purpose::
 
     PolyepsError
     ├── InputError          something the caller gave is wrong; nothing was changed
@@ -7,6 +7,7 @@
     ├── UnknownEvent        an accountant has no rule for an event
     ├── BudgetExceeded      a charge would pass a client's budget; nothing was charged
     ├── JournalError        a run's journal cannot be read or written
+    ├── ShardLost           the worker of a shard ended again and again
     ├── SecureSumError      a secure sum stopped; no client's values were revealed
     │   ├── MessageRefused  a message of a secure sum is damaged, forged, late or not allowed
     │   └── SumAborted      too few clients are left, or their messages are inconsistent
@@ -15,6 +16,9 @@
 
 Each message is one sentence that names the client, field or file and the remedy.
 """
+
+import difflib
+from collections.abc import Iterable
 
 
 class PolyepsError(Exception):
@@ -45,6 +49,10 @@ class JournalError(PolyepsError):
     """A run's journal cannot be read or written."""
 
 
+class ShardLost(PolyepsError):  # noqa: N818
+    """The worker of a shard ended again and again; the run can be resumed."""
+
+
 class SecureSumError(PolyepsError):
     """A secure sum stopped; no client's values were revealed."""
 
@@ -63,3 +71,17 @@ class LedgerError(PolyepsError):
 
 class LedgerTampered(LedgerError):  # noqa: N818
     """A ledger, or its head, was changed."""
+
+
+def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """Return the end of a refusal of an unknown name: the one that may be meant, or else those there are.
+
+    >>> suggest("weiagv", ["fedavg", "weiavg"]), suggest("sgd", ["fedavg", "weiavg"])
+    ("did you mean 'weiavg'?", 'choose one of fedavg, weiavg')
+    """
+    names = list(known)
+    plain = {one.lower().replace("_", "-"): one for one in reversed(names)}
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), plain, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {plain[near[0]]!r}?"
+    return otherwise or (f"choose one of {', '.join(names)}" if names else "there is none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -43,6 +43,7 @@ class Round:
     active: tuple[str, ...]  # clients that can afford a further round
     seconds: float
     discarded: tuple[str, ...] = ()  # clients whose reply was malformed or not finite, and was discarded
+    left: tuple[str, ...] = ()  # clients that were active before it and are not any more
 
 
 class _Counted:
@@ -179,16 +180,16 @@ def serve(
     *,
     rounds: int,
     participation: Participation,
-    seed: int | None,
+    seed: int | bytes | None,
     run: str = "",
     active: Iterable[str] | None = None,
     observe: Callable[[Round, State], None] = lambda *_: None,
 ) -> State:
     """Run the rounds from `state` on, and return the last state, with the reason in `stopped`.
 
-    `active` names the clients that were left at that point, when a run is resumed. Without a seed, cohorts are drawn
-    from the system's entropy. A client that fails to answer is asked again in later rounds; one that cannot afford more
-    has left.
+    `active` names the clients that were left at that point, when a run is resumed. A seed is public; as bytes it is a
+    secret of the server, and without one, cohorts are drawn from the system's entropy. A client that fails to answer is
+    asked again in later rounds; one that cannot afford more has left.
     """
     check_name("the name of a run", run)
     _check_entropy(algorithm, transport, participation, seed)
@@ -196,20 +197,20 @@ def serve(
     check_disclosure(algorithm, roster.values())
     if algorithm.round_price is not None:
         check_secret_cohorts(participation)
-    if seed is None and participation.kind == "epoch":
+    if not isinstance(seed, int) and participation.kind == "epoch":
         seed = secrets.randbits(63)  # not secret, but the same for all rounds
-    left = [p.id for p in roster.values() if p.ready] if active is None else list(active)
+    left = dict.fromkeys([p.id for p in roster.values() if p.ready] if active is None else active)
     state = replace(state, stopped="")
     for number in range(state.round, rounds):
         for profile in _admitted(algorithm, transport.newcomers()):
-            if profile.ready and profile.id not in left:
-                left.append(profile.id)
+            if profile.ready:
+                left[profile.id] = None
             roster[profile.id] = profile
         if not participation.goes_on(left):
             return replace(state, stopped=_why(participation, left, len(roster), state.round))
         began = time.perf_counter()
         ask = _Counted(transport, algorithm, run, number)
-        present = ask.enter(left) if algorithm.round_price is not None else left
+        present = dict.fromkeys(ask.enter(tuple(left))) if algorithm.round_price is not None else left
         invited = participation.draw(tuple(roster), present, seed, number)
         ask.drawn = frozenset(invited)
         state = replace(
@@ -222,10 +223,12 @@ def serve(
         if present:  # without a client that has paid, there would be noise alone to learn from
             state = algorithm.round(state, ask)
         state = replace(state, round=number + 1, stopped=ask.refused and f"clients refuse the task: {ask.refused}")
-        left = [client for client in left if client not in ask.leaving]
+        gone = tuple(sorted(client for client in ask.leaving if client in left))
+        for client in gone:
+            del left[client]
         seconds = time.perf_counter() - began
         declined, discarded = tuple(ask.declined), tuple(ask.discarded)
-        observe(Round(number, invited, ask.traffic, declined, tuple(left), seconds, discarded), state)
+        observe(Round(number, invited, ask.traffic, declined, tuple(left), seconds, discarded, gone), state)
         if state.stopped:
             return state
     return replace(state, stopped=ALL_ROUNDS)
@@ -234,7 +237,7 @@ def serve(
 ALL_ROUNDS = "all rounds were run"
 
 
-def _why(participation: Participation, left: Sequence[str], enrolled: int, done: int) -> str:
+def _why(participation: Participation, left: Collection[str], enrolled: int, done: int) -> str:
     """Return the reason why no round can begin."""
     if not enrolled:
         return "no client is enrolled; connect clients first"
@@ -256,7 +259,9 @@ def _admitted(algorithm: Algorithm, profiles: Iterable[Profile]) -> Iterator[Pro
             yield profile
 
 
-def _check_entropy(algorithm: Algorithm, transport: Transport, participation: Participation, seed: int | None) -> None:
+def _check_entropy(
+    algorithm: Algorithm, transport: Transport, participation: Participation, seed: int | bytes | None
+) -> None:
     """Refuse seeded secrets where real clients rely on them."""
     if not transport.deployed:
         return
@@ -265,7 +270,7 @@ def _check_entropy(algorithm: Algorithm, transport: Transport, participation: Pa
             "the server's noise is seeded, which protects no client: the seed is enough to remove it; "
             "build the algorithm with noise from SystemStreams"
         )
-    if algorithm.round_price is not None and participation.kind == "poisson" and seed is not None:
+    if algorithm.round_price is not None and participation.kind == "poisson" and isinstance(seed, int):
         raise InputError(f"seed = {seed} makes cohorts predictable, but their price assumes secrecy; give seed = None")
 
 

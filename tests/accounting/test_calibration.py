@@ -209,7 +209,7 @@ def test_kept_files_are_private_and_links_are_not_followed(tmp_path: Path) -> No
 def test_adaptive_plans_fit_into_adaptive_ledgers(epsilon: float) -> None:
     budget = Budget(epsilon, 1e-5)
     answer = calibrate_each([budget], lambda sigma, _: price(sigma), 8000, schedule="adaptive")
-    account = ClientAccount(BudgetTerms(budget, schedule="adaptive"))
+    account = ClientAccount.opened(BudgetTerms(budget, schedule="adaptive"))
     planned = account.with_charge(price(float(answer.noise_multiplier[0])), 8000)
     assert account.affords(planned)
     assert account.spent(planned) == answer.certified[0] >= 0.99 * epsilon

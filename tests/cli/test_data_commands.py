@@ -151,7 +151,7 @@ def test_show_of_synthetic_data_needs_a_seed() -> None:
         (("check", "minst"), ("no data set 'minst'", "mnist")),
         (("show", "mnist", "--offline"), ("mnist is not here", "polyeps data fetch mnist")),
         (("list", "--data-dir", "no-such-folder"), ("no-such-folder, does not exist",)),
-        (("show", "digits", "--partition", "iit", "--clients", "2", "--seed", "1"), ("'iit'", "dirichlet")),
+        (("show", "digits", "--partition", "iit", "--clients", "2", "--seed", "1"), ("'iit'", "iid")),
         (("show", "digits", "--partition", "iid", "--clients", "2"), ("give a seed",)),
         (("show", "digits", "--partition", "iid", "--clients", "2", "--seed", "-1"), ("seed", "-1")),
         (

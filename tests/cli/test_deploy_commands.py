@@ -33,7 +33,11 @@ def test_kits_of_a_server_and_a_silo_fit_together(tmp_path: Path) -> None:
     signed = run_json("deploy", "sign", str(draft), *key)
     assert read_signed(draft).contract.digest == signed["digest"]
     assert signed["signer"] == server["key"]
-    (tmp_path / "aspen" / "records.csv").write_text("patient,age,bp,sex,smoker,outcome\np1,50,120,m,True,ill\n")
+    records = tmp_path / "aspen" / "records.csv"
+    records.write_text(
+        "patient,age,bp,sex,smoker,outcome\n" + "".join(f"p{number},50,120,m,True,ill\n" for number in range(20))
+    )
+    records.chmod(0o600)
     policy = str(tmp_path / "aspen" / "policy.toml")
     findings = json.loads(
         run("deploy", "doctor", "--policy", policy, "--contract", str(draft), "--json", status=1).stdout
@@ -44,7 +48,9 @@ def test_kits_of_a_server_and_a_silo_fit_together(tmp_path: Path) -> None:
         "key": True,
         "signers": True,
         "records": True,
+        "folder": True,
         "ledger": True,
+        "clock": True,
         "supernode": False,  # nobody has started it
         "contract": True,
     }
@@ -58,7 +64,7 @@ def test_a_template_that_was_not_filled_in_is_found(tmp_path: Path) -> None:
     assert [line.split()[1] for line in wrong] == ["signers:", "records:", "supernode:"]
     spoken = run("deploy", "doctor", "--kit", str(tmp_path), "--superlink", "127.0.0.1:1", status=1)
     wrong = [line for line in spoken.stdout.splitlines() if line.startswith("WRONG")]
-    assert [line.split()[1] for line in wrong] == ["certificates:", "superlink:"]
+    assert [line.split()[1] for line in wrong] == ["certificates:", "private", "superlink:"]
 
 
 def test_what_is_wrong_is_said_in_one_sentence(sites: Sites, tmp_path: Path) -> None:

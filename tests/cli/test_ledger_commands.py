@@ -6,8 +6,9 @@ import pytest
 from support.commands import refused, run, run_json
 
 from polyeps.accounting.events import Gaussian
+from polyeps.core import Budget
 from polyeps.ledger import Ledger
-from polyeps.ledger.account import Charge
+from polyeps.ledger.account import BudgetTerms, Charge
 
 
 @pytest.fixture
@@ -106,3 +107,45 @@ def test_missing_ledgers_are_named(file: str) -> None:
     run("ledger", "set-budget", "--file", file, "--epsilon", "2")
     refused("ledger", "show", "--file", file, "--client", "nobody", naming=("nobody",))
     refused("ledger", "export", "--file", file, "-o", "/nowhere/at/all", naming=("/nowhere/at/all",))
+
+
+def test_history_is_in_words(file: str) -> None:
+    run(
+        "ledger",
+        "set-budget",
+        "--file",
+        file,
+        "--client",
+        "ward",
+        "--epsilon",
+        "2",
+        "--person",
+        "patient",
+        "--unit",
+        "person",
+    )
+    ledger = Ledger(file)
+    ledger.reserve("trial", [Charge(("ward",), Gaussian(20.0), 3, "person", person="patient")])
+    ledger.release("trial")
+    run("ledger", "set-budget", "--file", file, "--client", "ward", "--epsilon", "3", "--raise", "--reason", "agreed")
+    said = run("ledger", "history", "--file", file).stdout
+    for part in (
+        "budget ε = 2, δ = 1e-05 per patient",
+        "reserved 3 × Gaussian noise 20 (trial)",
+        "run trial ended; what it did not use is free again",
+        "budget changed to ε = 3, δ = 1e-05: agreed",
+    ):
+        assert part in said
+    assert "{" not in said
+
+
+def test_history_names_few_clients_and_counts_many(file: str) -> None:
+    names = [f"c{number}" for number in range(40)]
+    terms = BudgetTerms(Budget(2.0, 1e-5))
+    ledger = Ledger.create(Path(file), dict.fromkeys(names, terms))
+    ledger.charge(Gaussian(5.0), clients=names, purpose="all/0123456789abcdef0123456789abcdef")
+    ledger.charge(Gaussian(5.0), clients=names[:2])
+    said = run("ledger", "history", "--file", file).stdout
+    assert "40 clients" in said
+    assert "c0, c1 " in said
+    assert "(all)" in said

@@ -82,7 +82,7 @@ def test_the_noise_is_that_of_a_simulation_with_all_silos(sites: Sites) -> None:
         ({"delta": 1e-4}, "delta = 0.0001 is more than"),
         ({"ends": date(2020, 1, 1)}, "ended on 2020-01-01"),
         ({"algorithm": {"name": "fedsel-exact"}}, "not in the policy's algorithms"),
-        ({"algorithm": {"name": "fedhdp"}}, "needs secure sums"),
+        ({"algorithm": {"name": "fedhdp"}}, "each must know the ε of all"),
         ({"model": {"name": "mlp"}}, "not in the policy's models"),
         ({"rehearsal": 3}, "its noise can be repeated"),
         ({"training": {"local_steps": 20_000}}, "outside the policy's range"),

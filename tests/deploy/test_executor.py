@@ -113,6 +113,25 @@ def test_a_message_that_is_too_large_is_declined_before_it_is_read(sites: Sites)
     assert not (silo.policy.folder / "task").exists()
 
 
+def test_a_task_that_cannot_be_noted_is_declined(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk nothing could be recorded: the server is told at once, and nothing is charged."""
+    silo, signed = sites.silo(), sites.signed()
+    node = SuperNode(enrolling(signed.encode()), *(tasking(signed.contract.run, {"model": torch.zeros(6)}),) * 2)
+    assert answer(silo, node) is None
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(executor, "replace_file", full)
+        assert answer(silo, node) is None
+    assert node.replies[1].error.reason == "declined"
+    assert silo.ledger.account("aspen").charges == 0
+    assert answer(silo, node) is None
+    assert not node.replies[2].has_error()
+    assert silo.ledger.account("aspen").charges == 1
+
+
 def test_a_task_whose_run_is_over_is_given_up_for_the_next(sites: Sites) -> None:
     silo, signed = sites.silo(), sites.signed()
     node = SuperNode(tasking("an ended run", {}), enrolling(signed.encode()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
@@ -159,6 +160,19 @@ def test_a_reply_that_is_no_longer_kept_is_paid_for_again(sites: Sites) -> None:
     for round, paid in [(0, 1), (1, 2), (0, 3), (1, 3)]:  # the fourth would be a fourth use
         ask(silo, tasking(run, model(), round))
         assert charges(sites) == paid
+
+
+def test_a_task_that_nobody_waits_for_any_more_is_not_paid_for(sites: Sites) -> None:
+    silo, run = enrolled(sites)
+    late = tasking(run, model())
+    late.metadata.ttl = 5.0
+    late.metadata.__dict__["_created_at"] = time.time() - 10.0
+    declined(silo, late)
+    assert charges(sites) == 0
+    assert "too late" in events(sites)[-1]["reason"]
+    in_time = tasking(run, model())
+    in_time.metadata.ttl = 5.0
+    assert ask(silo, in_time).content["reply"]["answered"]
 
 
 def other_messages(sites: Sites, run: str) -> Iterator[Message]:
@@ -439,7 +453,7 @@ def test_a_full_disk_stops_the_reply_and_nothing_else(sites: Sites, monkeypatch:
 
 def test_the_log_is_bounded(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     silo, _ = enrolled(sites)
-    monkeypatch.setattr(silo_module, "_LARGEST_LOG", 2000)
+    monkeypatch.setattr("polyeps.deploy.own_figures._LARGEST", 2000)
     for _ in range(60):
         silo.refuse(InputError("x" * 10_000))
     files = sorted(path.name for path in (sites.folder / "aspen" / "state").glob("events*"))

@@ -15,7 +15,7 @@ from polyeps.engine.fallback_layers import VmapLayer
 from polyeps.engine.layout import lay_out
 from polyeps.engine.network import Network, add_gradients, lower, record_gradients
 from polyeps.engine.recurrent import LastState
-from polyeps.engine.stable_products import multiply
+from polyeps.engine.stable_products import multiply, one_by_one
 from polyeps.models import MODELS, cross_entropy
 
 # Whether rows round alike in any company was measured for one version of torch. Elsewhere a simulated record may move a
@@ -216,7 +216,9 @@ def test_a_record_alone_is_the_same_in_any_company(name: str) -> None:
 
 
 @STEADY
-@pytest.mark.parametrize("shape", [(784, 10), (50, 10), (123, 1), (9, 4), (25, 32), (40, 2), (208, 14), (3, 3)])
+@pytest.mark.parametrize(
+    "shape", [(784, 10), (50, 10), (123, 1), (9, 4), (25, 32), (40, 2), (208, 14), (3, 3), (784, 700)]
+)
 @pytest.mark.parametrize("turned", [False, True])
 def test_products_round_a_row_alike_in_any_company(shape: tuple[int, int], turned: bool) -> None:
     fan_in, fan_out = shape
@@ -225,12 +227,40 @@ def test_products_round_a_row_alike_in_any_company(shape: tuple[int, int], turne
     weights = weights.contiguous() if turned else weights
     row, bias = torch.randn(3, 1, fan_in, generator=generator), torch.randn(3, 1, fan_out, generator=generator)
     found = set()
-    for width in (*range(2, 20), 33, 64):
+    for width in (*range(1 if one_by_one(fan_in * fan_out) else 2, 20), 33, 64):
         into = torch.empty(3, width, fan_out)
         multiply(row.expand(3, width, fan_in).contiguous(), weights, bias, into)
         found |= {into[:, place].numpy().tobytes() for place in range(width)}
     torch.testing.assert_close(into[:, :1], torch.baddbmm(bias, row, weights), rtol=1e-4, atol=1e-4)
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("padding", [2, 1])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_large_convolutions_give_the_gradients_of_autograd_and_of_a_record_alone(padding: int, stride: int) -> None:
+    torch.manual_seed(3)
+    module = nn.Sequential(
+        nn.Conv2d(2, 16, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(16, 32, 5, stride, padding),
+        nn.Flatten(1),
+        nn.LazyLinear(4),
+    )
+    rows, labels = torch.randn(5, 2, 24, 24), torch.tensor([0, 1, 2, 3, 0])
+    positions = module[:3](rows)[0, 0].numel()
+    module(rows)
+    assert one_by_one(positions * 32 * 16 * 25)
+    network = lower(module)
+    assert all(not isinstance(layer, VmapLayer) for layer in network.layers)
+    vector = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+    together = record_gradients(network, cross_entropy, vector, rows, labels)
+    for i in range(len(rows)):
+        loss = nn.functional.cross_entropy(module(rows[i : i + 1]), labels[i : i + 1])
+        wanted = torch.cat([each.flatten() for each in torch.autograd.grad(loss, list(module.parameters()))])
+        torch.testing.assert_close(together[i], wanted, rtol=1e-4, atol=1e-5)
+        if MEASURED:
+            alone = record_gradients(network, cross_entropy, vector, rows[i : i + 1].clone(), labels[i : i + 1])
+            assert torch.equal(alone[0], together[i])
 
 
 @pytest.mark.parametrize("rows", [8, 32, 33, 128, 512])

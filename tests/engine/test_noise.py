@@ -124,3 +124,34 @@ def test_device_normals_are_standard_normal_and_differ_by_key_and_step() -> None
     rows = torch.cat([first, second])
     assert (torch.corrcoef(rows) - torch.eye(6)).abs().max() < 5 / 20_000**0.5
     assert torch.equal(first[1:2], normals(keys[1:2], torch.tensor([0]), 20_001))
+
+
+@pytest.mark.parametrize("d", [7850, 2 * noise.TILE + 2])
+def test_tails_and_pairs_of_a_million_normals_are_as_they_should_be(d: int) -> None:
+    values = drawn(SeededStreams(5, range(4), 2), max(1, 250_000 // d), d)
+    looks_standard_normal(values)
+    sample = values.flatten().abs().double().numpy()
+    for bound in (1.0, 2.0, 3.0, 4.0, 4.5):
+        expected = len(sample) * 2 * stats.norm.sf(bound)
+        assert abs(np.sum(sample > bound) - expected) < 5 * expected**0.5
+    # the two normals of a word: their squares are independent, and their direction is uniform
+    half = d // 2
+    one, other = values[..., :half].flatten().double().numpy(), values[..., half:].flatten().double().numpy()
+    assert stats.kstest((one**2 + other**2) / 2, "expon").pvalue > 1e-4
+    assert stats.kstest(np.arctan2(one, other) / (2 * np.pi) + 0.5, "uniform").pvalue > 1e-4
+    # neither neighbours nor steps repeat
+    rows = values.flatten(0, 1)[:, : d - 1]
+    shifted = values.flatten(0, 1)[:, 1:]
+    assert abs(float((rows * shifted).mean())) < 5 / rows.numel() ** 0.5
+    assert len(torch.unique(values[0, 0, :1000])) > 990
+
+
+def test_the_extreme_words_give_finite_normals() -> None:
+    words = np.array([0, 1 << 32, 0x80000000, 0x80000000 << 32, 0xFFFFFFFFFFFFFFFF, 0x7FFFFFFF7FFFFFFF], np.uint64)
+    for some in (words, words[::-1].copy()):
+        cosines, sines = np.empty(6, np.float32), np.empty(6, np.float32)
+        noise._box_muller(some, cosines, sines)
+        both = np.hypot(cosines, sines)
+        assert np.isfinite(both).all()
+        assert both.max() < 6.7
+        assert both.max() > 6.6  # the smallest radius word, 0, is the longest normal

@@ -410,3 +410,60 @@ def test_racing_and_dying_processes_brick_and_lose_nothing(tmp_path: Path) -> No
         if run.open
     )
     ledger.charge(Gaussian(1e6))  # and it still works
+
+
+def test_many_budgets_that_differ_in_epsilon_share_a_row_and_everything_but_the_budget(path: Path) -> None:
+    epsilons = {f"c{place}": 0.5 + 0.01 * place for place in range(200)}
+    plan = Gaussian(20.0)
+    terms = {name: BudgetTerms(Budget(one, 1e-5), schedule="fixed", plan=plan) for name, one in epsilons.items()}
+    ledger = Ledger.create(path, terms)
+    assert [row.kind for row in ledger.rows()] == ["opened", "budgets"]
+    whole = tuple(terms)
+    most = {name: sum(fits(terms[name], plan, uses) for uses in range(1, 60)) for name in ("c0", "c90", "c199")}
+    for uses in range(1, 60):
+        able = ledger.can_afford(Charge(whole, plan))
+        assert [able[whole.index(name)] for name in most] == [uses <= count for count in most.values()]
+        assert able == sorted(able)  # larger budgets afford more
+        paying = [name for name, can in zip(whole, able, strict=True) if can]
+        if not paying:
+            break
+        ledger.charge(plan, clients=paying)
+    again = Ledger(path)
+    for one in (ledger, again):
+        assert {name: one.account(name).charges for name in most} == most
+        assert all(one.account(name).terms == agreed for name, agreed in terms.items())
+        assert all(one.spent(name) <= epsilons[name] for name in whole)
+    with pytest.raises(BudgetExceeded, match="client 'c0'"):
+        again.charge(plan, clients=["c199", "c0"])
+    assert len({id(again.account(name).standing) for name in whole}) < 60
+
+
+def fits(terms: BudgetTerms, plan: dp.DpEvent, uses: int) -> bool:
+    """Whether so many uses fit, by the accountant itself."""
+    return epsilon(dp.SelfComposedDpEvent(plan, uses), terms.budget.delta) <= terms.budget.epsilon
+
+
+def test_a_forged_row_of_budgets_is_refused(path: Path) -> None:
+    """Rewritten together with its head, so that only its content is wrong."""
+    from polyeps.ledger.hash_chain import Chain
+
+    content = {"clients": ["a", "b"], "epsilons": [1.0, math.nan], "delta": 1e-5, "unit": "record"}
+    content |= {"adjacency": "zero-out", "schedule": "fixed", "order": None, "plan": None}
+    for epsilons in ([1.0], [1.0, -1.0], [1.0, "2"], [1.0, None]):
+        path.unlink(missing_ok=True)
+        path.with_name(path.name + ".head").unlink(missing_ok=True)
+        Chain.create(path, [("opened", {"ledger": "x"}), ("budgets", {**content, "epsilons": epsilons})])
+        with pytest.raises(LedgerTampered, match="row 2 cannot be understood"):
+            Ledger(path)
+
+
+def test_verifying_a_file_opens_no_account_and_finds_the_same(path: Path, tmp_path: Path) -> None:
+    ledger = Ledger.create(path, {"a": ADAPTIVE})
+    assert Ledger.verify_file(path) == ledger.head
+    kept = tmp_path / "kept"
+    kept.write_bytes(path.with_name(path.name + ".head").read_bytes())
+    ledger.charge(Gaussian(20.0))
+    assert Ledger.verify_file(path, kept) == ledger.head
+    kept.write_text(f"2 {'0' * 64}")
+    with pytest.raises(LedgerTampered, match="does not continue"):
+        Ledger.verify_file(path, kept)

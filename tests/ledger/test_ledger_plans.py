@@ -131,7 +131,7 @@ def test_a_plan_of_one_event_may_be_repeated_while_it_fits(path: Path) -> None:
 def test_a_plan_of_several_parts_keeps_their_proportion() -> None:
     both = dp.SelfComposedDpEvent(Poisson(1.0, _together(20.0, 30.0)), 2)
 
-    account = ClientAccount(BudgetTerms(BUDGET, schedule="fixed", plan=both))
+    account = ClientAccount.opened(BudgetTerms(BUDGET, schedule="fixed", plan=both))
     for times, parts in product((1, 3), ((1, 1), (2, 2), (1, 2), (2, 1), (1, 0))):
         added = {Gaussian(sigma): times * count for sigma, count in zip((20.0, 30.0), parts, strict=True) if count}
         assert (account.obstacle(added) != "plan") == (parts[0] == parts[1])

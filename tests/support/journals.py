@@ -82,3 +82,33 @@ def write_job(
             job, {row.client: row.epsilon / 2 for row in clients if row.epsilon} if spent is None else spent, {}
         )
     return job
+
+
+def write_large(journal: Journal, labels: Sequence[str], clients: int, rounds: int, *, each_answer: bool) -> None:
+    """Write finished jobs of many clients and rounds at once; without `each_answer`, a client has one row in all."""
+    rows = [
+        ClientRow(f"hospital-{number:03}", epsilon, 1e-5, epsilon, 100 + 7 * number % 91, 1.0 + number / 100)
+        for number in range(clients)
+        for epsilon in [0.05 * 1.012**number]
+    ]
+    for place, label in enumerate(labels):
+        job = f"{label}-1"
+        add_job(journal, job, "fedavg", label, 1, rounds)
+        journal.begin(job, rows, {**FACTS, "summary": label})
+        reached = [0.9 - 0.5 / (1 + number / 20) - place / 100 + number % 7 / 500 for number in range(rounds)]
+        with journal._writing() as db:
+            whole = [(job, number, clients, clients, 0, clients, 0.25) for number in range(rounds)]
+            db.executemany("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", whole)
+            db.executemany(
+                "INSERT INTO metrics VALUES (?, ?, 'accuracy', ?)", [(job, *pair) for pair in enumerate(reached)]
+            )
+            answered = range(rounds) if each_answer else range(1)
+            db.executemany(
+                "INSERT INTO answers VALUES (?, ?, ?, 1, 300, 100)",
+                ((job, number, row.client) for number in answered for row in rows),
+            )
+        spent = {
+            row.client: (row.epsilon or 0.0) * (0.5 + (number * 7 + place) % 50 / 100)
+            for number, row in enumerate(rows)
+        }
+        journal.finish(job, spent, {})

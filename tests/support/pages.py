@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 from polyeps.report.page import write_page
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def page(*folders: Path) -> str:
@@ -20,14 +17,14 @@ def page(*folders: Path) -> str:
 
 def words(text: str) -> str:
     """What a reader reads: no tags, no styles, plain spaces."""
-    bare = re.sub(r"<(style|svg).*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL)
+    bare = re.sub(r"<(style|script|svg).*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL)
     return re.sub(r"\s+", " ", bare.replace("&#39;", "'")).replace(" ,", ",")
 
 
 class Balance(HTMLParser):
     """Notes every tag that is opened and not closed, or the other way round."""
 
-    FREE = frozenset({"meta", "br", "tr", "td", "path", "use", "i"})
+    FREE = frozenset({"meta", "link", "br", "tr", "td", "path", "circle", "rect", "use", "i", "input", "option"})
 
     def __init__(self) -> None:
         super().__init__()

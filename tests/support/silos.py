@@ -20,7 +20,7 @@ from polyeps.core import Budget, Payload
 from polyeps.data.own_files import load_own
 from polyeps.data.partition import divide
 from polyeps.deploy.contract import Contract, SignedContract, read_draft
-from polyeps.deploy.contract_job import contract_model, digest_of_model
+from polyeps.deploy.contract_job import as_agreed, contract_model, digest_of_model
 from polyeps.deploy.keys import new_key, public_of
 from polyeps.deploy.policy import Policy, read_policy
 from polyeps.deploy.silo import CONTRACT, Silo
@@ -61,12 +61,14 @@ class Sites:
             "ledger": "ledger.db",
             "algorithms": [name for name in ALGORITHMS if name != "fedsel-exact"],
             "models": ["logistic", "binary_logistic"],
+            "encoders": ["random-fourier"],
             "data": {"file": "records.csv", "schema": "schema.toml"},
             "budget": {"epsilon": 6.0, "delta": 1e-5, "epsilon_per_run": 1.0 + NAMES.index(name)},
             "limits": {"rounds": 20},
             "discloses": ["epsilon", "examples"],
             "signers": {"lab": {"key": public_of(self.signer), "epsilon": 6.0}},
             "supernode": {"secret": "supernode.secret"},
+            "sums": {"least_silos": 3},
             "rehearsal": self.rehearsal is not None,
         }
 
@@ -115,12 +117,15 @@ def simulated(sites: Sites, contract: Contract) -> Job:
         (folder / f"{name}.csv").write_bytes((sites.folder / name / "records.csv").read_bytes())
     declared = contract.data.declaration
     dataset = load_own(folder, label=declared.label, schema=declared.schema, classes=declared.classes)
+    dataset = as_agreed(contract, dataset)
     partition = divide(dataset, "as-in-file", clients=None, generator=np.random.default_rng(0))
     model = contract_model(contract, dataset)
     start = model.start(torch.Generator().manual_seed(seed_for(contract.seed, "model")))
-    budgets = tuple(Budget(sites.policy(name).budget.epsilon_per_run, contract.delta) for name in partition.ids)
+    given = {name: sites.policy(name).budget.epsilon_per_run for name in NAMES} | dict(contract.epsilon or {})
+    budgets = tuple(Budget(given[name], contract.delta) for name in partition.ids)
     population = Population(dataset, partition, budgets, model, start, contract.seed, torch.device("cpu"))
-    wanted = contract.experiment.model_copy(update={"budgets": config.BudgetSettings()})
+    budgets_section = config.BudgetSettings(noise_multiplier=contract.noise_multiplier)
+    wanted = contract.experiment.model_copy(update={"budgets": budgets_section})
     return prepare(wanted, contract.algorithm, population)
 
 

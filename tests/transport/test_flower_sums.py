@@ -168,7 +168,7 @@ def test_a_client_takes_part_only_where_its_noise_is_enough(changes: dict[str, A
     seat, asked = prepared(tmp_path)
     with pytest.raises(MessageRefused, match=said):
         seat.answer("0", {**asked, **changes}, b"")
-    assert not (seat.folder / "kept").exists()
+    assert not list(seat.folder.glob("*.sum"))
     assert seat.answer("0", asked, b"")
 
 
@@ -210,9 +210,13 @@ def test_one_identity_cannot_sit_on_two_chairs(tmp_path: Path) -> None:
 
 def test_a_vector_is_in_one_sum(tmp_path: Path) -> None:
     seat, asked = prepared(tmp_path)
-    assert seat.answer("0", asked, b"")
+    first = seat.answer("0", asked, b"")
+    assert seat.answer("0", asked, b"") == first  # the server was restarted: it reads what it has read before
+    for other in ({**asked, "threshold": 5}, {**asked, "clients": asked["clients"][:5]}):
+        with pytest.raises(MessageRefused, match="has already taken part in round 0"):
+            seat.answer("0", other, b"")
     with pytest.raises(MessageRefused, match="has already taken part in round 0"):
-        seat.answer("0", asked, b"")
+        seat.answer("0", asked, b"more")
 
 
 def test_without_a_vector_there_is_no_sum(tmp_path: Path) -> None:
@@ -226,8 +230,9 @@ def test_what_is_kept_is_the_owners_and_holds_no_secret_in_the_end(tmp_path: Pat
     _, grid = on_flower(job(), tmp_path)
     for seat in grid.seats.values():
         files = {file.name: stat.S_IMODE(file.stat().st_mode) for file in seat.folder.iterdir()}
-        assert files == {"kept": 0o600, "sums": 0o600}
-        kept = SumState.decode((seat.folder / "kept").read_bytes())
+        (entered,) = seat.folder.glob("*.sum")
+        assert files == {entered.name: 0o600, "sums": 0o600}
+        kept = SumState.decode(unpack(entered.read_bytes())[1])
         assert (kept.step, kept.round, kept.mask_key, kept.seed, dict(kept.shares)) == (Step.UNMASK, 1, b"", b"", {})
 
 

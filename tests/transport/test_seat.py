@@ -6,6 +6,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from polyeps.ledger.head_file import replace_file
 from polyeps.secagg.messages import Step, SumSetup, open_signed, pack_names, pack_table, stamp, unpack_table
 from polyeps.secagg.server import Sum
 from polyeps.transport.flower import OnFlower
-from polyeps.transport.flower_sums import Seat, run_sum, sum_name
+from polyeps.transport.flower_sums import Seat, clear_sums, run_sum, sum_name
 
 NAMES, BITS, LENGTH, THRESHOLD = tuple("abcdef"), 16, 8, 4
 ALGORITHM = Algorithm({}, lambda state, _: state, sums=lambda *_: SumTerms(len(NAMES), THRESHOLD, 0, BITS))
@@ -83,13 +84,17 @@ def test_a_sum_is_entered_once_whatever_came_since(last: Step, between: list[Tas
     assert (opened is not None) == (last is Step.UNMASK)
     for other in between:
         assert summed(seats, other) is not None
-    before = (seats["b"].folder / "kept").read_bytes()
+    before = {file.name: file.read_bytes() for file in seats["b"].folder.iterdir()}
+    forgotten = any(other.round for other in between)  # then the same task is refused, too
+    with pytest.raises(MessageRefused, match="has already taken part") if forgotten else nullcontext():
+        seats["b"].prepare(ALGORITHM, task(), {"update": VECTORS["c"]}, BITS)
+    other_task = replace(task(), payload={"model": torch.ones(1)})
     with pytest.raises(MessageRefused, match="has already taken part in round 0 of 'run/train'"):
-        seats["b"].prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
+        seats["b"].prepare(ALGORITHM, other_task, {"update": VECTORS["b"]}, BITS)
     rest = {name: seat for name, seat in seats.items() if name != "a"}
     with pytest.raises(MessageRefused, match="has already taken part"):
         summed(rest, task())
-    assert (seats["b"].folder / "kept").read_bytes() == before
+    assert {file.name: file.read_bytes() for file in seats["b"].folder.iterdir()} == before
 
 
 @pytest.mark.parametrize(
@@ -100,12 +105,15 @@ def test_a_vector_is_used_under_one_set_of_terms(changes: dict[str, Any], tmp_pa
     seat = seats_in(tmp_path)["b"]
     seat.prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
     vector = (seat.folder / "vector").read_bytes()
-    assert seat.answer("b", asked_first(task()), b"")
+    first = seat.answer("b", asked_first(task()), b"")
     seat.prepare(ALGORITHM, task("embed"), {"update": VECTORS["b"]}, BITS)
     assert seat.answer("b", asked_first(task("embed")), b"")
     (seat.folder / "vector").write_bytes(vector)
-    with pytest.raises(MessageRefused, match="has already taken part in round 0"):
-        seat.answer("b", asked_first(task(), **changes), b"")
+    if changes:
+        with pytest.raises(MessageRefused, match="has already taken part in round 0"):
+            seat.answer("b", asked_first(task(), **changes), b"")
+    else:
+        assert seat.answer("b", asked_first(task()), b"") == first
     with pytest.raises(MessageRefused):
         seat.answer("b", asked_first(task(), **changes, step=int(Step.SHARE)), b"")
 
@@ -118,31 +126,79 @@ def test_rounds_and_names_are_told_apart(tmp_path: Path) -> None:
         assert found.total.tolist() == (torch.arange(LENGTH) * 21).tolist()
     for seat in seats.values():
         files = {file.name: file for file in seat.folder.iterdir()}
-        assert set(files) == {"kept", "sums"}
+        assert len(files) == 2  # of other rounds, only that they were
+        assert "sums" in files
         assert {stat.S_IMODE(file.stat().st_mode) for file in files.values()} == {0o600}
 
 
-@pytest.mark.parametrize(("fails", "entered"), [("sums", False), ("kept", True)])
-def test_a_sum_is_written_down_before_anything_is_sent(
-    fails: str, entered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fails", ["sums", ".sum"])
+@pytest.mark.parametrize("before", list(Step))
+def test_a_step_is_written_down_before_anything_is_sent(
+    fails: str, before: Step, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seat = seats_in(tmp_path)["b"]
-    seat.prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
+    """A client that dies in a step, or finds its disk full, takes the step again and sends what it would have sent."""
+    seats, of = seats_in(tmp_path), task()
 
     def full(target: Path, *arguments: Any) -> None:
-        if target.name == fails:
+        if target.name.endswith(fails):
             raise OSError("full")
         replace_file(target, *arguments)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(WRITES, full)
-        with pytest.raises(OSError, match="full"):
-            seat.answer("b", asked_first(task()), b"")
-    if entered:
-        with pytest.raises(MessageRefused, match="has already taken part"):
-            seat.answer("b", asked_first(task()), b"")
-    else:
-        assert seat.answer("b", asked_first(task()), b"")
+    def exchange(asked: Mapping[str, Any], messages: Mapping[str, bytes]) -> Iterable[tuple[str, bytes]]:
+        for name, message in messages.items():
+            if asked["step"] == before and (fails == ".sum" or before is Step.ADVERTISE):
+                with monkeypatch.context() as patched:
+                    patched.setattr(WRITES, full)
+                    with pytest.raises(OSError, match="full"):
+                        seats[name].answer(name, asked, message)
+            yield name, seats[name].answer(name, asked, message)
+
+    for name, seat in seats.items():
+        seat.prepare(ALGORITHM, of, {"update": VECTORS[name]}, BITS)
+    found = run_sum(of, {name: seat.public for name, seat in seats.items()}, THRESHOLD, BITS, LENGTH, exchange)
+    assert found is not None
+    assert found.total.tolist() == (torch.arange(LENGTH) * 21).tolist()
+    assert not any((seat.folder / "vector").exists() for seat in seats.values())
+
+
+def test_a_server_that_is_restarted_finds_the_same_sum(tmp_path: Path) -> None:
+    """After any step, it begins the sum anew with the same clients, and reads the same messages."""
+    seats = seats_in(tmp_path)
+    sent: dict[int, list[tuple[str, bytes]]] = {}
+    last = [Step.ADVERTISE]
+
+    def exchange(asked: Mapping[str, Any], messages: Mapping[str, bytes]) -> Iterable[tuple[str, bytes]]:
+        answers = [(name, seats[name].answer(name, asked, message)) for name, message in messages.items()]
+        assert sent.setdefault(asked["step"], answers) == answers
+        return answers if asked["step"] <= last[0] else []
+
+    for last[0] in Step:
+        for name, seat in seats.items():
+            seat.prepare(ALGORITHM, task(), {"update": VECTORS[name]}, BITS)
+        public = {name: seat.public for name, seat in seats.items()}
+        found = run_sum(task(), public, THRESHOLD, BITS, LENGTH, exchange)
+    assert found is not None
+    assert found.total.tolist() == (torch.arange(LENGTH) * 21).tolist()
+
+
+@pytest.mark.parametrize(("least", "colluders"), [(THRESHOLD + 1, 0), (1, 1)])
+def test_a_client_insists_on_its_own_rules(least: int, colluders: int, tmp_path: Path) -> None:
+    seat = replace(seats_in(tmp_path)["b"], least=least, colluders=colluders)
+    with pytest.raises(MessageRefused, match=f"this client insists on {least} and {colluders}"):
+        seat.check(ALGORITHM, task(), BITS)
+    with pytest.raises(MessageRefused, match="this client insists on"):
+        seat.prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
+
+
+def test_secrets_are_forgotten_and_sums_are_not(tmp_path: Path) -> None:
+    seats = seats_in(tmp_path)
+    summed(seats, task(), Step.SHARE)
+    folder = seats["b"].folder
+    assert len(list(folder.iterdir())) == 3
+    clear_sums(folder)
+    assert [file.name for file in folder.iterdir()] == ["sums"]
+    with pytest.raises(MessageRefused, match="has already taken part"):
+        seats["b"].prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
 
 
 @pytest.mark.parametrize("before", [Step.SHARE, Step.MASK])
@@ -160,7 +216,7 @@ def test_a_sum_begun_without_the_list_is_on_it_before_the_vector_leaves(before: 
         patched.setattr(Seat, "answer", lost)
         assert summed(seats, task()) is not None
     with pytest.raises(MessageRefused, match="has already taken part"):
-        seats["b"].prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
+        seats["b"].prepare(ALGORITHM, replace(task(), payload={"a": torch.ones(1)}), {"update": VECTORS["b"]}, BITS)
 
 
 def test_damage_is_found(tmp_path: Path) -> None:
@@ -211,9 +267,13 @@ def test_no_sum_is_opened_twice_for_the_difference(method: str, left_out: str | 
     assert all(total.payload for *_, total in ask.asked)
     assert grid.ledger is not None
     spent = {client: grid.ledger.spent(client) for client in ids}
-    for of, terms, _ in ask.asked:
+    for of, terms, first in ask.asked:
         again = transport.total(replace(of, to=tuple(client for client in ids if client != left_out)), terms)
-        assert (again.ids, again.payload) == ((), {})
+        if left_out is None:  # the very same, once more
+            assert again.payload.keys() == first.payload.keys()
+            assert all(torch.equal(again.payload[name], first.payload[name]) for name in first.payload)
+        else:
+            assert again.payload == {}
     assert {client: grid.ledger.spent(client) for client in ids} == spent
 
 
@@ -277,8 +337,8 @@ def test_a_task_and_a_step_wait_for_each_other(tmp_path: Path, monkeypatch: pyte
     seat = seats_in(tmp_path)["b"]
     seat.prepare(ALGORITHM, task(), {"update": VECTORS["b"]}, BITS)
     monkeypatch.setattr(WRITES, late)
-    other = {"update": VECTORS["c"]}
-    thread = threading.Thread(target=seat.prepare, args=(ALGORITHM, task(), other, BITS), name="slow")
+    other, later = {"update": VECTORS["c"]}, replace(task(), payload={"model": torch.ones(1)})
+    thread = threading.Thread(target=seat.prepare, args=(ALGORITHM, later, other, BITS), name="slow")
     thread.start()
     time.sleep(0.03)
     seat.answer("b", asked_first(task()), b"")

@@ -7,7 +7,7 @@ returned multiplier was computed; interpolation only chooses the next candidate.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -114,18 +114,23 @@ def calibrate_each(
     price: Callable[[float, int], DpEvent],
     uses: int,
     *,
+    alike: Iterable[NDArray[np.int64]] | None = None,
     adjacency: Adjacency = "zero-out",
     schedule: _Schedule = "fixed",
     directory: Path | None = None,
     progress: ProgressCallback | None = None,
 ) -> Calibration:
-    """Calibrate clients whose prices (noise multiplier, row) may differ, each as if it were alone."""
-    alike: dict[tuple[str, ...], list[int]] = {}
-    for row in range(len(budgets)):
-        alike.setdefault(tuple(canonical_json(price(probe, row)) for probe in _PROBES[:2]), []).append(row)
+    """Calibrate clients whose prices (noise multiplier, row) may differ, each as if it were alone.
+
+    `alike` groups all rows by what their prices depend on, where that is known: a price is then computed once a group.
+    """
+    priced: dict[tuple[str, ...], list[int]] = {}
+    for group in ([row] for row in range(len(budgets))) if alike is None else (some.tolist() for some in alike):
+        key = tuple(canonical_json(price(probe, group[0])) for probe in _PROBES[:2])
+        priced.setdefault(key, []).extend(group)
     multiplier, certified = np.empty(len(budgets)), np.empty(len(budgets))
     done = 0
-    for rows in alike.values():
+    for rows in priced.values():
 
         def alone(at: float, row: int = rows[0]) -> DpEvent:
             return price(at, row)

@@ -82,6 +82,11 @@ class SecureSums:
         drawn = self.drawn(release, asked)
         return SumTerms(drawn, self.counts.least(drawn), self.counts.colluders, self.bits(release))
 
+    def largest(self, release: Release) -> SumTerms:
+        """Return the terms of a sum over all clients."""
+        counts = self.counts
+        return SumTerms(counts.enrolled, counts.least(counts.enrolled), counts.colluders, self.bits(release))
+
     def agrees(self, release: Release, asked: Payload) -> bool:
         """Return whether clients have agreed to the terms that the server sent."""
         try:
@@ -222,6 +227,7 @@ def summing(
         conditions=conditions([sums.counts]),
         arithmetic="ideal" if releases[0].noise == "gaussian" else "exact",
         sums=lambda action, asked: sums.terms(by_action.get(action, releases[-1]), asked),
+        largest_sums={"": tuple(map(sums.largest, releases))},
         seeded=federation.seeded,
         **guarantee,
     )

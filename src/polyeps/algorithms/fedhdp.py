@@ -191,6 +191,9 @@ def fedhdp(
         claimed=claimed,
         arithmetic="ideal" if trust == "secure-sum" and noise == "gaussian" else "exact",
         sums=terms if trust == "secure-sum" else None,
+        largest_sums={name: (group.sums.largest(release),) for name, group in groups.items()}
+        if trust == "secure-sum"
+        else {},
         memory={"personal": (training.model.size,), "started": ()} if personal else {},
         groups=tuple(names),
         seeded=federation.seeded,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from polyeps.accounting.certificate import Form
-from polyeps.errors import InputError
+from polyeps.errors import InputError, suggest
 
 CONFIDENCE = 0.99  # that no sound form in the whole table is refuted by chance
 _ROUNDING = 1e-6  # of a bound, relative: clips and logarithms are computed in floating point
@@ -104,7 +104,9 @@ def select_attacks(attacks: Sequence[Attack], pattern: str | None) -> list[Attac
     wanted = "*" if pattern is None else f"*{pattern.lower()}*"
     found = [attack for attack in attacks if fnmatchcase(attack.name.lower(), wanted)]
     if not found:
-        raise InputError(f"no attack of the audit matches {pattern!r}; leave it out to run all")
+        words = {word.strip(",:") for name in names for word in name.lower().split()}
+        near = suggest(str(pattern), sorted(words), "leave it out to run all")
+        raise InputError(f"no attack of the audit matches {pattern!r}; {near}")
     return found
 
 

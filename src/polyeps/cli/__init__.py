@@ -23,9 +23,10 @@ from polyeps.cli import (
     predict,
     report,
     run,
+    watch,
 )
 from polyeps.cli.output import be_quiet
-from polyeps.errors import LedgerTampered, PolyepsError
+from polyeps.errors import LedgerTampered, PolyepsError, suggest
 
 app = typer.Typer(
     name="polyeps",
@@ -42,6 +43,7 @@ app.command("run")(run.run_command)
 app.command("demo")(run.demo)
 app.command("audit")(audit.audit)
 app.command("report")(report.report)
+app.command("watch")(watch.watch)
 app.command("certificate")(certificate.certificate)
 app.command("export")(export.export)
 app.command("predict")(predict.predict)
@@ -112,7 +114,7 @@ def execute(arguments: list[str]) -> int:
         hinted = "Did you mean" in problem.message
         if arguments[:1] == ["reproduce"] and "reproduce" not in _OTHERS:
             return _say("the papers' studies are the package polyeps-reproductions; pip install ./reproductions", 2)
-        return _say(problem.message if hinted else problem.format_message(), 2)
+        return _say(problem.message if hinted else problem.format_message() + _meant(problem), 2)
     except click.Abort:
         return _say("stopped", 130)
     except LedgerTampered as problem:
@@ -120,6 +122,15 @@ def execute(arguments: list[str]) -> int:
     except PolyepsError as problem:
         return _say(str(problem), 2)
     return status if isinstance(status, int) else 0
+
+
+def _meant(problem: click.ClickException) -> str:
+    """Return the choice that may be meant by an option's value that is none of them."""
+    kind = getattr(getattr(problem, "param", None), "type", None)
+    if not isinstance(kind, click.Choice):
+        return ""
+    near = suggest(problem.message.split("'")[1], kind.choices, " ")
+    return f" {near[0].upper()}{near[1:]}".rstrip()
 
 
 def _say(message: str, status: int) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyeps.cli.output import Json, print_json, print_table, remark
+from polyeps.cli.output import Json, print_facts, print_json, progress, remark
 
 
 def certificate(
@@ -21,7 +21,8 @@ def certificate(
     """State what a client is guaranteed after a run, verified against its ledger, for a data-protection officer."""
     from polyeps.report.certificate_page import certificate_of, write_certificate
 
-    page = certificate_of(run, client, method, seed)
+    with progress("verifying the ledger"):
+        page = certificate_of(run, client, method, seed)
     if output is not None:
         write_certificate(page, output)
         remark(f"wrote {output}")
@@ -29,5 +30,5 @@ def certificate(
         print_json(page.as_dict())
     elif output is None:
         print(f"{page.standing}\n\n{page.strength} {page.guess}\n\n{page.sentence}\n")
-        print_table(["", ""], [[name, value] for name, value in (page.facts | page.ledger).items() if value])
+        print_facts(page.facts | page.ledger)
         print("\n".join(page.limits))

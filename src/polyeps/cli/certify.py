@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyeps.cli import files, flags
-from polyeps.cli.output import Delta, Json, figure, grouped, parse_epsilons, print_json, print_table, progress, span
+from polyeps.cli.output import (
+    Delta,
+    Json,
+    grouped,
+    parse_epsilons,
+    print_facts,
+    print_json,
+    print_table,
+    progress,
+    span,
+)
 from polyeps.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,9 +24,11 @@ if TYPE_CHECKING:
     from polyeps.cli.quick import Quick
 
 _FILE_TOO = "polyeps {0} FILE.toml asks the experiment itself; polyeps {0} file --help lists its options."
+_OF_A_REPORT = {"epsilon_select": "ε of the choice", "epsilon_value": "ε of the value"}
+Claimed = Annotated[bool, typer.Option("--claimed", help="Show also the figure of the paper's formula.")]
 certify_app = typer.Typer(
     cls=files.FileOrMethod,
-    help=f"Certify an experiment, or one method: the certified ε beside the paper's.\n\n{_FILE_TOO.format('certify')}",
+    help=f"Certify an experiment, or one method, in words and figures.\n\n{_FILE_TOO.format('certify')}",
     no_args_is_help=True,
 )
 calibrate_app = typer.Typer(
@@ -35,6 +47,7 @@ def certify_file(
     changes: files.Changes = None,
     seed: files.Seed = None,
     trust_code: files.TrustCode = False,
+    claimed: Claimed = False,
     as_json: Json = False,
 ) -> None:
     """Certify every client of every method, before any record is used."""
@@ -65,12 +78,16 @@ def certify_file(
     if as_json:
         files.print_jobs(experiment, methods)
         return
-    columns = {"epsilon": "ε", "sigma": "σ", "certified": "certified ε", "claimed": "claimed ε"}
-    for job, rows in methods:
+    columns = {"epsilon": "ε", "sigma": "σ", "certified": "certified ε"}
+    for titles, job, rows in files.alike(methods):
         uses = job.rounds.expected if joined is None else joined
-        _print_clients(columns, rows, f"{files.title(job)}: {uses} of {job.rounds.planned} rounds")
         strictest = min(rows, key=lambda row: row["certified"])
-        print(f"Client {strictest['client']}: {strictest['sentence']}\n")
+        whose = "" if job.budgets is None else f", client {strictest['client']}"
+        print(f"{titles}{whose}: {strictest['sentence']}\n")
+        if job.budgets is None:
+            continue  # no noise, no guarantee, no figures
+        paper = {"claimed": "the paper claims"} if claimed or job.method.form == "published" else {}
+        _print_clients(columns | paper, rows, f"{titles}: {uses} of {job.rounds.planned} rounds")
 
 
 @calibrate_app.command("file")
@@ -93,13 +110,13 @@ def calibrate_file(
     if as_json:
         files.print_jobs(experiment, methods)
         return
-    for job, rows in methods:
-        title = f"{files.title(job)}: noise for {job.rounds.expected} of {job.rounds.planned} rounds"
+    for titles, job, rows in files.alike(methods):
+        title = f"{titles}: noise for {job.rounds.expected} of {job.rounds.planned} rounds"
         if rows:
             person = job.population.trained.person
             _print_clients({**columns, "records": f"{person}s"} if person else columns, rows, title)
         else:
-            print(f"{files.title(job)}: no client has a guarantee, so no noise is added.\n")
+            print(f"{titles}: no client has a guarantee, so no noise is added.\n")
 
 
 def _print_clients(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]], title: str) -> None:
@@ -118,16 +135,18 @@ def _print_clients(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]
     )
 
 
-def _print_certificate(certificate: "Certificate", as_json: bool) -> None:
-    """Print a certificate and its sentence."""
+def _print_certificate(certificate: "Certificate", claimed: bool, as_json: bool) -> None:
+    """Print a certificate: its sentence, then its figures; the paper's among them only where it is asked for."""
     if as_json:
         print_json(certificate.as_dict())
         return
     shown = certificate.as_dict()
     details, sentence = shown.pop("details"), shown.pop("sentence")
     del shown["conditions"]  # the sentence ends with them
-    print_table(["", ""], [[name, figure(value)] for name, value in {**shown, **details}.items()])
-    print(sentence)
+    if not claimed and certificate.form != "published":
+        del shown["claimed"]
+    print(f"{sentence}\n")
+    print_facts({**shown, **details})
 
 
 def _certify(
@@ -135,9 +154,10 @@ def _certify(
     sigma: Annotated[float, typer.Option(help="Noise standard deviation divided by the clip norm.")],
     delta: Delta,
     accountant: flags.AccountantFlag = "pld",
+    claimed: Claimed = False,
     as_json: Json = False,
 ) -> None:
-    _print_certificate(method.certificate(sigma, delta, accountant), as_json)
+    _print_certificate(method.certificate(sigma, delta, accountant), claimed, as_json)
 
 
 flags.add_methods(certify_app, _certify, skip=("fedsel",))
@@ -155,6 +175,7 @@ def certify_fedsel(
     form: flags.FormFlag = "sound",
     delta: Delta = 0.0,
     accountant: flags.AccountantFlag = "pld",
+    claimed: Claimed = False,
     as_json: Json = False,
 ) -> None:
     """FedSel: an index and a value per report, trusting nobody."""
@@ -172,7 +193,7 @@ def certify_fedsel(
     method = quick_fedsel(
         select=select, dimension=dimension, top=top, value=value, share=share, reports=reports, form=form
     )
-    _print_certificate(method.certificate(1 / (first + second), delta, accountant), as_json)
+    _print_certificate(method.certificate(1 / (first + second), delta, accountant), claimed, as_json)
 
 
 def _calibrate(
@@ -180,6 +201,7 @@ def _calibrate(
     epsilon: Annotated[str, typer.Option(help="One budget, or several separated by commas.")],
     delta: Delta,
     accountant: flags.AccountantFlag = "pld",
+    claimed: Claimed = False,
     as_json: Json = False,
 ) -> None:
     """Calibrate for each ε and print one frame for all."""
@@ -214,7 +236,12 @@ def _calibrate(
             frame.pop(key)
         print_json(frame | {"results": results})
         return
-    print_table(list(results[0]), [list(result.values()) for result in results])
+    headings = {"epsilon": "ε", "sigma": "σ", "certified": "certified ε"} | ({} if noisy else _OF_A_REPORT)
+    if claimed or certificates[0].form == "published":
+        headings["claimed"] = "the paper claims"
+    if not noisy:
+        del headings["sigma"]
+    print_table(list(headings.values()), [[result[key] for key in headings] for result in results])
 
 
 flags.add_methods(calibrate_app, _calibrate)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyeps.cli.describe import describe
-from polyeps.cli.output import Json, print_json, print_table, quiet, remark
-from polyeps.errors import DataError, InputError
+from polyeps.cli.output import Json, print_facts, print_json, print_table, quiet, remark
+from polyeps.errors import DataError, InputError, suggest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ def _published(name: str) -> PublicDataset:
     from polyeps.data.public_catalogue import PUBLIC_DATASETS
 
     if name not in PUBLIC_DATASETS:
-        raise InputError(f"there is no data set {name!r}: choose one of {', '.join(PUBLIC_DATASETS)}")
+        raise InputError(f"there is no data set {name!r}: {suggest(name, PUBLIC_DATASETS)}")
     return PUBLIC_DATASETS[name]
 
 
@@ -209,7 +209,7 @@ def show_dataset(
     if as_json:
         print_json(_description(dataset, divided))
         return
-    print_table(["", ""], _fact_rows(dataset))
+    print_facts(dict(_fact_rows(dataset)))
     if divided is not None:
         drawn, summary = _partition_rows(dataset, divided, rows)
         print_table(["client", "records", *dataset.classes], drawn, title="Bars: share of the largest cell")

@@ -166,6 +166,25 @@ def sign_contract(
         print(f"{facts['file']}: contract {draft.digest[:16]}…, signed by {draft.signer}")
 
 
+@deploy_app.command("register")
+def register(
+    node: Annotated[Path, typer.Argument(help="The public key of a silo's SuperNode, node.pub.")],
+    kit: Annotated[Path, typer.Option(help="The server's folder, with ca.crt and superlink.secret.")],
+    superlink: SuperLink = "127.0.0.1:8000",
+    as_json: Json = False,
+) -> None:
+    """Let a silo's SuperNode connect to the SuperLink; run this on the server's machine."""
+    _need_flower()
+    from polyeps.deploy.flower_runtime import Endpoint, register_node
+    from polyeps.deploy.keys import read_secret
+
+    number = register_node(Endpoint(superlink, read_secret(kit / "superlink.secret"), kit / "ca.crt"), node)
+    if as_json:
+        print_json({"node": str(number), "key": str(node)})
+    else:
+        print(f"{node.name} is registered, as node {number}")
+
+
 @deploy_app.command("demo")
 def deploy_demo(
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make.")] = Path("deploy-demo"),
@@ -177,7 +196,9 @@ def deploy_demo(
     from polyeps.deploy.demo import run_demo
 
     _few_threads()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing is left running
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # so that nothing is left running
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
     figures = run_demo(output, rounds, remark)
     if as_json:
         print_json(figures)
@@ -193,8 +214,14 @@ def deploy_demo(
 def doctor(
     policy: Annotated[Path | None, typer.Option(help="Check the set-up of the silo with this policy.")] = None,
     kit: Annotated[Path | None, typer.Option(help="Check the set-up of the server with this kit.")] = None,
-    superlink: SuperLink = "127.0.0.1:8000",
+    superlink: Annotated[
+        str | None, typer.Option(help="The SuperLink, as HOST:PORT; for a silo, to check the way to it as well.")
+    ] = None,
+    certificates: Annotated[
+        Path | None, typer.Option(help="The server's ca.crt, for a silo; beside the policy by default.")
+    ] = None,
     contract: Annotated[Path | None, typer.Option(help="A signed contract to check as well.")] = None,
+    test: Annotated[Path | None, typer.Option(help="The server's test records, to check with the contract.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check the set-up of a silo or of a server; say what is wrong in one sentence each, and exit with 1."""
@@ -202,9 +229,9 @@ def doctor(
     from polyeps.deploy.doctor import check_server, check_silo
 
     if policy is not None and kit is None:
-        findings = list(check_silo(policy, contract))
+        findings = list(check_silo(policy, contract, superlink, certificates))
     elif kit is not None and policy is None:
-        findings = list(check_server(kit, superlink, contract))
+        findings = list(check_server(kit, superlink or "127.0.0.1:8000", contract, test))
     else:
         raise InputError("give --policy to check a silo, or --kit to check a server")
     if as_json:
@@ -231,6 +258,7 @@ def status(
     if policy is not None:
         found = silo_status(read_policy(policy))
         tables = {"accounts": found["accounts"], "contracts": found["contracts"], "last events": found["events"]}
+        tables["figures on its own test records, never sent"] = found["figures"]
     else:
         assert folder is not None
         found = server_status(folder)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from polyeps.cli.output import Json, print_json, print_table, remark
+from polyeps.cli.output import Json, print_json, print_table, progress, remark
 from polyeps.errors import InputError
 
 _COMMENT = """\
@@ -37,7 +37,8 @@ def describe(
 
     if write is not None and write.exists():
         raise InputError(f"{write} exists already; choose another name, or remove it first")
-    table = read_columns(file)
+    with progress("reading"):
+        table = read_columns(file)
     roles = {"label": label_column, "client": client_column, "unit": unit_column}
     found = summarise_table(table, **roles)
     if client is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from polyeps.accounting.calibration import ProgressCallback
     from polyeps.experiment.job import Job
 
+Shown = TypeVar("Shown")
 ExperimentFile = Annotated[Path, typer.Argument(help="A TOML file, as for polyeps run.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: training.clip=0.5")]
 TrustCode = Annotated[bool, typer.Option("--trust-code", help='Run code that the experiment names as "module:name".')]
@@ -57,6 +59,20 @@ def title(job: Job) -> str:
     """Return the title of a job, with the budgets that are effective where clients' own are not."""
     named, whose = job.method.title, job.whose_budgets
     return named if whose == "own" or whose in named else f"{named} (budgets: {whose})"
+
+
+def alike(jobs: Iterable[tuple[Job, list[Shown]]]) -> list[tuple[str, Job, list[Shown]]]:
+    """Return the jobs whose figures differ, each with the titles of all that share them."""
+    found: list[tuple[list[str], Job, list[Shown]]] = []
+    for job, rows in jobs:
+        for titles, first, same in found:
+            terms = ("rounds", "algorithm.unit", "method.form", "whose_budgets")
+            if rows == same and all(attrgetter(term)(first) == attrgetter(term)(job) for term in terms):
+                titles.append(title(job))
+                break
+        else:
+            found.append(([title(job)], job, rows))
+    return [(", ".join(titles), job, rows) for titles, job, rows in found]
 
 
 def protected(job: Job) -> str:

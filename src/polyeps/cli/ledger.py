@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from polyeps.ledger.account import BudgetTerms
 
 ledger_app = typer.Typer(help="Show, verify and export your privacy ledger; set budgets.", no_args_is_help=True)
+_HEADINGS = {"epsilon": "ε", "delta": "δ"}
 FileOption = Annotated[Path, typer.Option("--file", help="The ledger.")]
 
 
@@ -52,7 +53,7 @@ def show_ledger(
         print_json({"ledger": ledger.id, "rows": head.seq, "head": head.hash, "clients": rows, "runs": runs})
     elif rows:
         for table in filter(None, (rows, runs)):
-            print_table(list(table[0]), [list(row.values()) for row in table])
+            print_table([_HEADINGS.get(name, name) for name in table[0]], [list(row.values()) for row in table])
     else:
         remark(f"{file} holds no clients yet")
 
@@ -76,18 +77,15 @@ def _state(ledger: Ledger, name: str) -> dict[str, Any]:
 
 @ledger_app.command("history")
 def show_history(file: FileOption, as_json: Json = False) -> None:
-    """List every row, in order."""
-    rows = _open(file).rows()
+    """Say what happened, row by row; --json prints the rows as they are stored."""
+    from polyeps.cli.ledger_history import in_words
+
+    with progress("reading"):
+        rows = _open(file).rows()
     if as_json:
         print_json([_plain(row) for row in rows])
     else:
-        print_table(
-            ["row", "time", "kind", "content"],
-            [
-                [row.seq, row.time[:19], row.kind, row.body if len(row.body) < 90 else row.body[:87] + "…"]
-                for row in rows
-            ],
-        )
+        print_table(["row", "time (UTC)", "client", "what happened"], in_words(rows))
 
 
 def _plain(row: Any) -> dict[str, Any]:
@@ -104,7 +102,10 @@ def verify_ledger(
     as_json: Json = False,
 ) -> None:
     """Check every row and the head; exit with 1 and name the first row that was changed."""
-    head = _open(file).verify(kept)
+    from polyeps.ledger import Ledger
+
+    with progress("verifying"):
+        head = Ledger.verify_file(file, kept)
     if as_json:
         print_json({"verified": True, "rows": head.seq, "head": head.hash})
     else:
@@ -154,7 +155,7 @@ def set_budget(
     if as_json:
         print_json(state)
     else:
-        print_table(list(state), [list(state.values())])
+        print_table([_HEADINGS.get(name, name) for name in state], [list(state.values())])
 
 
 def _enrol(file: Path, terms: dict[str, BudgetTerms]) -> Ledger:
@@ -174,6 +175,32 @@ def _enrol(file: Path, terms: dict[str, BudgetTerms]) -> Ledger:
     return ledger
 
 
+@ledger_app.command("page")
+def page_of_ledger(
+    ledger: Annotated[Path | None, typer.Argument(help="The ledger; not needed with --policy.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="A silo's policy: finds its ledger, contracts and log.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("ledger.html"),
+    as_json: Json = False,
+) -> None:
+    """Verify a ledger and write its page: what was spent, on what, by whom, what is left, what was refused and why."""
+    from polyeps.report.ledger_page import write_ledger_page
+
+    silo = None
+    if policy is not None:
+        from polyeps.report.silo_records import silo_records
+
+        path, silo = silo_records(policy)
+        if ledger is not None and ledger.resolve() != path.resolve():
+            raise InputError(f"{ledger} is not the ledger of {policy}, which is {path}; give one of the two")
+        ledger = path
+    if ledger is None:
+        raise InputError("give a ledger, or a silo's policy with --policy")
+    figures = write_ledger_page(ledger, output, silo)
+    remark(f"verified {ledger} and wrote {output}")
+    if as_json:
+        print_json(figures)
+
+
 @ledger_app.command("export")
 def export_ledger(
     file: FileOption,
@@ -182,7 +209,8 @@ def export_ledger(
     as_json: Json = False,
 ) -> None:
     """Write all rows, verified, for another program."""
-    rows = _open(file).rows()
+    with progress("verifying"):
+        rows = _open(file).rows()
     text = io.StringIO()
     if form == "csv" and not as_json:
         writer = csv.writer(text)

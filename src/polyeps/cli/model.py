@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from polyeps.cli.output import Json, print_json, print_table, progress
+from polyeps.cli.output import Json, print_facts, print_json, print_table, progress
 from polyeps.errors import InputError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _print(name: str, found: ModelCheck) -> None:
     for what, key in (others | {"autograd, one example at a time": "one_by_one"}).items():
         theirs = found.seconds[key]
         rows.append([what, f"{1000 * theirs:.3g} ms: {theirs / ours:.2g} times ours"])
-    print_table(["", ""], rows)
+    print_facts(dict(rows))
     shown = [[part.path or "(all)", part.kind, part.parameters, part.way] for part in found.parts]
     print_table(["part", "class", "parameters", "runs by"], shown)
     for part in found.parts:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # commands import heavy modules only when they run, so that -
 Row = TypeVar("Row")
 _QUIET = "polyeps.quiet"
 _WIDEST = 2000  # columns of a table
+_FIGURE = re.compile(r"|none|no guarantee|–|∞|[−+-]?[\d.,]+(e-?\d+)?([ x]?[%a-zA-Z]*)?( [–±] [\d.,]+( ?%)?)?")
 Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 Delta = Annotated[float, typer.Option(help="The probability with which the guarantee may fail.")]
 
@@ -86,16 +88,27 @@ def figure(value: Any) -> str:
     return "–" if value is None else str(value)
 
 
+def _is_figure(cell: Any) -> bool:
+    """Return whether a cell is a number, perhaps with a unit, or says that there is none."""
+    return isinstance(cell, int | float | None) or bool(_FIGURE.fullmatch(str(cell)))
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Print what is known of one thing, a fact a line; empty ones are left out."""
+    print_table(["", ""], [[name.replace("_", " "), figure(value)] for name, value in facts.items() if value != ""])
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
-    """Print a table, numbers right-aligned."""
+    """Print a table; columns of figures are right-aligned, names of columns may be missing."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(columns))
     cells = [list(row) for row in rows]
     for place, name in enumerate(columns):
-        numeric = all(isinstance(row[place], int | float) for row in cells)
+        numeric = any(columns) and all(_is_figure(row[place]) for row in cells)
+        numeric = numeric and (place > 0 or all(isinstance(row[place], int | float) for row in cells))  # or a name
         table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for row in cells:
         table.add_row(*(figure(value) for value in row))

@@ -89,13 +89,13 @@ def _plan_file(
         return
     for said in dict.fromkeys(said for job, _ in methods for said in remarks(job)):
         remark(said)
-    for job, rows in methods:
+    for titles, job, rows in files.alike(methods):
         if rows:
-            _draw(rows, job.rounds, f"{files.title(job)}: ")
+            _draw(rows, job.rounds, f"{titles}: ")
             if said := files.protected(job):
                 print(said)
         else:
-            print(f"{job.method.title}: no client has a guarantee, so no budget is spent.")
+            print(f"{titles}: no client has a guarantee, so no budget is spent.")
     if found is not None:
         _draw_estimates(found)
 

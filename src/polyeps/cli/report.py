@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from polyeps.cli.client_output import client_json
-from polyeps.cli.output import Json, print_json, remark
+from polyeps.cli.output import Json, print_json, progress, remark
 
 
 def report(
@@ -24,7 +24,8 @@ def report(
     from polyeps.report.tables import read_methods, summarise
 
     runs = run_folders(runs)
-    write_page(runs, output)
+    with progress("writing the page"):
+        write_page(runs, output)
     remark(f"wrote {output}")
     if as_json:
         with ExitStack() as stack:

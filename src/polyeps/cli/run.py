@@ -35,10 +35,15 @@ def run_command(
     resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this folder.")] = None,
     track: Annotated[list[str] | None, typer.Option(help="Log to mlflow, tensorboard or wandb as well.")] = None,
     trust_code: files.TrustCode = False,
+    shards: Annotated[int, typer.Option(help="Train clients in this many processes of their own; 0: in this one.")] = 0,
+    ray: Annotated[
+        str | None, typer.Option(help="Shards are actors of the Ray cluster at this address; local: start one here.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train every method of an experiment with every seed, each client within its own budget."""
     check_device(device)
+    sharding = _sharding(shards, ray)
     if (experiment is None) == (resume is None):
         raise InputError("give either an experiment to run, or --resume with the folder of an interrupted one")
     if experiment is None:
@@ -46,7 +51,7 @@ def run_command(
             named = "--set, --seeds, --output, --alone and --track"
             raise InputError(f"a run is resumed with the settings it began with; leave out {named}")
         assert resume is not None
-        _resume(resume, device, as_json, trust_code)
+        _resume(resume, device, as_json, trust_code, sharding)
         return
     from polyeps.experiment.sweep import plan_sweep
 
@@ -58,18 +63,28 @@ def run_command(
         sweep = replace(sweep, runs=runs)
     folder = output or _free_folder(Path("runs") / sweep.name)
     if len(sweep.runs) == 1:
-        _perform(sweep.runs[0].experiment, folder, device, as_json, own)
+        _perform(sweep.runs[0].experiment, folder, device, as_json, {**own, **sharding})
+    elif sharding:
+        raise InputError("--shards and --ray are for a single run, and these settings are a sweep; leave them out")
     else:
         begin_sweep(sweep, folder, device, as_json)
 
 
-def _resume(folder: Path, device: str, as_json: bool, trust_code: bool) -> None:
+def _sharding(shards: int, ray: str | None) -> dict[str, Any]:
+    if not shards and ray is None:
+        return {}
+    from polyeps.experiment.shards import Sharding
+
+    return {"sharding": Sharding(shards, ray)}
+
+
+def _resume(folder: Path, device: str, as_json: bool, trust_code: bool, sharding: dict[str, Any]) -> None:
     """Continue a run or a sweep."""
     from polyeps.experiment.sweep import read_sweep
 
     sweep = read_sweep(folder)
     if sweep is None:
-        _perform(None, folder, device, as_json, {"trust_code": trust_code})
+        _perform(None, folder, device, as_json, {"trust_code": trust_code, **sharding})
     else:
         trusted = sweep if trust_code else replace(sweep, code_folder=None)
         continue_sweep(trusted, folder, device, as_json)
@@ -100,7 +115,7 @@ def demo(
 
 
 def _perform(wanted: Experiment | None, folder: Path, device: str, as_json: bool, own: dict[str, Any]) -> None:
-    """Run or resume, show progress, print the summary; `own` says which code is trusted."""
+    """Run or resume, show progress, print the summary; `own` says which code is trusted, and who trains."""
     from polyeps.experiment import run as runs
     from polyeps.experiment.journal import Journal
 

@@ -12,7 +12,7 @@ is a standard deviation, as in that code.
 import csv
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from polyeps.core import Budget
 from polyeps.data.table_readers import delimiter_of
-from polyeps.errors import InputError
+from polyeps.errors import InputError, suggest
 
 Epsilons = NDArray[np.float64]
 DrawEpsilons = Callable[[np.random.Generator, int, bool], Epsilons]  # generator, clients, stratified
 
+_NOWHERE = 1 << 30  # the place of a column that a file lacks
 LOWEST = 0.01  # a smaller draw, which allows no useful model, is raised to it
 
 
@@ -102,7 +103,7 @@ def draw_budgets(name: str, clients: int, rng: np.random.Generator, *, stratifie
     array([5.61, 9.55, 2.3 ])
     """
     if name not in DISTRIBUTIONS:
-        raise InputError(f"there is no budget distribution {name!r}; choose one of {', '.join(DISTRIBUTIONS)}")
+        raise InputError(f"there is no budget distribution {name!r}; {suggest(name, DISTRIBUTIONS)}")
     if clients < 1:
         raise InputError(f"clients must be at least 1, not {clients}")
     distribution = DISTRIBUTIONS[name]
@@ -113,7 +114,7 @@ def draw_budgets(name: str, clients: int, rng: np.random.Generator, *, stratifie
     return DrawnBudgets(np.where(low, LOWEST, epsilons), int(low.sum()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BudgetRow:
     """A client's line in a budgets file."""
 
@@ -129,12 +130,17 @@ def read_budgets(path: Path, delta: float | None) -> list[BudgetRow]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             first = delimiter_of(file.readline())
             file.seek(0)
-            reader = csv.DictReader(file, delimiter=first)
-            reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
+            reader = csv.reader(file, delimiter=first)
+            header = {name.strip(): place for place, name in enumerate(next(reader, []))}
             for needed in ("client", "epsilon"):
-                if needed not in reader.fieldnames:
+                if needed not in header:
                     raise InputError(f"{path} has no column {needed!r}; its first line must name client and epsilon")
-            rows = [_row(path, reader.line_num, line, delta) for line in reader]
+            places = [header.get(name, _NOWHERE) for name in ("client", "epsilon", "delta", "records")]
+            rows = []
+            for line in reader:
+                if line:
+                    cells = [line[place].strip() if place < len(line) else "" for place in places]
+                    rows.append(_row(path, reader.line_num, cells, delta))
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
         raise InputError(f"{path} cannot be read as a CSV file: {problem}") from None
     if not rows:
@@ -145,24 +151,23 @@ def read_budgets(path: Path, delta: float | None) -> list[BudgetRow]:
     return rows
 
 
-def _row(path: Path, line_number: int, line: dict[str, str], delta: float | None) -> BudgetRow:
-    client = (line["client"] or "").strip()
+def _row(path: Path, line: int, cells: Sequence[str], delta: float | None) -> BudgetRow:
+    client, epsilon, own, records = cells
     if not client:
-        raise InputError(f"line {line_number} of {path} has no client name; add it")
-    own_delta = (line.get("delta") or "").strip()
-    if not own_delta and delta is None:
+        raise InputError(f"line {line} of {path} has no client name; add it")
+    if not own and delta is None:
         raise InputError(f"client {client!r} in {path} has no delta; add a delta column or give one for all")
-    records = (line.get("records") or "").strip()
     try:
-        chosen = _number("delta", own_delta) if own_delta else float(delta or 0)
-        budget = Budget(_number("epsilon", line["epsilon"]), chosen)
-        return BudgetRow(client, budget, int(records) if records else None, bool(own_delta))
+        chosen = _number("delta", own) if own else float(delta or 0)
+        return BudgetRow(
+            client, Budget(_number("epsilon", epsilon), chosen), int(records) if records else None, bool(own)
+        )
     except (ValueError, TypeError) as problem:
         raise InputError(f"client {client!r} in {path}: {problem}") from None
 
 
-def _number(name: str, text: str | None) -> float:
+def _number(name: str, text: str) -> float:
     try:
-        return float(text or "")
+        return float(text)
     except ValueError:
-        raise ValueError(f"{name} is {text or ''!r}; it must be a number, with a point for decimals") from None
+        raise ValueError(f"{name} is {text!r}; it must be a number, with a point for decimals") from None

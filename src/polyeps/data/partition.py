@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from polyeps.core import Records
 from polyeps.data.dataset import Dataset, LabelArray
-from polyeps.errors import InputError
+from polyeps.errors import InputError, suggest
 
 Indices = NDArray[np.int64]
-KINDS = ("iid", "shards", "labels", "dirichlet", "one-label", "by-writer", "by-column", "as-in-file")
+BY_OWNER = ("by-writer", "by-column", "as-in-file")  # the data name their clients
+KINDS = ("iid", "shards", "labels", "dirichlet", "one-label", *BY_OWNER)
 _DIRICHLET_DRAWS = 100  # before the partition is refused
 _PADDED = 16 << 30  # bytes of persons' records, padded for a device
 _NO_RECORD = -1  # the label of padding, as in `engine.units`
@@ -304,8 +305,8 @@ def divide(
 ) -> Partition:
     """Return the partition of a kind that configuration files and the command line name."""
     if kind not in KINDS:
-        raise InputError(f"there is no partition {kind!r}: choose one of {', '.join(KINDS)}")
-    if kind in ("by-writer", "by-column", "as-in-file"):
+        raise InputError(f"there is no partition {kind!r}: {suggest(kind, KINDS)}")
+    if kind in BY_OWNER:
         return by_owner(dataset)
     if dataset.persons is not None:
         raise InputError(

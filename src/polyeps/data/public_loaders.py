@@ -17,7 +17,7 @@ from polyeps.data.imdb import load_imdb
 from polyeps.data.public_catalogue import PUBLIC_DATASETS, PublicDataset
 from polyeps.data.public_files import Download, obtain, places, read_files
 from polyeps.data.public_files import download as download_file
-from polyeps.errors import DataError, InputError
+from polyeps.errors import DataError, InputError, suggest
 
 _WRITER_COLUMN = 2  # of QMNIST's extended labels: the NIST writer
 _IDX_TYPES: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
@@ -33,8 +33,7 @@ def load_dataset(name: str, *, data_dir: Path | None = None, download: Download 
     if name.startswith("syn-"):
         raise InputError(f"{name} is not loaded but made from a seed: call polyeps.data.synthetic.synthetic")
     if name not in _LOADERS:
-        known = ", ".join(["digits", "imdb", *_LOADERS])
-        raise InputError(f"there is no data set {name!r} to load: choose one of {known}")
+        raise InputError(f"there is no data set {name!r} to load: {suggest(name, ['digits', 'imdb', *_LOADERS])}")
     published = PUBLIC_DATASETS[name]
     return _LOADERS[name](published, read_files(obtain(published, places(data_dir), download)))
 

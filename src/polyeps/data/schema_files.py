@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 from polyeps.data.cells import as_text
 from polyeps.data.schema import Column, Schema, toml_key, toml_of, toml_text
 from polyeps.data.targets import NAMES, Target
-from polyeps.errors import InputError
+from polyeps.errors import InputError, suggest
 
 _KEYS = ("range", "dates", "categories", "missing")
 SCHEMA_KEYS = ("label", "client", "unit", "classes", "target", "columns")  # of a schema file, as in the table [data]
@@ -132,8 +131,7 @@ def _shown(value: Any) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint at what was meant by an unknown name."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.65)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+    return suggest(name, names, f"known are {', '.join(names)}")
 
 
 def read_schema_values(path: Path) -> dict[str, Any]:

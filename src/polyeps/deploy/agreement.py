@@ -21,12 +21,13 @@ from polyeps.data.own_tables import in_words
 from polyeps.data.partition import Partition, to_records
 from polyeps.data.schema_files import TableDeclaration, read_schema
 from polyeps.deploy.contract import Contract
-from polyeps.deploy.contract_job import check_contract_model, check_deployable, job_of_contract
+from polyeps.deploy.contract_job import as_agreed, check_contract_model, check_deployable, job_of_contract
 from polyeps.deploy.policy import USUAL_RANGES, Policy
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.errors import InputError
 from polyeps.experiment.job import Job
 from polyeps.experiment.noise_calibration import cost_of
+from polyeps.experiment.population import Population
 from polyeps.experiment.seeds import seed_for
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import BudgetTerms, Charge
@@ -43,6 +44,7 @@ class Agreement:
     clients: Clients
     algorithm: Algorithm
     price: Charge  # to the silo and to the signer
+    population: Population  # the silo's records as everybody's; its test records are its own
 
 
 def today() -> date:
@@ -61,14 +63,21 @@ def accept_contract(contract: Contract, policy: Policy, public: str, ledger: Led
     check_contract_model(contract, policy.limits.parameters)
     declared = replace(contract.data.declaration, client=read_schema(policy.data.schema_file).client)
     dataset = load_client(policy.data.file, declared, policy.name)
+    if policy.data.test is not None:
+        own = load_client(policy.data.test, declared, policy.name)
+        dataset = replace(dataset, test_features=own.features, test_labels=own.labels)
+    dataset = as_agreed(contract, dataset)
     job = job_of_contract(contract, dataset, Budget(policy.budget.epsilon_per_run, contract.delta))
+    check_guarantee(job, policy)
+    _check_own_work(job, policy)
     for field in job.algorithm.needs:
         if field not in policy.discloses:
             raise InputError(f"{contract.algorithm.name} needs this silo's {field}, which the policy does not disclose")
-    price = _price(job, (policy.name, _SIGNER + policy.signer(contract.signer)[0]))
+    row = job.population.ids.index(policy.name)
+    price = _price(job, row, (policy.name, _SIGNER + policy.signer(contract.signer)[0]))
     part = _own_part(contract, job, policy, ledger, dataset)
     _reserve(contract, policy, price, ledger)  # last: whatever is wrong is found before
-    return Agreement(contract, part, job.algorithm, price)
+    return Agreement(contract, part, job.algorithm, price, job.population)
 
 
 def check_terms(contract: Contract, policy: Policy) -> None:
@@ -89,6 +98,13 @@ def check_terms(contract: Contract, policy: Policy) -> None:
     check_deployable(contract)
     if contract.model.name not in policy.models:
         raise InputError(f"model.name = {contract.model.name!r} is not in the policy's models")
+    if contract.model.encoder is not None and contract.model.encoder not in policy.encoders:
+        raise InputError(f"model.encoder = {contract.model.encoder!r} is not in the policy's encoders")
+    if contract.epsilon is not None and "epsilon" not in policy.discloses:
+        raise InputError("the contract states the silo's ε for all to read, and the policy does not disclose it")
+    if contract.epsilon is not None and contract.epsilon[policy.name] > policy.budget.epsilon_per_run:
+        wanted, most = contract.epsilon[policy.name], policy.budget.epsilon_per_run
+        raise InputError(f"epsilon.{policy.name} = {wanted:g} is more than budget.epsilon_per_run = {most:g}")
     if contract.rounds > policy.limits.rounds:
         raise InputError(f"rounds = {contract.rounds} is more than the policy's limits.rounds = {policy.limits.rounds}")
     if contract.delta > policy.budget.delta:
@@ -96,9 +112,53 @@ def check_terms(contract: Contract, policy: Policy) -> None:
     settings = contract.training.model_dump(exclude_none=True)
     for key, (low, high) in {**USUAL_RANGES, **policy.limits.training}.items():
         value = settings.get(key)
+        if value == "auto":  # the silo's own choice, which is checked when it is made
+            continue
         if value is not None and not (isinstance(value, int | float) and low <= value <= high):
             raise InputError(f"training.{key} = {value} is outside the policy's range of {low:g} to {high:g}")
     check_schemas(contract.data.declaration, read_schema(policy.data.schema_file))
+
+
+def _check_own_work(job: Job, policy: Policy) -> None:
+    """Refuse a batch or a number of steps that was found for this silo, and that the policy does not allow."""
+    row = job.population.ids.index(policy.name)
+    found = {
+        "batch": job.settings["rate"][row] * job.population.sizes[row] if "rate" in job.settings else None,
+        "local_steps": job.settings["steps"][row] if "steps" in job.settings else None,
+    }
+    for key, (low, high) in {**USUAL_RANGES, **policy.limits.training}.items():
+        value = found.get(key)
+        if value is not None and not low <= value <= high:
+            raise InputError(
+                f"training.{key}, found for this silo's budget, is {value:g}, outside the policy's range of {low:g} to "
+                f"{high:g}"
+            )
+
+
+def check_guarantee(job: Job, policy: Policy) -> None:
+    """Refuse a job that protects another unit than the policy's budget, or by sums that it does not allow."""
+    algorithm, sums = job.algorithm, job.algorithm.trust == "secure-sum"
+    if sums and policy.sums is None:
+        raise InputError(f"{job.method.name} needs secure sums, which the policy does not allow; add [sums] to it")
+    # A pure ε for the whole silo holds for its records, too: the ledger decides.
+    if policy.budget.protects != ("silo" if sums else "records") and (sums or algorithm.unit != "client"):
+        what = "the silo as a whole" if sums else "single records or persons"
+        raise InputError(
+            f"{job.method.name} protects {what}, and budget.protects = {policy.budget.protects!r}; a silo that takes "
+            "part in both needs a second policy, with a ledger of its own"
+        )
+    if not sums or policy.sums is None:
+        return
+    group = (
+        "" if job.groups is None or "" in algorithm.largest_sums else job.groups[job.population.ids.index(policy.name)]
+    )
+    for terms in algorithm.largest_sums[group]:
+        if terms.least < policy.sums.least_silos or terms.colluders < policy.sums.colluders:
+            raise InputError(
+                f"a sum over {terms.clients} silos could be opened with {terms.least} of them and withstands "
+                f"{terms.colluders} colluders; the policy's sums.least_silos is {policy.sums.least_silos}, and "
+                f"sums.colluders {policy.sums.colluders}"
+            )
 
 
 def check_schemas(agreed: TableDeclaration, own: TableDeclaration) -> None:
@@ -115,10 +175,10 @@ def check_schemas(agreed: TableDeclaration, own: TableDeclaration) -> None:
             raise InputError(f"data.columns: {name!r} is not the same in the contract and in the policy's schema")
 
 
-def _price(job: Job, payers: tuple[str, ...]) -> Charge:
-    """Return the price of the whole run."""
+def _price(job: Job, row: int, payers: tuple[str, ...]) -> Charge:
+    """Return the price of the whole run for the silo in a row."""
     algorithm = job.algorithm
-    event = cost_of(algorithm, job.population.ids, job.settings).event(float(job.noise_multiplier[0]), 0)
+    event = cost_of(algorithm, job.population.ids, job.settings).event(float(job.noise_multiplier[row]), row)
     return Charge(payers, event, job.rounds.expected, algorithm.unit, algorithm.adjacency, algorithm.person)
 
 
@@ -126,18 +186,20 @@ def _own_part(contract: Contract, job: Job, policy: Policy, ledger: Ledger, data
     """Return the silo as the one client it is."""
     rows = np.arange(len(dataset.labels))
     own = Partition((policy.name,), rows, np.array([0, len(rows)]))
-    rehearsed = contract.rehearsal
+    rehearsed, row = contract.rehearsal, job.population.ids.index(policy.name)
+    epsilon = policy.budget.epsilon_per_run if contract.epsilon is None else contract.epsilon[policy.name]
     return Clients(
         ids=(policy.name,),
         data=to_records(dataset, own),
-        noise_multiplier=job.noise_multiplier[:1],
+        noise_multiplier=job.noise_multiplier[row : row + 1],
         streams=(lambda ids, _: SystemStreams(len(ids)))
         if rehearsed is None
         else partial(SeededStreams, seed_for(rehearsed, "noise")),
         repeatable=rehearsed is not None,
         ledger=ledger,
-        settings={name: values[:1] for name, values in job.settings.items()},
-        declared=np.array([policy.budget.epsilon_per_run]),
+        settings={name: values[row : row + 1] for name, values in job.settings.items()},
+        groups=None if job.groups is None else (job.groups[row],),
+        declared=np.array([epsilon]),
         keeper=Keeping(policy.folder / "runs"),
         run=contract.run,
         reservation=contract.run,
@@ -161,6 +223,8 @@ def _terms(policy: Policy, epsilon: float) -> BudgetTerms:
     unit = read_schema(policy.data.schema_file).unit
     budget, word = Budget(epsilon, policy.budget.delta), "" if unit is None else in_words(unit)
     schedule = policy.budget.schedule
+    if policy.budget.protects == "silo":
+        return BudgetTerms(budget, "client", "zero-out", schedule)
     return BudgetTerms(budget, "record" if unit is None else "person", "zero-out", schedule, person=word)
 
 

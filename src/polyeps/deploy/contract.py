@@ -23,6 +23,7 @@ from pydantic import Field, field_validator, model_validator
 from polyeps.core import check_name
 from polyeps.data.schema_files import SCHEMA_KEYS, TableDeclaration, read_schema_values, schema_of
 from polyeps.deploy.keys import check_public_key, public_of, verifies
+from polyeps.encoders import ENCODER_NAMES
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.sections import Section, Title
@@ -32,7 +33,8 @@ _SIGNED = (
     b"polyeps contract 1\n"  # before the bytes that are signed: a signature of anything else is none of a contract
 )
 LARGEST_CONTRACT = 1 << 20  # bytes
-_MODEL_KEYS = {"name", "hidden"}  # that `contract_job` knows: a setting that it ignored would be agreed to in vain
+# Of the model, that `contract_job` knows: a setting that it ignored would be agreed to in vain.
+_MODEL_KEYS = {"name", "hidden", "encoder", "encoder_size", "encoder_bandwidth"}
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
 
 
@@ -77,6 +79,9 @@ class Contract(Section):
     ends: date  # the last day on which a silo answers
     signer: str
     silos: dict[str, str]  # the public key of every enrolled silo
+    # The ε of every silo for this run, where all must know them: silos in secure sums add noise for one another.
+    epsilon: dict[str, Annotated[float, Field(gt=0)]] | None = None
+    noise_multiplier: float | None = Field(default=None, gt=0)  # one for all, where silos differ in their rates (idp)
     least_silos: int | None = Field(default=None, ge=1)  # that must enrol before the run begins; None: all
     data: DataTerms
     model: config.ModelSettings = Field(default_factory=config.ModelSettings)
@@ -109,17 +114,23 @@ class Contract(Section):
     @model_validator(mode="after")
     def _deployable(self) -> Self:
         method = self.algorithm
-        if method.budgets not in (None, "own") or method.form != "sound" or method.epsilon is not None:
+        if method.budgets not in (None, "own", "minimum") or method.form != "sound" or method.epsilon is not None:
             raise InputError(
                 "algorithm: a deployed silo spends its own budget, in the sound form; leave out budgets, form, epsilon"
             )
+        if self.epsilon is not None and self.epsilon.keys() != self.silos.keys():
+            odd = sorted(self.epsilon.keys() ^ self.silos.keys())[0]
+            raise InputError(f"epsilon and silos must name the same silos; {odd!r} is in one of them alone")
+        if method.budgets == "minimum" and self.epsilon is None:
+            raise InputError('algorithm.budgets = "minimum" is that of all silos; state them: [epsilon] NAME = ε')
         for table in ("training", "server"):
             if getattr(method, table):
                 raise InputError(f"algorithm.{table}: a contract has one method; put its settings into [{table}]")
-        if planned := [key for key in ("batch", "local_steps") if getattr(self.training, key) == "auto"]:
-            raise InputError(f'training.{planned[0]} = "auto" is not for contracts yet; give a number')
         if others := sorted(self.model.model_fields_set - _MODEL_KEYS):
             raise InputError(f"model.{others[0]} is not for contracts yet; leave it out")
+        if (encoder := self.model.encoder) is not None and encoder not in ENCODER_NAMES:
+            names = ", ".join(ENCODER_NAMES)
+            raise InputError(f"model.encoder = {encoder!r} is code that a contract does not bring; choose {names}")
         if self.participation.with_public:
             raise InputError("participation.with_public needs every silo's budget, which a contract does not have")
         if (self.least_silos or 1) > len(self.silos):
@@ -149,7 +160,7 @@ class Contract(Section):
             rounds=self.rounds,
             seeds=(self.seed,),
             data=config.DataSettings(**self.data.model_dump()),
-            budgets=config.BudgetSettings(disclosed=False),
+            budgets=config.BudgetSettings(disclosed=False, noise_multiplier=self.noise_multiplier),
             model=self.model,
             training=self.training,
             server=self.server,

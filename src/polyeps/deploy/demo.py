@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -40,26 +40,32 @@ BUDGETS = {"elm": (1.0, 4.0), "fir": (2.0, 8.0), "oak": (4.0, 12.0)}
 class DemoFederation:
     """The files of a federation on this machine, and the processes that make it up."""
 
-    def __init__(self, folder: Path, terms: ServerTerms, environment: dict[str, str] | None = None) -> None:
-        self.folder, self.server = folder.absolute(), folder.absolute() / "server"
+    def __init__(
+        self,
+        folder: Path,
+        terms: ServerTerms,
+        environment: Mapping[str, str] | None = None,
+        budgets: Mapping[str, tuple[float, float]] = BUDGETS,
+    ) -> None:
+        self.folder, self.server, self.budgets = folder.absolute(), folder.absolute() / "server", budgets
         self.processes = Processes(self.folder, environment or {})
-        self.port, *ports = free_ports(1 + len(BUDGETS))
-        self.ports = dict(zip(BUDGETS, ports, strict=True))
+        self.port, *ports = free_ports(1 + len(budgets))
+        self.ports = dict(zip(budgets, ports, strict=True))
         self._make(terms)
 
     def _make(self, terms: ServerTerms) -> None:
         """Make all kits, and write every hospital's records into its own folder."""
         public = {
             name: silo_kit(self.silo(name), name, SiloTerms(in_all, in_a_run, port=self.ports[name]))
-            for name, (in_a_run, in_all) in BUDGETS.items()
+            for name, (in_a_run, in_all) in self.budgets.items()
         }
         signer = server_kit(self.server, "demo", ["127.0.0.1", "localhost"], public, terms)
         header, *rows = csv.reader(io.StringIO(hospitals_csv()))
-        for name in BUDGETS:
+        for name in self.budgets:
             policy = self.silo(name) / "policy.toml"
             policy.write_text(policy.read_text().replace("0" * 64, signer))
             _write_records(self.silo(name) / "records.csv", header, [row for row in rows if row[0] == name])
-        _write_records(self.server / "test.csv", header, [row for row in rows if row[0] not in BUDGETS])
+        _write_records(self.server / "test.csv", header, [row for row in rows if row[0] not in self.budgets])
         self.sign()
 
     def sign(self) -> SignedContract:
@@ -93,10 +99,14 @@ class DemoFederation:
     def start(self) -> None:
         """Start everything but the server."""
         self.start_superlink()
-        for name in BUDGETS:
-            register_node(self.endpoint, self.silo(name) / "node.pub")
-            self.start_supernode(name)
-            self.start_silo(name)
+        for name in self.budgets:
+            self.start_site(name)
+
+    def start_site(self, name: str) -> None:
+        """Register the SuperNode of a silo, and start both."""
+        register_node(self.endpoint, self.silo(name) / "node.pub")
+        self.start_supernode(name)
+        self.start_silo(name)
 
     def serve(self, progress: Callable[[str], None] = lambda _: None) -> Served:
         connect = partial(started_run, self.endpoint, self.folder / "run" / "flower-run")
@@ -107,14 +117,14 @@ class DemoFederation:
     def accounts(self) -> dict[str, dict[str, Any]]:
         """Return what the ledger of every silo says."""
         found = {}
-        for name in BUDGETS:
+        for name in self.budgets:
             ledger = Ledger(self.silo(name) / "ledger.db")
             account = ledger.account(name)
             budget, history = account.terms.budget, account.history
             known = known_epsilon(history, budget.delta, account.terms.adjacency, "pld") if history else 0.0
             found[name] = {
                 "delta": budget.delta,
-                "limit of a run": BUDGETS[name][0],
+                "limit of a run": self.budgets[name][0],
                 "this run": known,  # exactly; it is the only one
                 "limit in all": budget.epsilon,
                 "spent in all": account.spent(),  # by the ledger's filter, which holds for any further runs
@@ -125,10 +135,11 @@ class DemoFederation:
 
 
 def _write_records(path: Path, header: list[str], rows: list[list[str]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header[1:])  # without the hospital
-        writer.writerows(row[1:] for row in rows)
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(header[1:])  # without the hospital
+    writer.writerows(row[1:] for row in rows)
+    replace_file(path, text.getvalue().encode())  # for its owner alone
 
 
 def run_demo(folder: Path, rounds: int, progress: Callable[[str], None]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from polyeps.transport.flower_client import DECLINED
 
 _log = logging.getLogger(__name__)
 _POLL = 0.5  # seconds between two looks for a task
+_ROOM = 16 << 20  # bytes of an answer beside a message: Flower sends the bundle of the run along
 _PAUSE = 2.0  # seconds to wait for a SuperNode that is not there
 
 
@@ -32,7 +33,8 @@ def run_silo(policy: Policy, stop: threading.Event) -> None:
     """Answer tasks until told to stop; the task at hand is finished first."""
     flower.check_flower()
     settings = policy.supernode
-    endpoint = flower.Endpoint(settings.address, read_secret(settings.secret), settings.root_certificates)
+    most = policy.limits.message_bytes + _ROOM
+    endpoint = flower.Endpoint(settings.address, read_secret(settings.secret), settings.root_certificates, most)
     policy.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with only_one(policy.folder, f"another process is the silo {policy.name!r}; stop it first"):
         silo = Silo(policy)
@@ -88,8 +90,8 @@ def _answer(silo: Silo, task: flower.Assignment, note: Path, waiting: Callable[[
     """
     with flower.heartbeats(task.client):
         bare = task.open()
-        replace_file(note, task.note())
         try:
+            replace_file(note, task.note())
             message = task.content(silo.policy.limits.message_bytes, waiting)
         except httpx.HTTPError:
             raise
@@ -99,13 +101,14 @@ def _answer(silo: Silo, task: flower.Assignment, note: Path, waiting: Callable[[
                 task.give_up()
             note.unlink()
             return why.instead
-        except Exception as problem:  # a message that cannot be read is declined like any other
+        except Exception as problem:  # a full disk, or a message that cannot be read: declined like any other
             silo.refuse(problem)
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DECLINED), reply_to=bare)
         else:
             reply = silo.answer(message, task.node)
         task.push(reply)
-    note.unlink()
+    note.unlink(missing_ok=True)
+    silo.write_figures()
     return None
 
 
@@ -125,7 +128,7 @@ def _excuse(endpoint: flower.Endpoint, note: Path) -> None:
 
 def _words(problem: Exception) -> str:
     if isinstance(problem, httpx.HTTPStatusError):
-        return f"it answers {problem.response.status_code}: check the secret"
+        return f"it answers {problem.response.status_code}: check the secret, and this machine's clock"
     return type(problem).__name__
 
 

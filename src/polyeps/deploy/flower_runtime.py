@@ -65,6 +65,8 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from polyeps.deploy.bounded_http import bounded_client
+from polyeps.deploy.keys import read_node_key
 from polyeps.deploy.refusing_bundle import REFUSING
 from polyeps.errors import InputError
 from polyeps.ledger.head_file import replace_file
@@ -89,6 +91,7 @@ class Endpoint:
     address: str  # host:port
     secret: bytes = b""  # of its --superexec-auth-secret-file
     root_certificates: Path | None = None  # None: plain HTTP, on this machine alone
+    most_bytes: int = 1 << 28  # of one answer
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[^/@?#\s]+:[0-9]{1,5}", self.address):
@@ -115,14 +118,15 @@ class Endpoint:
     def _client(self, kind: Any, *interceptors: Any) -> Any:
         certificates = self.certificates
         try:
-            return kind.from_server_address(
-                server_address=self.address,
-                insecure=certificates is None,
-                root_certificates=certificates,
-                interceptors=[RuntimeVersionHttpInterceptor(component_name="polyeps"), *interceptors],
-            )
+            bounded = bounded_client(certificates, self.most_bytes)
         except (ssl.SSLError, ValueError):
             raise InputError(f"{self.root_certificates} holds no certificate; give the server's ca.crt") from None
+        version = RuntimeVersionHttpInterceptor(component_name="polyeps")
+        scheme = "http" if certificates is None else "https"
+        found = kind(f"{scheme}://{self.address}", interceptors=[version, *interceptors], verify=False)
+        found._client.close()
+        found._client = bounded
+        return found
 
 
 def _is_local(address: str) -> bool:
@@ -262,11 +266,13 @@ def heartbeats(client: RuntimeHttpClient) -> Iterator[None]:
 
 def register_node(endpoint: Endpoint, public_key: Path) -> int:
     """Register a SuperNode's public key with a SuperLink; return the number of the node."""
-    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-
-    key: Any = load_ssh_public_key(public_key.read_bytes())
-    with contextlib.closing(endpoint.control()) as control:
-        return int(control.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key))).node_id)
+    content = public_key_to_bytes(read_node_key(public_key))
+    try:
+        with contextlib.closing(endpoint.control()) as control:
+            return int(control.RegisterNode(RegisterNodeRequest(public_key=content)).node_id)
+    except httpx.HTTPError as problem:
+        why = "it has it already, or it" if isinstance(problem, httpx.HTTPStatusError) else "it"
+        raise InputError(f"{endpoint.address} did not register {public_key}; {why} is no running SuperLink") from None
 
 
 @contextlib.contextmanager

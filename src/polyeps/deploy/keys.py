@@ -14,7 +14,12 @@ from typing import TypeVar
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurvePrivateKey, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP384R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+    generate_private_key,
+)
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -22,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_public_key,
 )
 from cryptography.x509.oid import NameOID
 
@@ -94,6 +100,19 @@ def new_node_key(path: Path) -> None:
     key = _written(path, generate_private_key(SECP384R1()), PrivateFormat.OpenSSH)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     path.with_suffix(".pub").write_bytes(public + b"\n")
+
+
+def read_node_key(path: Path) -> EllipticCurvePublicKey:
+    """Return the public key of a SuperNode."""
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except OSError as problem:
+        raise InputError(f"{path} cannot be read: {problem.strerror}; give the node.pub of a silo") from None
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, EllipticCurvePublicKey):
+        raise InputError(f"{path} is not the public key of a SuperNode; give the node.pub of a silo")
+    return key
 
 
 def _written(path: Path, key: _Key, form: PrivateFormat) -> _Key:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 _USUAL_PATIENCE = 600.0  # seconds
+_CLOCKS = 10.0  # seconds by which clocks may differ: Flower turns a SuperNode away that is more than 5 s ahead
+_GONE = 40.0  # seconds after which a node that is not connected is not waited for; a SuperNode is heard every 24 s
 _MOST_TRIES = 5  # of one message to a silo that is restarted
 
 
@@ -30,6 +32,7 @@ class PatientGrid:
 
     grid: Grid
     poll: float = 0.5  # seconds between two looks for replies
+    _absent: dict[int, float] = field(default_factory=dict)  # nodes that are not connected, and since when
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.grid.get_node_ids())
@@ -41,11 +44,16 @@ class PatientGrid:
         return list(self.grid.pull_messages(list(names)))
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages and return the replies that come in time; a silo that was restarted is asked again."""
+        """Send messages and return the replies that come in time; a silo that was restarted is asked again.
+
+        A message that is not on its way to its silo when nobody waits for the reply any more is dropped, so no silo
+        pays for work that is not wanted. A silo that has been away for a while is not waited for.
+        """
         contents = {message.metadata.dst_node_id: message for message in messages}
-        deadline = time.monotonic() + (_USUAL_PATIENCE if timeout is None else timeout)
+        patience = _USUAL_PATIENCE if timeout is None else timeout
+        deadline, looked = time.monotonic() + patience, -_GONE
         tries = dict.fromkeys(contents, 1)
-        waiting = self._sent(contents.values())
+        waiting = self._sent(contents.values(), patience)
         replies = []
         while waiting and time.monotonic() < deadline:
             for reply in self.pull_messages(waiting):
@@ -56,15 +64,27 @@ class PatientGrid:
                     tries[node] += 1
                     old = contents[node]
                     kind, group = old.metadata.message_type, old.metadata.group_id
-                    waiting |= self._sent([Message(old.content, dst_node_id=node, message_type=kind, group_id=group)])
+                    again = Message(old.content, dst_node_id=node, message_type=kind, group_id=group)
+                    waiting |= self._sent([again], deadline - time.monotonic())
                 else:
                     replies.append(reply)
+            if waiting and time.monotonic() > looked + _GONE / 4:
+                looked, gone = time.monotonic(), self._gone(contents)
+                waiting = {name: node for name, node in waiting.items() if node not in gone}
             if waiting:
                 time.sleep(self.poll)
         return replies
 
-    def _sent(self, messages: Iterable[Message]) -> dict[str, int]:
+    def _gone(self, nodes: Iterable[int]) -> set[int]:
+        """Return which of some nodes have not been connected for a while."""
+        now, connected = time.monotonic(), set(self.get_node_ids())
+        self._absent = {node: self._absent.get(node, now) for node in nodes if node not in connected}
+        return {node for node, since in self._absent.items() if since <= now - _GONE}
+
+    def _sent(self, messages: Iterable[Message], patience: float) -> dict[str, int]:
         """Send messages; return the nodes that are waited for, by the names of the messages."""
         some = list(messages)
+        for message in some:
+            message.metadata.ttl = max(0.0, patience) + _CLOCKS
         names = zip(self.push_messages(some), some, strict=True)
         return {name: message.metadata.dst_node_id for name, message in names if name}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -30,10 +30,15 @@ class PolicyData(Section):
 
     file: Path
     schema_file: Path = Field(alias="schema")
+    test: Path | None = None  # further records, for figures that the silo alone sees
 
 
 class PolicyBudget(Section):
     """The most privacy the silo's units lose, ever, and in one run."""
+
+    # records: each record, or each person where the schema has a unit. silo: everything the silo holds together, which
+    # is what secure sums protect.
+    protects: Literal["records", "silo"] = "records"
 
     epsilon: float = Field(gt=0)  # in all runs together: the budget of the ledger
     delta: float = Field(gt=0, lt=1)
@@ -84,6 +89,13 @@ class PolicyLimits(Section):
         return value
 
 
+class SumRules(Section):
+    """Secure sums that the silo takes part in."""
+
+    least_silos: int = Field(default=3, ge=1)  # whose vectors are in every sum that is opened
+    colluders: int = Field(default=0, ge=0)  # other silos that may help the server, which every sum must withstand
+
+
 class SuperNodeSettings(Section):
     """The SuperNode beside the silo."""
 
@@ -103,10 +115,12 @@ class Policy(Section):
     budget: PolicyBudget
     algorithms: tuple[str, ...] = Field(min_length=1)
     models: tuple[str, ...] = ("logistic",)
+    encoders: tuple[str, ...] = ()  # built-in ones, which need no trust; others are unknown to contracts
     limits: PolicyLimits
     discloses: tuple[ProfileField, ...] = ()
     signers: dict[str, SignerRule]
     supernode: SuperNodeSettings
+    sums: SumRules | None = None  # None: it takes part in none
     rehearsal: bool = False  # whether it takes part in rehearsals, which protect nobody, and in nothing else
 
     @field_validator("name")
@@ -155,7 +169,7 @@ def read_policy(path: Path) -> Policy:
 
     whole: Policy = beside(found, *_PATHS)
     nested = {
-        "data": beside(whole.data, "file", "schema_file"),
+        "data": beside(whole.data, "file", "schema_file", "test"),
         "supernode": beside(whole.supernode, "secret", "root_certificates"),
     }
     return whole.model_copy(update=nested)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -26,12 +28,13 @@ OFFLINE = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_TRACING_ENABLED": "0",
 }
+_UNASSIGNED = range(10_000, 32_000)  # ports below those that systems give to outgoing connections
 
 
 def superlink_command(folder: Path, host: str, port: int) -> list[str]:
     """Return the command of a SuperLink with TLS and authenticated SuperNodes; `polyeps serve` executes its runs."""
     return [
-        _program("flower-superlink"),
+        program("flower-superlink"),
         *("--ssl-ca-certfile", str(folder / "ca.crt")),
         *("--ssl-certfile", str(folder / "server.crt")),
         *("--ssl-keyfile", str(folder / "server.key")),
@@ -48,7 +51,7 @@ def superlink_command(folder: Path, host: str, port: int) -> list[str]:
 def supernode_command(folder: Path, certificates: Path, superlink: str, port: int) -> list[str]:
     """Return the command of a silo's SuperNode: it executes nothing itself, and serves its Runtime API on loopback."""
     return [
-        _program("flower-supernode"),
+        program("flower-supernode"),
         *("--root-certificates", str(certificates)),
         *("--superlink", superlink),
         *("--auth-supernode-private-key", str(folder / "node.key")),
@@ -64,7 +67,7 @@ def polyeps_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "polyeps", *arguments]
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     """Return the path of a program that Flower installs beside the interpreter."""
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
@@ -79,12 +82,14 @@ def new_secret(path: Path) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of this machine that nobody listens on."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in held]
-    for one in held:
-        one.close()
-    return ports
+    """Return ports of this machine that nobody listens on, nor is given by chance to an outgoing connection."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_UNASSIGNED, len(_UNASSIGNED)):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise InputError(f"fewer than {count} ports of this machine are free; stop other programs")
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
@@ -109,14 +114,14 @@ class Processes:
     environment: Mapping[str, str] = field(default_factory=dict)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start(self, name: str, command: Sequence[str], cwd: Path | None = None) -> subprocess.Popen[bytes]:
         """Start a process; its output is in NAME.log."""
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         given = {**os.environ, **OFFLINE, "PATH": path, "FLWR_HOME": str(self.folder / "flwr"), **self.environment}
         with (self.folder / "logs" / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=given, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=given, cwd=cwd, start_new_session=True
             )
         self.running[name] = process
         return process
@@ -127,21 +132,29 @@ class Processes:
 
     def stop(self, name: str, signal_: int = signal.SIGTERM, seconds: float = 15.0) -> int:
         """Stop one process and all that it started; return its exit status."""
-        process = self.running.pop(name)
+        process = self.running[name]
         if process.poll() is None:
             os.killpg(process.pid, signal_)
         try:
-            return process.wait(seconds)
+            status = process.wait(seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            return process.wait()
+            status = process.wait()
+        del self.running[name]
+        return status
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        for process in self.running.values():  # all at once, then one after the other
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-        for name in list(self.running):
-            self.stop(name, seconds=10.0)
+        try:
+            for process in self.running.values():  # all at once, then one after the other
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGTERM)
+            for name in list(self.running):
+                self.stop(name, seconds=10.0)
+        finally:  # interrupted once more: nothing is left all the same
+            for process in self.running.values():
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()

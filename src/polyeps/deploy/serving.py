@@ -3,15 +3,17 @@
     FOLDER/contract           the signed contract
     FOLDER/serving.db         what happened, and the state after every complete round (`experiment.journal`)
     FOLDER/flower-run         the number of Flower's run, while it goes on
+    FOLDER/secret             the server's own noise, cohorts and public dice follow from it
     FOLDER/models/JOB.safetensors
 
-A round that was cut off is asked for again with the same tasks. Silos that have answered them send the same replies
-again, free of charge.
+A round that was cut off is asked for again with the same tasks: all that is random follows from the secret. Silos that
+have answered them send the same replies again, free of charge.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -27,8 +29,10 @@ from polyeps.core import Profile, State
 from polyeps.deploy.agreement import today
 from polyeps.deploy.contract import Contract, SignedContract
 from polyeps.deploy.contract_job import check_contract_model, server_job
+from polyeps.deploy.keys import read_secret
 from polyeps.deploy.patient_grid import PatientGrid, is_restarted
 from polyeps.deploy.silo import CONTRACT, check_proof
+from polyeps.engine.noise import SERVER_SECRET_BYTES
 from polyeps.errors import InputError
 from polyeps.experiment.evaluation import measure
 from polyeps.experiment.job import Job
@@ -138,10 +142,11 @@ def serve_contract(
     contract = signed.contract
     if contract.ends < today():
         raise InputError(f"the contract ended on {contract.ends}; sign a new one")
-    job = server_job(contract, test)
-    check_contract_model(contract, job.population.model.size)
+    check_contract_model(contract)
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder, f"another process serves {folder}; stop it first"):
+        secret = None if contract.rehearsal is not None else _secret(folder)
+        job = server_job(contract, test, secret)
         journal = _open_journal(signed, job, folder)
         try:
             (row,) = journal.jobs()
@@ -155,7 +160,7 @@ def serve_contract(
                     signed=signed,
                     progress=progress,
                 )
-                _run(job, contract, silos, journal, folder, progress)
+                _run(job, contract, secret, silos, journal, folder, progress)
             return _summary(journal, job, folder)
         finally:
             journal.close()
@@ -183,15 +188,33 @@ def _open_journal(signed: SignedContract, job: Job, folder: Path) -> Journal:
     return journal
 
 
+def _secret(folder: Path) -> bytes:
+    """Return the server's secret of a run; it is drawn once, from the system's entropy."""
+    path = folder / "secret"
+    if not path.exists():
+        replace_file(path, os.urandom(SERVER_SECRET_BYTES))
+    return read_secret(path)
+
+
 def _run(
-    job: Job, contract: Contract, silos: EnrolledSilos, journal: Journal, folder: Path, progress: Progress
+    job: Job,
+    contract: Contract,
+    secret: bytes | None,
+    silos: EnrolledSilos,
+    journal: Journal,
+    folder: Path,
+    progress: Progress,
 ) -> None:
     """Run the rounds that are left, and write the model."""
     rows = [
         ClientRow(one.id, one.epsilon, contract.delta, one.epsilon, one.examples or 0, None) for one in silos.profiles()
     ]
-    checkpoint = journal.checkpoint(job.name)
-    state = job.state
+    (row,), checkpoint, state = journal.jobs(), journal.checkpoint(job.name), job.state
+    # Silos that have paid for a round which was cut off may not be ready for another one, and still repeat it.
+    begun = row["status"] == "running"
+    active = [
+        one.id for one in silos.profiles() if one.ready or (begun and (not checkpoint or one.id in checkpoint.active))
+    ]
     if checkpoint is None:
         journal.begin(job.name, rows, {**facts(job, contract.experiment), "remarks": []})
     else:
@@ -199,6 +222,9 @@ def _run(
         kept = {name.removeprefix("kept/"): tensor for name, tensor in held.items() if name != "model"}
         state = State(held["model"], kept, round=checkpoint.round)
         progress(f"continuing after round {checkpoint.round} of {contract.rounds}")
+    # A silo that has paid for its last round already, and was not heard, still has the reply.
+    unheard = () if checkpoint is None else checkpoint.active or ()
+    active = [profile.id for profile in silos.profiles() if profile.ready or profile.id in unheard]
     before = {profile.id for profile in silos.profiles()}
 
     def observe(round: Round, now: State) -> None:
@@ -235,8 +261,10 @@ def _run(
         state,
         rounds=contract.rounds,
         participation=job.participation,
-        seed=seed_for(contract.seed, "participation"),
+        # Where a price assumes that cohorts are secret, they are the server's own; else they follow from the contract.
+        seed=seed_for(contract.seed, "participation") if secret is None or not job.algorithm.round_price else secret,
         run=contract.run,
+        active=active,
         observe=observe,
     )
     stopped = "rounds" if state.stopped == ALL_ROUNDS else "early"

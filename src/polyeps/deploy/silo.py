@@ -2,7 +2,9 @@
 
     FOLDER/contracts/DIGEST   every contract that was accepted, signed, as it arrived
     FOLDER/runs/              memory and replies (`transport.client_files`)
+    FOLDER/sums/DIGEST/       what is kept of secure sums (`transport.flower_sums`)
     FOLDER/events.jsonl       what was agreed, answered and refused, one JSON object a line
+    FOLDER/figures.jsonl      figures on the silo's own test records (`deploy.own_figures`)
 
 A silo that is restarted between any two messages goes on as if it had not been: contracts, charges, memory and replies
 are on the disk before the message that depends on them is sent.
@@ -10,31 +12,33 @@ are on the disk before the message that depends on them is sent.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
+import time
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
+from torch import Tensor
 
 from polyeps.client import profiles
 from polyeps.core import Payload
 from polyeps.deploy.agreement import Agreement, accept_contract, open_ledger, release_ended, today
 from polyeps.deploy.contract import Contract, SignedContract
 from polyeps.deploy.keys import public_of, read_key, verifies
+from polyeps.deploy.own_figures import FIGURES, append_line, figures_of
 from polyeps.deploy.policy import Policy
 from polyeps.errors import InputError, PolyepsError
 from polyeps.ledger.head_file import replace_file
+from polyeps.secagg.messages import Step
 from polyeps.transport.flower_client import DECLINED, client_app
+from polyeps.transport.flower_sums import Seat, clear_sums
 
 _log = logging.getLogger(__name__)
 CONTRACT = "contract"  # the record of a message that holds a signed contract
-_LARGEST_LOG = 10 << 20  # bytes of events.jsonl; the last such file is kept beside it
 _PROOF = b"polyeps silo 1\n"  # before the bytes that prove a silo's key
 
 
@@ -49,6 +53,7 @@ class Silo:
         self._contracts = policy.folder / "contracts"
         self._contracts.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._agreed: dict[str, Agreement] = {}
+        self._unmeasured: dict[tuple[str, int], Tensor] = {}  # the model of each round that was not measured yet
         self._release_ended()
 
     def answer(self, message: Message, node: int) -> Message:
@@ -99,26 +104,68 @@ class Silo:
         return found
 
     def _work(self, message: Message, node: int) -> Message:
-        """Do a task of a run that was agreed to."""
-        task = message.content.get("task")
+        """Do a task of a run that was agreed to, or take a step of a secure sum.
+
+        What nobody waits for any more is not paid for.
+        """
+        if message.metadata.created_at + message.metadata.ttl < time.time():
+            raise InputError("the task came too late: the server does not wait for its reply any more")
+        task, step = message.content.get("task"), message.content.get("sum")
         run = None if task is None else task.get("run")
+        if task is None and step is not None:
+            run = _run_of_sum(step.get("run"))
         agreement = self._agreement(run)
         if agreement is None:
             raise InputError(f"this silo has agreed to no contract of the run {ascii(run)[:80]}")
-        part = (agreement.clients, agreement.algorithm, self.policy.discloses)
-        app = client_app(lambda _: part, rehearsal=self.policy.rehearsal, notice=self.refuse)
+        part, seat = (agreement.clients, agreement.algorithm, self.policy.discloses), self._seat(agreement)
+        app = client_app(
+            lambda _: part,
+            None if seat is None else lambda _: seat,
+            rehearsal=self.policy.rehearsal,
+            notice=self.refuse,
+        )
         reply: Message = app(message, Context(0, node, {}, RecordDict(), {}))
         if not reply.has_error():
+            if task is None:
+                self._note("summed", run=run, round=step.get("round"), step=Step(step.get("step")).name.lower())
+                return reply
             answered = bool(reply.content["reply"]["answered"])
             facts = {"run": run, "round": task.get("round"), "action": task.get("action")}
             self._note("answered" if answered else "declined", **facts)
+            sent = message.content["payload"].get("model") if answered else None
+            if sent is not None and self.policy.data.test is not None:
+                self._unmeasured[agreement.contract.run, task["round"]] = torch.from_numpy(sent.numpy().copy())
         return reply
+
+    def write_figures(self) -> None:
+        """Measure the models that were sent on the silo's own test records, for its owner alone."""
+        while self._unmeasured:
+            (run, round), model = self._unmeasured.popitem()
+            agreement = self._agreed[run]
+            models, own = {"sent": model}, agreement.clients.memory.get("personal")
+            if own is not None:
+                models["personal"] = own[0]
+            try:
+                for figures in figures_of(agreement.population, models):
+                    append_line(self.policy.folder / FIGURES, {"run": run, "round": round, **figures})
+            except Exception:
+                _log.warning("the models of round %d could not be measured", round, exc_info=True)
+
+    def _seat(self, agreement: Agreement) -> Seat | None:
+        """Return the silo's place in the secure sums of a run; the contract says who the others are."""
+        rules, contract = self.policy.sums, agreement.contract
+        if agreement.algorithm.trust != "secure-sum" or rules is None:
+            return None
+        roster = {name: bytes.fromhex(key) for name, key in contract.silos.items()}
+        folder = self.policy.folder / "sums" / contract.digest
+        return Seat(self.key, roster, folder, rules.least_silos, rules.colluders)
 
     def _release_ended(self) -> None:
         """Release what runs that are over have reserved and not used."""
         for contract in kept_contracts(self.policy.folder):
             if contract.ends < today():
                 release_ended(contract.run, self.ledger)
+                forget_sums(self.policy.folder, contract)
 
     def refuse(self, problem: Exception) -> None:
         """Log why something was declined, for the silo alone."""
@@ -129,13 +176,8 @@ class Silo:
     def _note(self, event: str, **facts: Payload | Any) -> None:
         """Append an event to the silo's own log, which is never sent; a log that cannot be written stops nothing."""
         path = self.policy.folder / "events.jsonl"
-        line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), "event": event, **facts})
         try:
-            if path.exists() and path.stat().st_size > _LARGEST_LOG:
-                path.replace(path.with_suffix(".jsonl.1"))
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(file, "a", encoding="utf-8") as stream:
-                stream.write(line + "\n")
+            append_line(path, {"event": event, **facts})
         except OSError as problem:
             _log.warning("%s cannot be written: %s", path, problem.strerror)
 
@@ -149,6 +191,18 @@ def kept_contracts(folder: Path) -> list[Contract]:
         except InputError as problem:
             _log.warning("the contract %s is left out: %s", path, problem)
     return found
+
+
+def forget_sums(folder: Path, contract: Contract) -> None:
+    """Forget all secrets of a run's secure sums."""
+    place = folder / "sums" / contract.digest
+    if place.exists():
+        clear_sums(place)
+
+
+def _run_of_sum(name: Any) -> str | None:
+    """Return the run of a sum, whose name begins with it (`transport.flower_sums.sum_name`)."""
+    return "/".join(name.split("/")[:2]) if isinstance(name, str) else None
 
 
 def _file_name(run: str) -> str:

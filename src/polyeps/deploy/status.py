@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from polyeps.deploy.agreement import release_ended, today
+from polyeps.deploy.own_figures import FIGURES
 from polyeps.deploy.policy import Policy
 from polyeps.deploy.serving import JOURNAL
-from polyeps.deploy.silo import kept_contracts
+from polyeps.deploy.silo import forget_sums, kept_contracts
 from polyeps.errors import InputError
 from polyeps.experiment.journal import Journal
 from polyeps.ledger import Ledger
@@ -40,7 +41,13 @@ def silo_status(policy: Policy) -> dict[str, Any]:
                     "charges": charged[contract.run],
                 }
             )
-    return {"silo": policy.name, "accounts": accounts, "contracts": contracts, "events": _events(policy)}
+    return {
+        "silo": policy.name,
+        "accounts": accounts,
+        "contracts": contracts,
+        "events": _lines(policy, "events.jsonl"),
+        "figures": _lines(policy, FIGURES),
+    }
 
 
 def withdraw(policy: Policy, wanted: str) -> dict[str, Any]:
@@ -58,6 +65,7 @@ def withdraw(policy: Policy, wanted: str) -> dict[str, Any]:
     (contract,) = found
     with closing(Ledger(policy.ledger)) as ledger:
         release_ended(contract.run, ledger)
+        forget_sums(policy.folder, contract)
         return {"contract": contract.name, "digest": contract.digest, **_account(ledger, policy.name)}
 
 
@@ -75,8 +83,8 @@ def _account(ledger: Ledger, name: str) -> dict[str, Any]:
     }
 
 
-def _events(policy: Policy) -> list[dict[str, Any]]:
-    path = policy.folder / "events.jsonl"
+def _lines(policy: Policy, name: str) -> list[dict[str, Any]]:
+    path = policy.folder / name
     lines = path.read_text(encoding="utf-8").splitlines()[-_LAST:] if path.exists() else []
     return [json.loads(line) for line in lines]
 

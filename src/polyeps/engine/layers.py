@@ -185,6 +185,7 @@ class Parameterless:
 def times(layout: Layout, weights: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
     """Multiply each client's weights (n, out, in) by its rows (T, ..., in) and add its bias (n, out)."""
     outputs = rows.new_empty(*rows.shape[:-1], weights.shape[1])
+    positions = rows.shape[1:-1].numel()
     for group in layout.groups:
         mine = weights[group.first : group.last].transpose(1, 2)
         block = group.rows(rows).flatten(1, -2)  # (c, w * positions, in)
@@ -193,7 +194,7 @@ def times(layout: Layout, weights: Tensor, bias: Tensor | None, rows: Tensor) ->
             found = torch.bmm(mine.transpose(1, 2), block.transpose(1, 2)).transpose(1, 2)  # fastest for few outputs
             torch.add(found, 0.0 if bias is None else bias[group.first : group.last, None], out=into)
             continue
-        multiply(block, mine, None if bias is None else bias[group.first : group.last, None], into)
+        multiply(block, mine, None if bias is None else bias[group.first : group.last, None], into, positions)
     return outputs
 
 

@@ -163,14 +163,19 @@ def cuts_of(sizes: NDArray[np.float64], groups: int) -> list[int]:
     return cuts
 
 
-def plan_padded(batches: Batches) -> Plan:
-    """Plan steps with all clients in one group, as wide as the largest batch."""
-    return _plan(batches, [0, batches.sizes.shape[1]], None)
+def plan_padded(batches: Batches, multiple: int = 1) -> Plan:
+    """Plan steps with all clients in one group, as wide as the largest batch, rounded up to a multiple."""
+    return _plan(batches, [0, batches.sizes.shape[1]], None, multiple)
 
 
-def plan_exact(batches: Batches) -> Plan:
-    """Plan steps with one group per client, without padding."""
-    return _plan(batches, list(range(batches.sizes.shape[1] + 1)), None)
+def plan_exact(batches: Batches, multiple: int = 1) -> Plan:
+    """Plan steps with one group per client, without padding but to a multiple."""
+    return _plan(batches, list(range(batches.sizes.shape[1] + 1)), None, multiple)
+
+
+def usual_width(sizes: NDArray[np.int64], line: int) -> int:
+    """Return the smallest multiple of `line`, at least one, that at most one batch in 50 exceeds."""
+    return max(1, -(-int(np.quantile(sizes, 0.98, method="higher")) // line)) * line
 
 
 def padding_is_cheaper(padding: float, steps: int, clients: int, size: int, floats_per_row: int) -> bool:
@@ -181,12 +186,12 @@ def padding_is_cheaper(padding: float, steps: int, clients: int, size: int, floa
     return padding * floats_per_row < 4 * steps * clients * size
 
 
-def _plan(batches: Batches, cuts: list[int], order: NDArray[np.int64] | None) -> Plan:
+def _plan(batches: Batches, cuts: list[int], order: NDArray[np.int64] | None, multiple: int = 1) -> Plan:
     steps, clients = batches.sizes.shape
     own = np.broadcast_to(np.arange(clients), (steps, clients))
     rank = own if order is None else np.argsort(order, axis=1)  # client -> frame position
     framed = batches.sizes if order is None else np.take_along_axis(batches.sizes, order, axis=1)
-    widths = np.maximum.reduceat(framed, cuts[:-1], axis=1)
+    widths = -(-np.maximum.reduceat(framed, cuts[:-1], axis=1) // multiple) * multiple
     per_client = np.repeat(widths, np.diff(cuts), axis=1)  # (S, n) in frame order
     starts = np.cumsum(per_client, axis=1) - per_client
     sizes = batches.sizes.ravel()

@@ -20,12 +20,23 @@ from torch import Tensor
 from polyeps.core import Records, Streams
 from polyeps.engine.contributions import Contribution
 from polyeps.engine.deferred import Deferral, defer
-from polyeps.engine.layout import Plan, TrainingStep, padding_is_cheaper, plan_exact, plan_padded, plan_sorted, steps_of
+from polyeps.engine.layers import Linear
+from polyeps.engine.layout import (
+    Plan,
+    TrainingStep,
+    padding_is_cheaper,
+    plan_exact,
+    plan_padded,
+    plan_sorted,
+    steps_of,
+    usual_width,
+)
 from polyeps.engine.losses import Loss
 from polyeps.engine.network import Network, add_gradients, add_rows, row_gradients
 from polyeps.engine.per_client import Floats, Whole
 from polyeps.engine.row_draws import RowDraws, client_keys
 from polyeps.engine.sampling import Batches, fixed_batches, poisson_batches, split_batches
+from polyeps.engine.stable_products import LINE
 from polyeps.engine.units import examples_of, records_held, split_by_length
 from polyeps.models import Model
 
@@ -136,10 +147,10 @@ def train_on_cpu(
             for each, longest in whole
             for part in split_batches(each, max(1, settings.at_once // longest))
         ]
-    plans = [choose_plan(model, part, longest) for part, longest in parts]
+    plans = [plan for part, longest in parts for plan in choose_plans(model, part, longest, settings.clip is not None)]
     fixed = pace(settings, batches.sizes, starts.device)
     width, ordered = max(int(p.widths.max(initial=0)) for p in plans), any(p.order is not None for p in plans)
-    ordered = ordered or len(parts) > len(whole)  # sums of several passes need a place of their own
+    ordered = ordered or len(plans) > len(whole)  # sums of several passes need a place of their own
     deferral = deferral_of(model, starts, fixed, width, ordered or drift is not None)
     deferral.begin(starts, fixed.rate, fixed.momentum)
     models = deferral.kept(starts)
@@ -196,16 +207,25 @@ def draw_batches(streams: Streams, spans: Whole, settings: Settings) -> Batches:
     return fixed_batches(streams, spans, settings.batch, settings.steps)
 
 
-def choose_plan(model: Model, batches: Batches, records: int = 1) -> Plan:
-    """Return the plan that should move the fewest floats for this model and these batches of so many records a row."""
+def choose_plans(model: Model, batches: Batches, records: int = 1, clipped: bool = True) -> list[Plan]:
+    """Return the plans that should move the fewest floats for this model and these batches of so many records a row.
+
+    Several plans are the passes of a step: where batches are padded, what exceeds their usual width follows.
+    """
     sizes = batches.sizes
     clients = sizes.shape[1]
     if model.size >= LARGE or clients == 1:
-        return plan_exact(batches)
+        return [plan_exact(batches)]
     padding = float((clients * sizes.max(1, initial=0) - sizes.sum(1)).sum())
-    if padding_is_cheaper(padding, len(sizes), clients, model.size, records * model.floats_per_row):
-        return plan_padded(batches)
-    return plan_sorted(batches, _GROUPS)
+    if not padding_is_cheaper(padding, len(sizes), clients, model.size, records * model.floats_per_row):
+        return [plan_sorted(batches, _GROUPS)]
+    if not clipped:
+        return [plan_padded(batches)]
+    first, *others = split_batches(batches, usual_width(sizes, LINE))
+    # Products with few outputs are of whole lines of rows; padding here spares a copy.
+    largest = max(model.network.layers, key=lambda layer: layer.size)
+    narrow = isinstance(largest, Linear) and largest.fan_out < LINE < 2 * sizes.max(initial=0)
+    return [plan_padded(first, LINE if narrow else 1), *(plan_exact(each, 2) for each in others)]
 
 
 def drawing(learning: Learning, records: Records, step: TrainingStep, number: int | Tensor) -> TrainingStep:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,7 +23,9 @@ from polyeps.errors import InputError
 
 # Words turned into normals at a time, so that intermediate values fit into the cache. Results for a seed depend on it,
 # since the words of a tile are split into radii and angles.
-TILE = 1 << 17
+TILE = 1 << 16
+_ZEROS = memoryview(bytes(8 * TILE))  # encrypted, they are the keystream
+SERVER_SECRET_BYTES = 32
 FLOATS_LEAK = (
     "noise in floating point is for simulation only: its low digits leak; choose a release on integers "
     '(noise = "discrete-gaussian" for secure sums, value = "grid-pm" or "duchi" for FedSel)'
@@ -33,9 +35,9 @@ FLOATS_LEAK = (
 class SeededStreams:
     """Streams for simulation: a fast function of (seed, client, round) alone.
 
-    Batches come from Philox, which is the same on any device; noise on the CPU uses SFC64. Both are statistical
-    generators and give no protection. Normals are made by Box and Muller's method in float32 from 32-bit uniforms, so
-    they end at 6.7 standard deviations.
+    Batches come from Philox, which is the same on any device; noise on the CPU from AES in counter mode, the fastest
+    where processors compute it. Whoever knows the seed knows both, so they give no protection. Normals are made by Box
+    and Muller's method in float32 from 32-bit uniforms, so they end at 6.7 standard deviations.
 
     >>> SeededStreams(7, ["a", "b"], 0).uniforms(2)[1] == SeededStreams(7, ["b"], 0).uniforms(2)[0]
     array([ True,  True])
@@ -47,7 +49,7 @@ class SeededStreams:
         if len(set(self.keys)) != len(self.keys):
             raise InputError("two clients of the cohort have the same id; give each client its own")
         self._uniforms_drawn = 0
-        self._noise: list[np.random.SFC64 | None] = [None] * len(self.keys)
+        self._noise: list[CipherContext | None] = [None] * len(self.keys)
 
     @property
     def clients(self) -> int:
@@ -86,34 +88,35 @@ class SeededStreams:
             raise InputError(FLOATS_LEAK)
         _, steps, d = out.shape
         half = (d + 1) // 2
-        # Drawn on one thread: torch's threads spin while they wait and would starve others.
+        place = out.numpy()
         if steps * half > TILE:
+            words = np.empty(min(half, TILE), np.uint64)
             for row in rows:
-                generator = self._generator(row)
                 for step in range(steps):
                     for first in range(0, half, TILE):
                         last = min(first + TILE, half)
-                        words = generator.random_raw(last - first)
-                        box_muller(words, out[row, step, first:last], out[row, step, half + first : half + last])
+                        some = words[: last - first]
+                        self._fill(row, some)
+                        _box_muller(some, place[row, step, first:last], place[row, step, half + first : half + last])
             return
         together = max(1, TILE // (steps * half))
-        for place in range(0, len(rows), together):
-            some = list(rows[place : place + together])
-            words = np.empty((len(some), steps, half), np.uint64)
-            for mine, row in zip(words, some, strict=True):
-                mine[:] = self._generator(row).random_raw(steps * half).reshape(steps, half)
-            whole = some[-1] - some[0] == len(some) - 1
-            block = out[some[0] : some[-1] + 1] if whole else torch.empty(len(some), steps, d)
-            box_muller(words, block[:, :, :half], block[:, :, half:])
-            if not whole:
-                out[some] = block
+        words = np.empty((min(together, len(rows)), steps, half), np.uint64)
+        for begin in range(0, len(rows), together):
+            chosen = list(rows[begin : begin + together])
+            for i, row in enumerate(chosen):
+                self._fill(row, words[i])
+            neighbours = chosen[-1] - chosen[0] == len(chosen) - 1
+            block = place[chosen[0] : chosen[-1] + 1] if neighbours else np.empty((len(chosen), steps, d), np.float32)
+            _box_muller(words[: len(chosen)], block[..., :half], block[..., half:])
+            if not neighbours:
+                place[chosen] = block
 
-    def _generator(self, row: int) -> np.random.SFC64:
-        """Return the row's noise generator, made on first use: a cohort on a device needs none."""
-        generator = self._noise[row]
-        if generator is None:
-            generator = self._noise[row] = np.random.SFC64(np.random.SeedSequence([self.keys[row], 1]))
-        return generator
+    def _fill(self, row: int, words: NDArray[np.uint64]) -> None:
+        """Fill contiguous words with the next ones of a row's noise stream."""
+        keystream = self._noise[row]
+        if keystream is None:  # made on first use: a cohort on a device needs none
+            keystream = self._noise[row] = _aes_counter(self.keys[row])
+        keystream.update_into(_ZEROS[: words.nbytes], words.reshape(-1).view(np.uint8).data)
 
 
 class SystemStreams:
@@ -167,24 +170,68 @@ def normals_for(streams: Streams, values: Tensor, release: str) -> Tensor:
     return held[:, 0].to(values)
 
 
-def box_muller(words: NDArray[np.uint64], cosines: Tensor, sines: Tensor) -> None:
-    """Fill cosines (..., h) and sines (..., h or h - 1) with normals, two per 64-bit word (..., h)."""
-    bits = torch.unflatten(torch.from_numpy(words).view(torch.int32), -1, (2, -1))
-    # |bits| keeps full relative precision near 0, which gives the tails; in (0, 1].
-    radius = (bits[..., 0, :] * 2.0**-31).abs_().clamp_(min=2.0**-32)
-    radius.log_().mul_(-2).sqrt_()
-    angle = bits[..., 1, :] * (math.pi * 2.0**-31)
-    torch.mul(torch.cos(angle), radius, out=cosines)
+def _box_muller(words: NDArray[np.uint64], cosines: NDArray[np.float32], sines: NDArray[np.float32]) -> None:
+    """Fill cosines (..., h) and sines (..., h or h - 1) with normals, two from each word (..., h)."""
+    bits = words.view(np.int32)
+    half = words.shape[-1]
+    radius = np.empty(words.shape, np.float32)
+    angle = np.empty_like(radius)
+    # u in (0, 1] has full relative precision near 0, which gives the tails.
+    np.copyto(radius, bits[..., :half])
+    np.square(radius, out=radius)
+    np.multiply(radius, np.float32(2.0**-62), out=radius)
+    np.add(radius, np.float32(2.0**-64), out=radius)
+    np.log(radius, out=radius)  # 2 ln u
+    np.negative(radius, out=radius)
+    np.sqrt(radius, out=radius)
+    np.copyto(angle, bits[..., half:])
+    np.multiply(angle, np.float32(math.pi * 2.0**-31), out=angle)
+    cosine = np.cos(angle)
+    np.multiply(cosine, radius, out=cosines)
+    np.sin(angle, out=angle)
     kept = sines.shape[-1]
-    torch.mul(angle.sin_()[..., :kept], radius[..., :kept], out=sines)
+    np.multiply(angle[..., :kept], radius[..., :kept], out=sines)
+
+
+def _aes_counter(key: int) -> CipherContext:
+    """Return the keystream of AES-128 in counter mode for a stream's key."""
+    own = hashlib.blake2b(b"noise", key=key.to_bytes(16, "little"), digest_size=16).digest()
+    return Cipher(algorithms.AES(own), modes.CTR(bytes(16))).encryptor()
+
+
+class SecretStreams(SystemStreams):
+    """Streams of a deployed server: the same again for whoever holds its secret, so that a restart repeats a round.
+
+    The secret is 32 bytes of the system's entropy, which the server keeps; without it, they are as good as fresh ones.
+    """
+
+    def __init__(self, secret: bytes, ids: Sequence[str], round: int) -> None:
+        if len(secret) != SERVER_SECRET_BYTES:
+            raise InputError(
+                f"a server's secret has {SERVER_SECRET_BYTES} bytes, not {len(secret)}; draw it with os.urandom"
+            )
+        self.keys = [derived_key(secret, f"{round}/{client}") for client in ids]
+        self._keystreams = [Keystream(derived_key(key, "uniforms")) for key in self.keys]
+
+    def select(self, rows: Sequence[int]) -> SecretStreams:
+        chosen = SecretStreams.__new__(SecretStreams)
+        chosen.keys = [self.keys[i] for i in rows]
+        chosen._keystreams = [self._keystreams[i] for i in rows]
+        return chosen
+
+
+def derived_key(key: bytes, purpose: str) -> bytes:
+    """Return the key of one purpose, which says nothing about that of another."""
+    return hashlib.blake2b(purpose.encode(), key=key, digest_size=SERVER_SECRET_BYTES).digest()
 
 
 class Keystream:
-    """The ChaCha20 keystream under a fresh key."""
+    """The ChaCha20 keystream under a key, by default a fresh one."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes | None = None) -> None:
         # Any nonce will do: the key is used once.
-        self._encryptor = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
+        key = os.urandom(SERVER_SECRET_BYTES) if key is None else key
+        self._encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """Return the next 64-bit words."""

@@ -8,45 +8,83 @@ rounding was measured to be independent of the number of rows and of a row's pla
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
-_LINE = 16  # numbers per cache line
+LINE = 16  # numbers per cache line
 _FEWEST_ROWS = 4
 _FEWEST_PRODUCTS = 400  # torch itself multiplies smaller matrices
+_LARGE = 1 << 19  # products of a record from which on a call per client is worth it
 
 
-def multiply(rows: Tensor, weights: Tensor, bias: Tensor | None, into: Tensor) -> None:
-    """Write rows (c, w, in) times weights (c, in, out), plus bias (c, 1, out), to `into` (c, w, out)."""
+def multiply(rows: Tensor, weights: Tensor, bias: Tensor | None, into: Tensor, positions: int = 1) -> None:
+    """Write rows (c, w, in) times weights (c, in, out), plus bias (c, 1, out), to `into` (c, w, out).
+
+    A record has so many neighbouring rows. The kernel is chosen by a record's size, not by the number of records.
+    """
     count, width, fan_in = rows.shape
     fan_out = weights.shape[2]
     if rows.is_cuda or not rows.numel():
         _multiply(rows, weights, bias, into)
         return
+    if one_by_one(positions * fan_in * fan_out):
+        for client in range(count):
+            into[client] = by_onednn(rows[client], weights[client].T, None if bias is None else bias[client, 0])
+        return
     wanted = max(width, _FEWEST_ROWS, -(-_FEWEST_PRODUCTS // (fan_in * fan_out)))
     if width == 1:  # single records: only their alignment matters
         wanted = 1
-    by_columns = weights.stride(1) == 1 and fan_in % _LINE == 0  # as a linear layer's weights are stored
-    if wanted == width and ((by_columns and (fan_out > 1 or width == 1)) or (fan_out >= _LINE and width > 1)):
+    few = fan_out < LINE and width > 1
+    if few:
+        wanted = _rounded_up(wanted, LINE)
+    by_columns = weights.stride(1) == 1 and fan_in % LINE == 0  # as a linear layer's weights are stored
+    if not few and wanted == width and (by_columns or (fan_out >= LINE and width > 1)):
         _multiply(rows, weights, bias, into)
         return
-    if fan_out < _LINE and width > 1:
-        wanted = _rounded_up(wanted, _FEWEST_ROWS)
-    if wanted > width or fan_in % _LINE:
-        padded = rows.new_zeros(count, wanted, _rounded_up(fan_in, _LINE))[:, :, :fan_in]
+    if wanted > width or fan_in % LINE:
+        padded = rows.new_zeros(count, wanted, _rounded_up(fan_in, LINE))[:, :, :fan_in]
         padded[:, :width] = rows
         rows = padded
-    room = rows.new_empty(count, wanted, _rounded_up(fan_out, _LINE))[:, :, :fan_out]
+    if few:  # twice as fast as with the outputs as columns
+        products = torch.bmm(weights.transpose(1, 2), rows.transpose(1, 2)).transpose(1, 2)[:, :width]
+        torch.add(products, 0.0 if bias is None else bias, out=into)
+        return
+    room = rows.new_empty(count, wanted, _rounded_up(fan_out, LINE))[:, :, :fan_out]
     _multiply(rows, weights, bias, room)
     into.copy_(room[:, :width])
+
+
+def one_by_one(products: int) -> bool:
+    """Return whether records of so many products are computed by oneDNN, a call per client (on the CPU)."""
+    return products >= _LARGE and _has_onednn()
+
+
+def by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows (w, in) times weight (out, in), plus bias (out,), by oneDNN.
+
+    From two rows on, its rounding of a row depends neither on the number of rows nor on the place. It uses AVX-512 on
+    all processors that have it; MKL only on Intel's.
+    """
+    if len(rows) == 1:
+        return by_onednn(rows.expand(2, -1).contiguous(), weight, bias)[:1]
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return product
+
+
+@functools.cache
+def _has_onednn() -> bool:
+    """Return whether this torch has the operation that `by_onednn` calls, which is not public."""
+    return torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def align_matrices(items: Tensor) -> Tensor:
     """Return matrices (T, rows, columns), copied if needed so that all have the same alignment."""
     columns = items.shape[2]
-    if items.is_cuda or items.stride(0) % _LINE == 0:
+    if items.is_cuda or items.stride(0) % LINE == 0:
         return items
-    room = items.new_zeros(*items.shape[:2], _rounded_up(columns, _LINE))[:, :, :columns]
+    room = items.new_zeros(*items.shape[:2], _rounded_up(columns, LINE))[:, :, :columns]
     return room.copy_(items)
 
 

@@ -146,7 +146,7 @@ def _given_budgets(
         rows = {row.client: row for row in read_budgets(wanted.file, USUAL_DELTA)}
         found = _by_name(str(wanted.file), rows, clients, "add a line for it")
         return tuple(
-            row.budget if row.own_delta else Budget(row.budget.epsilon, delta)
+            row.budget if row.own_delta or row.budget.delta == delta else Budget(row.budget.epsilon, delta)
             for row, delta in zip(found, deltas, strict=True)
         )
     if wanted.distribution is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -22,7 +21,7 @@ from pydantic import (
 
 from polyeps.data.targets import LOSS_TARGETS, NAMES
 from polyeps.encoders import EncoderChoice
-from polyeps.errors import InputError
+from polyeps.errors import InputError, suggest
 from polyeps.experiment.changes import parsed, split_change
 from polyeps.experiment.data_settings import BudgetSettings as BudgetSettings
 from polyeps.experiment.data_settings import DataSettings as DataSettings
@@ -318,6 +317,9 @@ def _sentence(kind: type[BaseModel], problem: ValidationError, inside: str = "")
         if other["type"] == "literal_error" and other["loc"][:-1] == error["loc"][:-1]:  # a number or a word
             reason = f"{reason.partition(', unable')[0]} or {other['ctx']['expected']}"
     given = f", not {error['input']!r}" if not isinstance(error["input"], Mapping | list | tuple) else ""
+    if error["type"] == "literal_error" and isinstance(error["input"], str):
+        hint = suggest(error["input"], error["ctx"]["expected"].split("'")[1::2], "choose one of these")
+        given += f"; {hint}"
     return f"{place}: {reason[0].lower()}{reason[1:]}{given}"
 
 
@@ -325,10 +327,9 @@ def unknown_key(place: str, key: str, known: Iterable[str], what: str = "setting
     """Return the sentence for an unknown key."""
     if place in _FORMER:
         return f"{place} is now {_FORMER[place]}; rename it"
-    names = list(known)
-    near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(names))}" if names else "remove it"
-    return f"there is no {what} {place!r}; {hint}"
+    names = sorted(known)
+    listed = f"known are {', '.join(names)}" if names else "remove it"
+    return f"there is no {what} {place!r}; {suggest(key, names, listed)}"
 
 
 def _known_keys(kind: type[BaseModel], place: tuple[Any, ...]) -> list[str]:

@@ -38,7 +38,7 @@ from polyeps.experiment.encoder_checks import (
     differs,
     state_of,
 )
-from polyeps.experiment.registry import Encoder, Parts
+from polyeps.experiment.registry import BUILT_IN, Encoder, Parts
 
 _FITTED = 16  # made-up records that a transformer is fitted to
 _AT_A_TIME = 512  # records
@@ -172,6 +172,12 @@ def encoded(
         _MEMORY[key] = _encoded(encoder, dataset, _subjects(encoder, wanted, digests, code), progress)
     features, test = _MEMORY[key]
     return _with_features(dataset, wanted, features, test, "".join(digests))
+
+
+def encoded_here(dataset: Dataset, wanted: EncoderChoice) -> Dataset:
+    """Return a data set encoded by a built-in encoder; no features are kept anywhere, as a silo's records demand."""
+    encoder = frozen(wanted, dataset.features.shape[1:], BUILT_IN)
+    return _with_features(dataset, wanted, encoder(dataset.features), encoder(dataset.test_features), "")
 
 
 def planned(dataset: Dataset, wanted: EncoderChoice, parts: Parts) -> Dataset:

@@ -18,7 +18,7 @@ from polyeps.algorithms._averaging import Course, Federation
 from polyeps.algorithms._server_optimiser import ServerOptimiser, with_server_optimiser
 from polyeps.clients import Clients
 from polyeps.core import Algorithm, Budget, Field, PerClient, State
-from polyeps.engine.noise import SeededStreams
+from polyeps.engine.noise import SecretStreams, SeededStreams
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import effective_budgets, guaranteed, whose_budgets
@@ -105,12 +105,8 @@ class Job:
         """The terms of each client's account: a budget and, since it serves this one run, the run's one price."""
         if self.budgets is None:
             return {}
-        cost, noise = cost_of(self.algorithm, self.population.ids, self.settings), self.noise_multiplier
-        return {
-            client: cost.terms(budget, cost.event(noise[row], row))
-            for row, (client, budget) in enumerate(zip(self.population.ids, self.budgets, strict=True))
-            if budget is not None
-        }
+        cost = cost_of(self.algorithm, self.population.ids, self.settings)
+        return cost.terms_of_all(self.budgets, self.noise_multiplier)
 
     @property
     def whose_budgets(self) -> str:
@@ -130,8 +126,14 @@ def prepare(
     population: Population,
     progress: ProgressCallback | None = None,
     parts: Parts = BUILT_IN,
+    secret: bytes | None = None,
+    *,
+    known: NDArray[np.float64] | None = None,
 ) -> Job:
-    """Build one method's algorithm for a population and calibrate its noise, without looking at records."""
+    """Build one method's algorithm for a population and calibrate its noise, without looking at records.
+
+    A deployed server's noise comes from its secret, otherwise from the seed. `known` noise needs no calibration.
+    """
     entry = entry_of(method, parts)
     settings = experiment.training_of(method)
     budgets = effective_budgets(method, entry, population)
@@ -159,7 +161,9 @@ def prepare(
 
         def noise_for(price: Callable[[float], Any]) -> Mapping[str, float]:
             """Calibrate every client's noise to the algorithm's own price; all clients of a group have the same."""
-            if budgets is not None:
+            if known is not None:
+                noise[:] = known
+            elif budgets is not None:
                 cost = Cost(lambda multiplier, _: price(multiplier), population.ids, own, "client", "zero-out")
                 noise[:] = sound_noise(experiment, budgets, cost, experiment.rounds, progress)
             largest: dict[str, float] = {}
@@ -168,7 +172,7 @@ def prepare(
             noise[:] = [largest[name] for name in groups]  # one noise for a sum, whatever δ its clients have
             return largest
 
-        federation = _federation(experiment, method, population, participation, budgets, groups, noise_for)
+        federation = _federation(experiment, method, population, participation, budgets, groups, noise_for, secret)
         given: tuple[Any, ...] = (federation,)
     elif entry.local == "gradient":
         course = Course(
@@ -182,7 +186,7 @@ def prepare(
         given = (sgd(population.trained, rate=1.0, steps=1, learning_rate=1.0, decay=settings.decay), course)
     else:
         training = _training(settings, population, budgets is not None, method.form)
-        if plans_work(settings):
+        if plans_work(settings) and known is None:
             planner = None
             if budgets is not None:
                 planner = WorkPlanner(training, population.sizes, guaranteed(budgets), uses, progress)
@@ -203,7 +207,9 @@ def prepare(
     if all_pay:
         check_secret_cohorts(participation)
         uses = experiment.rounds
-    if budgets is not None and cost is not None and entry.local != "sums":
+    if known is not None:
+        noise = known
+    elif budgets is not None and cost is not None and entry.local != "sums":
         if method.form == "published" or whose_budgets(method, entry) == "exceeded":
             claimed = guaranteed(budgets)
             noise = claimed_noise(claimed, cost, uses)
@@ -263,6 +269,7 @@ def _federation(
     budgets: Sequence[Budget | None] | None,
     groups: Sequence[str],
     noise_for: Callable[[Callable[[float], Any]], Mapping[str, float]],
+    secret: bytes | None,
 ) -> Federation:
     """Return the public settings of a federation that protects whole clients."""
     if method.form == "published":
@@ -270,7 +277,6 @@ def _federation(
     check_secret_cohorts(participation)
     settings = experiment.training_of(method)
     check_batches(settings, population)
-
     counts = Counter(groups)
     return Federation(
         rate=participation.share if participation.kind == "poisson" else 1.0,
@@ -278,7 +284,9 @@ def _federation(
         sizes={name: counts[name] for name in sorted(counts)},
         noise_for=noise_for,
         clip=settings.clip,
-        noise=partial(SeededStreams, seed_for(population.seed, "server noise"), sorted(counts)),
+        noise=partial(SeededStreams, seed_for(population.seed, "server noise"), sorted(counts))
+        if secret is None
+        else partial(SecretStreams, secret, sorted(counts)),
         # Whole clients are protected, so the way they draw batches does not matter to the guarantee.
         training=sgd(population.trained, sampler="fixed", **_shared(settings), **_drawing(settings)),
         learning_rate=settings.learning_rate,

@@ -64,7 +64,7 @@ class Checkpoint:
     """The state from which a job can be resumed."""
 
     round: int  # the next one
-    active: tuple[str, ...]
+    active: tuple[str, ...] | None  # clients that may be drawn; None: those of the job that have not left
     state: bytes
     memory: Mapping[str, bytes]  # of clients, in pieces; only those that changed are written, all are read
 
@@ -127,7 +127,7 @@ class Journal:
             )
             db.executemany(
                 "INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)",
-                [(job, *client) for client in clients],
+                ((job, *client) for client in clients),
             )
 
     def write_round(
@@ -187,7 +187,11 @@ class Journal:
         for row in self.query("SELECT * FROM checkpoints WHERE job = ?", (job,)):
             pieces = self.query("SELECT piece, content FROM memory WHERE job = ?", (job,))
             memory = {piece["piece"]: piece["content"] for piece in pieces}
-            return Checkpoint(row["round"], tuple(json.loads(row["active"])), row["state"], memory)
+            active = json.loads(row["active"])
+            if active is None:
+                staying = "SELECT client FROM clients WHERE job = ? AND left_after IS NULL ORDER BY rowid"
+                active = [one["client"] for one in self.query(staying, (job,))]
+            return Checkpoint(row["round"], tuple(active), row["state"], memory)
         return None
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +31,21 @@ _OTHERWISE = {
 }
 
 
-def client_rows(job: Job) -> list[ClientRow]:
-    """Return the clients of a job: budgets, records, noise."""
+def client_rows(job: Job) -> Iterator[ClientRow]:
+    """Yield the clients of a job: budgets, records, noise."""
     population = job.population
-    rows = []
     sizes = population.sizes.tolist()
     for place, (client, own) in enumerate(zip(population.ids, population.budgets, strict=True)):
         budget = job.budgets[place] if job.budgets else None
-        rows.append(
-            ClientRow(
-                client=client,
-                epsilon=budget.epsilon if budget else None,
-                delta=budget.delta if budget else None,
-                own_epsilon=own.epsilon if own else None,
-                records=sizes[place],
-                noise_multiplier=float(job.noise_multiplier[place]) if budget else None,
-                level=population.groups[place] if population.groups else None,
-            )
+        yield ClientRow(
+            client=client,
+            epsilon=budget.epsilon if budget else None,
+            delta=budget.delta if budget else None,
+            own_epsilon=own.epsilon if own else None,
+            records=sizes[place],
+            noise_multiplier=float(job.noise_multiplier[place]) if budget else None,
+            level=population.groups[place] if population.groups else None,
         )
-    return rows
 
 
 def facts(job: Job, experiment: config.Experiment) -> dict[str, Any]:
@@ -87,10 +83,10 @@ def outcome(job: Job, ledger: Ledger | None, ended: Mapping[str, Any]) -> tuple[
     if SECRET_COHORT in job.algorithm.conditions:
         # By what was spent at which δ; of clients alike in both but with other histories, the larger figure.
         known: dict[str, float] = {}
-        for account in {ledger.account(client) for client in spent}:
-            budget = account.terms.budget
-            key = spent_key(account.spent(), budget.delta)
-            found = epsilon_if_draws_known(account.history, budget.delta, account.terms.adjacency)
+        for standing in {ledger.account(client).standing for client in spent}:
+            delta = standing.terms.budget.delta
+            key = spent_key(standing.spent, delta)
+            found = epsilon_if_draws_known(standing.history, delta, standing.terms.adjacency)
             known[key] = max(found, known.get(key, 0.0))
         ended["spent_if_draws_known"] = {key: value for key, value in known.items() if math.isfinite(value)}
     return spent, ended

@@ -161,5 +161,5 @@ def _clients(job: Job, spent: Mapping[str, float], ended: Mapping[str, Any]) -> 
 
 def _accountant(ledger: Ledger | None) -> str:
     """Return the accountant behind what was spent: "rdp" if any client's history needs it."""
-    accounts = {} if ledger is None else {best_accountant(ledger.account(one).history) for one in ledger.clients}
-    return "rdp" if "rdp" in accounts else "pld"
+    shared = set() if ledger is None else {ledger.account(one).standing for one in ledger.clients}
+    return "rdp" if any(best_accountant(one.history) == "rdp" for one in shared) else "pld"

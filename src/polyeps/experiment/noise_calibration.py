@@ -15,6 +15,7 @@ from polyeps.accounting.affordability import known_epsilon
 from polyeps.accounting.calibration import ProgressCallback, calibrate_each
 from polyeps.accounting.events import PureDpEvent
 from polyeps.accounting.histories import history_of
+from polyeps.clients import rows_alike
 from polyeps.core import Adjacency, Algorithm, Budget, PerClient, Unit
 from polyeps.errors import InputError
 from polyeps.experiment import config
@@ -27,6 +28,9 @@ def expected_rounds(experiment: config.Experiment, participation: Participation,
     if participation.kind == "epoch":
         return math.ceil(experiment.rounds / participation.batches(clients))
     return math.ceil(experiment.rounds * participation.share - 1e-9)
+
+
+_Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +49,24 @@ class Cost:
     def terms(self, budget: Budget, plan: Any = None) -> BudgetTerms:
         """Return the terms of an account that pays this price for one run."""
         return BudgetTerms(budget, self.unit, self.adjacency, "fixed", plan=plan, person=self.person)
+
+    def terms_of_all(self, budgets: Sequence[Budget | None], noise: NDArray[np.float64]) -> dict[str, BudgetTerms]:
+        """Return the terms of the clients with a budget, each with its own price as the plan."""
+        found: list[BudgetTerms | None] = [None] * len(budgets)
+        for rows in self.alike(noise=noise):
+            known: dict[float, BudgetTerms] = {}  # by δ
+            for row in rows.tolist():
+                if (budget := budgets[row]) is not None:
+                    if budget.delta not in known:
+                        known[budget.delta] = self.terms(budget, self.event(noise[row], row))
+                    found[row] = known[budget.delta].with_epsilon(budget.epsilon)
+        return {client: terms for client, terms in zip(self.ids, found, strict=True) if terms is not None}
+
+    def alike(self, rows: Sequence[int] | None = None, noise: NDArray[np.float64] | None = None) -> list[_Rows]:
+        """Return the places, in `rows`, of clients with one price each: equal in settings and, if given, in noise."""
+        chosen = np.arange(len(self.ids)) if rows is None else np.asarray(rows, dtype=np.int64)
+        columns = [*self.settings.values(), *([] if noise is None else [noise])]
+        return rows_alike([np.asarray(column)[chosen] for column in columns], len(chosen))
 
     def event(self, noise_multiplier: float, row: int) -> Any:
         """Return the price for one client."""
@@ -133,6 +155,7 @@ def sound_noise(
                 known,
                 lambda multiplier, place: cost.event(multiplier, rows[place]),
                 uses,
+                alike=cost.alike(rows),
                 adjacency=cost.adjacency,
                 directory=cache.default_directory(),
                 progress=progress,
@@ -147,7 +170,7 @@ def sound_noise(
     else:
         noise[rows] = common
         for row, budget in given.items():
-            account = ClientAccount(cost.terms(budget))
+            account = ClientAccount.opened(cost.terms(budget))
             once = account.with_charge(cost.event(common, row), 1)
             if not account.affords(once):
                 raise InputError(

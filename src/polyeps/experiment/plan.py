@@ -62,7 +62,7 @@ def plan_client(client: str, terms: BudgetTerms, records: int, sigma: float, rou
         sigma=sigma,
         rounds_affordable=lasts,
         rounds_expected=rounds.expected,
-        spent=ClientAccount(terms).spent(history_of(terms.plan, min(lasts, rounds.expected))),
+        spent=ClientAccount.opened(terms).spent(history_of(terms.plan, min(lasts, rounds.expected))),
         leaves_early=float(lasts < most if rounds.fixed else binom.sf(lasts, most, rounds.share)),
         limit="rounds" if lasts >= most else "budget",
     )
@@ -72,7 +72,7 @@ def _lasting(terms: BudgetTerms, most: int) -> int:
     """Return how many rounds a budget lasts, at most `most`."""
 
     def within(joined: int) -> bool:
-        return ClientAccount(terms).affords(history_of(terms.plan, joined))
+        return ClientAccount.opened(terms).affords(history_of(terms.plan, joined))
 
     return most if within(most) else affordable(within, most)
 

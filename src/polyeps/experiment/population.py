@@ -20,7 +20,7 @@ from polyeps.data.dataset import Dataset, hold_out, validation
 from polyeps.data.natural_clients import by_column
 from polyeps.data.own_files import load_own
 from polyeps.data.own_tables import assemble, from_arrays, from_frame
-from polyeps.data.partition import Partition, divide, set_apart, to_records, unit_sizes
+from polyeps.data.partition import BY_OWNER, Partition, divide, set_apart, to_records, unit_sizes
 from polyeps.data.public_loaders import load_dataset
 from polyeps.data.schema_files import TableDeclaration, schema_of
 from polyeps.data.synthetic import SYNTHETIC, synthetic
@@ -102,7 +102,7 @@ def populate(
     partition = divide(
         dataset,
         kind,
-        clients=wanted.clients or clients_named(experiment.budgets),
+        clients=wanted.clients or (None if kind in BY_OWNER else clients_named(experiment.budgets)),
         generator=generator(seed, "partition"),
         size=wanted.size,
         shards_per_client=wanted.shards_per_client,

@@ -27,7 +27,7 @@ from polyeps.algorithms import ALGORITHMS, Entry
 from polyeps.core import Algorithm
 from polyeps.data.dataset import Dataset
 from polyeps.encoders import ENCODER_NAMES
-from polyeps.errors import InputError
+from polyeps.errors import InputError, suggest
 from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import whose_budgets
 from polyeps.experiment.journal import COUNTED
@@ -93,7 +93,8 @@ class Code:
                 if not self.resumed:
                     reason = f"there is no {module}.py in {self.folder}, nor such an installed module; correct the name"
             elif isinstance(problem, AttributeError) and problem.obj is self._loaded.get(module, problem):
-                reason = f"{module} defines no {name!r}; correct the name"
+                own = [one for one in vars(self._loaded[module]) if not one.startswith("_")]
+                reason = f"{module} defines no {name!r}; {suggest(name, own, 'correct the name')}"
             raise InputError(f'{key} = "{reference}" cannot be loaded: {reason}') from problem
 
     def _load(self, module: str) -> ModuleType:

@@ -13,7 +13,6 @@ the same result, and its charges, already on disk, are not made twice.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,12 +37,14 @@ from polyeps.experiment.outcome import Outcome, model_path, read
 from polyeps.experiment.population import Population, own_dataset, populate, same_dataset
 from polyeps.experiment.progress import Watch, seen, watching
 from polyeps.experiment.registry import Code, Encoder, Metric, ModelFactory, Parts, Tracker, entry_of
+from polyeps.experiment.shards import Sharding, job_digest, workers
 from polyeps.experiment.target_metrics import ALWAYS_MEASURED, headline
 from polyeps.ledger import Ledger
 from polyeps.server import ALL_ROUNDS, Round, check_disclosure
 from polyeps.transport import codec
 from polyeps.transport.memory import InMemory
 
+_HERE = Sharding()
 _KEPT = 1 << 31  # bytes of records that prepared jobs may hold together; jobs beyond that are prepared again
 
 
@@ -56,6 +57,7 @@ class _Work:
     device: str
     watch: Watch
     parts: Parts
+    sharding: Sharding = _HERE
     jobs: dict[str, Job] = field(default_factory=dict)  # prepared ones, each until it is done
     population: Population | None = None  # of the last job that was prepared
     terms: dict[str, str] = field(default_factory=dict)  # the digest of each job's budgets and noise, as it began
@@ -122,6 +124,7 @@ def run(
     trackers: Sequence[Tracker | str] = (),
     data: Any = None,
     code_folder: Path | str | None = None,
+    sharding: Sharding = _HERE,
 ) -> Outcome:
     """Run an experiment into a new folder.
 
@@ -141,7 +144,7 @@ def run(
     held = own_dataset(data, experiment.data)
     parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, given, code, data=held)
     with _shown(progress, watch) as shown:
-        _begin(_Work(experiment, folder, device, shown, parts), command)
+        _begin(_Work(experiment, folder, device, shown, parts, sharding), command)
     return read(folder)
 
 
@@ -194,6 +197,7 @@ def resume(
     trackers: Sequence[Tracker] = (),
     data: Any = None,
     trust_code: bool = False,
+    sharding: Sharding = _HERE,
 ) -> Outcome:
     """Do the jobs of a run that are not done yet, with the own parts and the data that it was started with."""
     folder = Path(folder)
@@ -216,7 +220,7 @@ def resume(
                 raise InputError(f"the run was started with {kind} = {{{missing[0]!r}: ...}}; resume it with the same")
         begun = about.get("terms") or {}
         with _shown(progress, watch) as shown:
-            _do_all(_Work(experiment, folder, device, shown, parts, terms=begun))
+            _do_all(_Work(experiment, folder, device, shown, parts, sharding, terms=begun))
     return read(folder)
 
 
@@ -227,14 +231,12 @@ def _prepare_all(work: _Work) -> None:
         for method in experiment.algorithm:
             job = work.job(method, seed)
             known: Any = dict.fromkeys(job.discloses, 1)
-            groups = job.groups or (None,) * len(job.population.ids)
-            profiles = [
-                Profile(client, **{**known, "group": group})
-                for client, group in zip(job.population.ids, groups, strict=True)
-            ]
+            # Clients differ in their groups alone: one of each group will do.
+            group_of = dict(zip(job.groups or (None,), job.population.ids, strict=job.groups is not None))
+            profiles = [Profile(client, **{**known, "group": group}) for group, client in group_of.items()]
             check_disclosure(job.algorithm, profiles)
             check_description(job, experiment, work.parts.code)
-            work.terms[job.name] = _digest(job)
+            work.terms[job.name] = job_digest(job)
             if sum(held.values()) <= _KEPT:
                 work.jobs[job.name] = job
         if work.metrics and seed == experiment.seeds[0]:
@@ -261,7 +263,7 @@ def _do_all(work: _Work) -> None:
 def _do(job: Job, work: _Work, journal: Journal) -> None:
     """Run one job from its last checkpoint."""
     experiment, folder = work.experiment, work.folder
-    if work.terms.get(job.name) not in (None, _digest(job)):
+    if work.terms.get(job.name) not in (None, job_digest(job)):
         raise InputError(f"{job.name} has other budgets, records or noise since the run began; restore its files")
     checkpoint = journal.checkpoint(job.name)
     ledger = _open_ledger(job, folder, begun=checkpoint is not None)
@@ -275,9 +277,10 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
         kept = {name.removeprefix("kept/"): tensor for name, tensor in held.items()}
         state = State(model, kept, round=checkpoint.round)
         remind(cohort, checkpoint.memory)
-    before = set(job.population.ids if active is None else active)
+    first = checkpoint is None
 
     def observe(round: Round, now: State) -> None:
+        nonlocal first
         goes_on = job.participation.goes_on(round.active) and not now.stopped
         last = round.number + 1 == experiment.rounds or not goes_on
         due = (round.number + 1) % experiment.evaluate_every == 0 or last
@@ -297,11 +300,12 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
         }
         answers = [(client, True, *size) for client, size in round.traffic.items()]
         answers += [(client, False, 0, 0) for client in round.declined if client not in round.traffic]
-        left = before - set(round.active)
-        before.difference_update(left)
+        # Clients that could not even afford a first round count as leaving with it.
+        left = set(job.population.ids).difference(round.active) if first else round.left
+        first = False
         point = Checkpoint(
             round.number + 1,
-            round.active,
+            None,
             codec.encode({"model": now.model, **{f"kept/{name}": kept for name, kept in now.kept.items()}}),
             changes(cohort),
         )
@@ -310,7 +314,8 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
         work.tell("round", job.name, round.number, metrics)
 
     transport = InMemory(cohort, job.algorithm, job.discloses)
-    state = job.serve(transport, experiment.rounds, job.name, state, active=active, observe=observe)
+    with workers(cohort, job, experiment, work.sharding, work.device, work.parts):
+        state = job.serve(transport, experiment.rounds, job.name, state, active=active, observe=observe)
     stopped = "rounds" if state.stopped == ALL_ROUNDS else "early"
     found = final_facts(job, state.model, personal_models(cohort.memory, state.model), work.wanted)
     ended = outcome(job, ledger, {"stopped": stopped, "reason": state.stopped, **found})
@@ -330,15 +335,9 @@ def _open_ledger(job: Job, folder: Path, begun: bool) -> Ledger | None:
         raise InputError(f"{path} is missing; put it back, for a new one would forget what clients have spent")
     path.parent.mkdir(exist_ok=True)
     ledger = Ledger.open_or_create(path, job.terms)
-    if any(ledger.account(client).terms != terms for client, terms in job.terms.items()):
+    if any(not ledger.account(client).under(terms) for client, terms in job.terms.items()):
         raise InputError(f"{path} was opened under other terms than this run's; run it in a new folder")
     return ledger
-
-
-def _digest(job: Job) -> str:
-    """Return a checksum of a job's clients and of the records, if they are the user's own: files may change."""
-    dataset = job.population.dataset
-    return hashlib.sha256(f"{client_rows(job)!r}{dataset.digest if dataset.own else ''}".encode()).hexdigest()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from polyeps.data.named_inputs import Inputs, by_name
 from polyeps.data.schema import Schema, Where
 from polyeps.data.targets import Target
 from polyeps.encoders import EncoderChoice
-from polyeps.errors import DataError, InputError
+from polyeps.errors import DataError, InputError, suggest
 from polyeps.experiment.encoders import FrozenEncoder, frozen
 from polyeps.experiment.journal import Journal
 from polyeps.experiment.model_choice import GivenToModel, own_model
@@ -246,6 +246,9 @@ def find_model(path: Path, method: str | None = None, seed: int | None = None) -
     jobs = [row for row in journal.jobs() if row["status"] == "done"]
     journal.close()
     chosen = [row for row in jobs if method in (None, row["label"]) and seed in (None, row["seed"])]
+    labels = [row["label"] for row in jobs]
+    if method is not None and labels and method not in labels:
+        raise InputError(f"no finished model in {path} is by {method!r}; {suggest(method, dict.fromkeys(labels))}")
     listed = ", ".join(f"{row['label']!r} with seed {row['seed']}" for row in jobs) or "none"
     if len(chosen) != 1:
         found = f"{len(chosen)} of the models in" if chosen else "no finished model in"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from dp_accounting.dp_event import DpEvent
@@ -18,10 +19,10 @@ from polyeps.errors import InputError, UnknownEvent
 #   Composition for Interactive Differential Privacy with Adaptive Privacy-Loss Parameters", CCS 2023).
 # fixed: all requests were planned before the first answer; privacy losses then compose exactly.
 Schedule = Literal["adaptive", "fixed"]
-_Obstacle = Literal["", "budget", "plan", "run"]
+Obstacle = Literal["", "budget", "plan", "run"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BudgetTerms:
     """The terms of a client's budget: the limit, the unit and adjacency it protects, and the rule of composition.
 
@@ -57,6 +58,22 @@ class BudgetTerms:
         if self.order is not None and not 1 < self.order < math.inf:
             raise InputError(f"order is {self.order}; the order of a Rényi filter must be above 1")
 
+    @property
+    def but_epsilon(self) -> tuple[Any, ...]:
+        """All of the terms except ε."""
+        delta = self.budget.delta
+        return delta, self.unit, self.adjacency, self.schedule, self.order, self.plan, self.person
+
+    def with_epsilon(self, epsilon: float) -> "BudgetTerms":
+        """Return the same terms, checked already, with another ε: the order and the plan stay."""
+        if epsilon == self.budget.epsilon:
+            return self
+        terms = object.__new__(BudgetTerms)
+        for name in self.__slots__:
+            object.__setattr__(terms, name, getattr(self, name))
+        object.__setattr__(terms, "budget", Budget(epsilon, self.budget.delta))
+        return terms
+
 
 @dataclass(frozen=True)
 class Charge:
@@ -76,15 +93,17 @@ class Charge:
 
 
 @dataclass(eq=False)
-class ClientAccount:
-    """Terms and history, which several clients may share; the account after each charge is computed once."""
+class Standing:
+    """What clients share whose terms, but for ε, and histories are equal; what follows a charge is computed once."""
 
-    terms: BudgetTerms
+    terms: BudgetTerms  # of one of these clients; others have another ε
     history: History = field(default_factory=dict)  # what was charged
     charges: int = 0
     reserved: Mapping[str, History] = field(default_factory=dict)  # not yet charged, by open run
     planned: str = ""  # the run whose reservation became the plan of a fixed schedule
-    after: "dict[tuple[Any, ...], ClientAccount]" = field(default_factory=dict)
+    # By charge: the obstacle that every ε meets ("budget": it depends on ε), and the standing afterwards.
+    after: "dict[tuple[Any, ...], tuple[Obstacle, Standing]]" = field(default_factory=dict)
+    _kept: list[float] = field(default_factory=lambda: [0.0, math.inf])  # all is above this ε, and within this one
 
     @property
     def committed(self) -> History:
@@ -94,9 +113,13 @@ class ClientAccount:
             together = joined(together, left)
         return together
 
-    def spent(self, history: History | None = None) -> float:
-        """Return the ε of this account's history (or of another one, under the same terms)."""
-        history = self.history if history is None else history
+    @cached_property
+    def spent(self) -> float:
+        """The ε of the history."""
+        return self.price(self.history)
+
+    def price(self, history: History) -> float:
+        """Return the ε of a history under these terms."""
         terms = self.terms
         if not history:
             return 0.0
@@ -104,14 +127,23 @@ class ClientAccount:
             return rdp.filter_epsilon(history, terms.order, terms.budget.delta, terms.adjacency)
         return affordability.known_epsilon(history, terms.budget.delta, terms.adjacency, best_accountant(history))
 
-    def affords(self, history: History) -> bool:
-        """Return whether a history stays within these terms."""
-        terms = self.terms
+    def affords(self, history: History, epsilon: float) -> bool:
+        """Return whether a history stays within an ε."""
         if not history:
             return True
-        if terms.order is not None:
-            return self.spent(history) <= terms.budget.epsilon
-        return affordability.fits(history, terms.budget, terms.adjacency, best_accountant(history))
+        if self.terms.order is not None:
+            return self.price(history) <= epsilon
+        budget = Budget(epsilon, self.terms.budget.delta)
+        return affordability.fits(history, budget, self.terms.adjacency, best_accountant(history))
+
+    def within(self, epsilon: float) -> bool:
+        """Return whether all that is committed stays within an ε; most answers follow from earlier ones."""
+        above, within = self._kept
+        if not above < epsilon < within:
+            return epsilon >= within
+        fits = self.affords(self.committed, epsilon)
+        self._kept[fits] = epsilon
+        return fits
 
     def steps(
         self, event: DpEvent, uses: int, unit: Unit, adjacency: Adjacency | None = None, person: str = ""
@@ -133,12 +165,8 @@ class ClientAccount:
             )
         return added
 
-    def with_charge(self, event: DpEvent, uses: int) -> History:
-        """Return the history after a charge under the same terms."""
-        return joined(self.history, self.steps(event, uses, self.terms.unit, person=self.terms.person))
-
-    def obstacle(self, added: History, run: str = "", *, reserving: bool = False) -> _Obstacle:
-        """Return why a charge to a run, or its reservation, is not possible; "" if it is."""
+    def obstacle(self, added: History, run: str = "", *, reserving: bool = False) -> Obstacle:
+        """Return why a charge to a run, or its reservation, is not possible; "budget" if only its ε can forbid it."""
         if not reserving:
             run = self._payer(run)
             if run:
@@ -147,26 +175,26 @@ class ClientAccount:
                 return "" if enough else "run"
         if self.terms.schedule == "fixed" and not self._in_plan(added, run if reserving else ""):
             return "plan"
-        return "" if self.affords(joined(self.committed, added)) else "budget"
+        return "budget"
 
-    def charged(self, added: History, run: str = "") -> "ClientAccount":
-        """Return the account after a charge, drawn from the run's reservation if there is a run."""
+    def charged(self, added: History, run: str = "") -> "Standing":
+        """Return what follows a charge, drawn from the run's reservation if it has one."""
         run, reserved = self._payer(run), self.reserved
         if run:
             left = {step: count - added.get(step, 0) for step, count in reserved[run].items()}
             reserved = {**reserved, run: {step: count for step, count in left.items() if count > 0}}
-        return ClientAccount(self.terms, joined(self.history, added), self.charges + 1, reserved, self.planned)
+        return Standing(self.terms, joined(self.history, added), self.charges + 1, reserved, self.planned)
 
-    def reserving(self, added: History, run: str) -> "ClientAccount":
-        """Return the account after a reservation for a run."""
+    def reserving(self, added: History, run: str) -> "Standing":
+        """Return what follows a reservation for a run."""
         planned = run if self.terms.schedule == "fixed" and self.terms.plan is None else ""
         reserved = {**self.reserved, run: joined(self.reserved.get(run, {}), added)}
-        return ClientAccount(self.terms, self.history, self.charges, reserved, planned)
+        return Standing(self.terms, self.history, self.charges, reserved, planned)
 
-    def released(self, run: str) -> "ClientAccount":
-        """Return the account after a run has ended: its unused reservation is free again."""
+    def released(self, run: str) -> "Standing":
+        """Return what follows the end of a run: its unused reservation is free again."""
         reserved = {name: left for name, left in self.reserved.items() if name != run}
-        return ClientAccount(self.terms, self.history, self.charges, reserved, self.planned)
+        return Standing(self.terms, self.history, self.charges, reserved, self.planned)
 
     def _payer(self, run: str) -> str:
         """Return the run whose reservation pays; where a reservation is the plan, it is the only one."""
@@ -182,6 +210,61 @@ class ClientAccount:
         # Multiples of one bundle of steps: a budget that allows one also allows every smaller one.
         first, *others = planned
         return all(added[step] * planned[first] == added[first] * planned[step] for step in others)
+
+
+@dataclass(eq=False, slots=True)
+class ClientAccount:
+    """A client's ε, and its standing, which it may share with a million others."""
+
+    epsilon: float
+    standing: Standing
+
+    @classmethod
+    def opened(cls, terms: BudgetTerms) -> "ClientAccount":
+        """Return the account of a client that was charged nothing yet."""
+        return cls(terms.budget.epsilon, Standing(terms))
+
+    @property
+    def terms(self) -> BudgetTerms:
+        return self.standing.terms.with_epsilon(self.epsilon)
+
+    def under(self, terms: BudgetTerms) -> bool:
+        """Return whether these are the account's terms."""
+        return self.epsilon == terms.budget.epsilon and self.standing.terms.but_epsilon == terms.but_epsilon
+
+    @property
+    def history(self) -> History:
+        return self.standing.history
+
+    @property
+    def charges(self) -> int:
+        return self.standing.charges
+
+    @property
+    def reserved(self) -> Mapping[str, History]:
+        return self.standing.reserved
+
+    @property
+    def committed(self) -> History:
+        return self.standing.committed
+
+    def spent(self, history: History | None = None) -> float:
+        """Return the ε of this account's history (or of another one, under the same terms)."""
+        return self.standing.spent if history is None else self.standing.price(history)
+
+    def affords(self, history: History) -> bool:
+        """Return whether a history stays within these terms."""
+        return self.standing.affords(history, self.epsilon)
+
+    def with_charge(self, event: DpEvent, uses: int) -> History:
+        """Return the history after a charge under the same terms."""
+        terms = self.standing.terms
+        return joined(self.history, self.standing.steps(event, uses, terms.unit, person=terms.person))
+
+    def obstacle(self, added: History, run: str = "", *, reserving: bool = False) -> Obstacle:
+        """Return why a charge to a run, or its reservation, is not possible; "" if it is."""
+        found = self.standing.obstacle(added, run, reserving=reserving)
+        return "" if found == "budget" and self.affords(joined(self.committed, added)) else found
 
 
 def joined(history: History, added: History) -> History:

@@ -54,19 +54,22 @@ def _hash(seq: int, time: str, kind: str, body: str, previous: str) -> str:
 
 
 class Chain:
-    """The file at `path`; `replay` is called with every verified row exactly once, in order."""
+    """The file at `path`; `replay` is called with every verified row exactly once, in order.
 
-    def __init__(self, path: Path, replay: Callable[[LedgerRow], None]) -> None:
+    Without `replay` the file is only to be verified, in one pass that keeps no row.
+    """
+
+    def __init__(self, path: Path, replay: Callable[[LedgerRow], None] | None = None) -> None:
         self.path = path
-        self._replay = replay
+        self._replay = replay or (lambda _: None)
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._process = 0
         self._file = (0, 0)  # device and inode of the open file
         self._version = -1  # SQLite's data_version when the rows were last read
         self.head = Head(0, START)
-        with self._lock, self._errors():
-            self._look()
+        if replay is not None:
+            self.refresh()
 
     @staticmethod
     def create(path: Path, drafts: Sequence[Draft]) -> None:
@@ -103,8 +106,15 @@ class Chain:
 
     def rows(self) -> list[LedgerRow]:
         """Return all rows, verified."""
+        rows: list[LedgerRow] = []
+
+        def look() -> list[LedgerRow]:
+            rows.clear()
+            self._scan(rows.append)
+            return rows
+
         with self._lock, self._errors():
-            return self._settled(self._genuine_rows)
+            return self._settled(look)
 
     def refresh(self) -> None:
         """Replay rows that other processes wrote."""
@@ -113,15 +123,16 @@ class Chain:
 
     def verify(self, kept: StoredHead | None = None) -> Head:
         """Check every row and the head file, and that the chain continues a head that was stored elsewhere."""
-        rows = self.rows()
-        if kept is not None and not any(_holds(rows, head) for head in kept.ends):
+        with self._lock, self._errors():
+            end, found = self._settled(lambda: self._scan(lambda _: None, kept.ends if kept else ()))
+        if kept is not None and not found:
             seq = kept.head.seq
-            gone = "is missing" if seq > len(rows) else "is not the one that it names"
+            gone = "is missing" if seq > end.seq else "is not the one that it names"
             raise LedgerTampered(
                 f"{self.path} does not continue the head that was stored: row {seq} {gone}, so rows were removed or "
                 "rewritten"
             )
-        return _end(rows)
+        return end
 
     def close(self) -> None:
         with self._lock:
@@ -165,36 +176,41 @@ class Chain:
         if version == self._version:
             self._check_end(kept, self.head)
             return
-        rows = self._genuine_rows()
-        if not _holds(rows, self.head):
+        new: list[LedgerRow] = []
+        _, found = self._scan(lambda row: new.append(row) if row.seq > self.head.seq else None, [self.head])
+        if not found:
             raise LedgerTampered(f"{self.path} was replaced or removed while it was open; restart and verify it")
-        for row in rows[self.head.seq :]:
+        for row in new:
             self._accept(row)
         self._version = version
 
-    def _genuine_rows(self) -> list[LedgerRow]:
-        """Return all rows; refuse if they, the head or the schema were changed."""
+    def _scan(self, take: Callable[[LedgerRow], None], heads: Sequence[Head] = ()) -> tuple[Head, bool]:
+        """Pass all rows to `take`; return the end, and whether the chain holds one of some heads.
+
+        Refuse rows, a head file or a schema that were changed, possibly after some rows were passed.
+        """
         kept = self._read_head()
         connection = self._open()
         check_table(self.path, connection)
-        rows: list[LedgerRow] = []
-        previous = START
-        for expected, values in enumerate(connection.execute(_ALL), start=1):
-            row = LedgerRow(*values)
+        end = Head(0, START)
+        found, recorded = end in heads, False
+        for values in connection.execute(_ALL):
+            row, expected = LedgerRow(*values), end.seq + 1
             if row.seq != expected:
                 raise LedgerTampered(f"{self.path}: row {expected} is missing")
             whole = isinstance(row.seq, int) and all(isinstance(value, str) for value in row[1:])
-            if not whole or row.previous != previous or row.hash != _hash(*row[:-1]):
+            if not whole or row.previous != end.hash or row.hash != _hash(*row[:-1]):
                 raise LedgerTampered(f"{self.path}: row {expected} is not as it was written, or not in its place")
-            rows.append(row)
-            previous = row.hash
-        if not rows:
+            take(row)
+            end = Head(row.seq, row.hash)
+            found, recorded = found or end in heads, recorded or end in kept.ends
+        if not end.seq:
             raise LedgerTampered(f"{self.path}: row 1 is missing")
-        if kept.head.seq <= len(rows) and not any(_holds(rows, head) for head in kept.ends):
+        if kept.head.seq <= end.seq and not recorded:
             raise LedgerTampered(f"{self.path}: row {kept.head.seq} is not the one its head file records")
-        self._check_end(kept, _end(rows))
+        self._check_end(kept, end)
         check_schema(self.path, connection)
-        return rows
+        return end, found
 
     def _read_head(self) -> StoredHead:
         kept = read_head(self.path)
@@ -261,13 +277,6 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-
-
-def _holds(rows: Sequence[LedgerRow], head: Head) -> bool:
-    """Return whether these rows contain the row that a head names."""
-    if head.seq == 0:
-        return head.hash == START
-    return head.seq <= len(rows) and rows[head.seq - 1].hash == head.hash
 
 
 def _end(rows: Sequence[LedgerRow]) -> Head:

@@ -15,7 +15,7 @@ from polyeps.errors import InputError, LedgerError
 from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount
 from polyeps.ledger.hash_chain import Chain, Draft, LedgerRow
 from polyeps.ledger.head_file import Head, StoredHead, read_stored_head
-from polyeps.ledger.state import LedgerState, RunReservation, budget_row, charge_key, plain_text
+from polyeps.ledger.state import LedgerState, RunReservation, budget_rows, charge_key, following, plain_text
 
 
 class Ledger:
@@ -37,8 +37,7 @@ class Ledger:
     @classmethod
     def create(cls, path: Path | str, terms: Mapping[str, BudgetTerms] | None = None) -> "Ledger":
         """Create a ledger, with its first budgets if given; refuse an existing file."""
-        drafts: list[Draft] = [("opened", {"ledger": uuid4().hex})]
-        drafts += [budget_row(client, agreed) for client, agreed in (terms or {}).items()]
+        drafts: list[Draft] = [("opened", {"ledger": uuid4().hex}), *budget_rows(terms or {})]
         Chain.create(Path(path), drafts)
         return cls(path)
 
@@ -90,7 +89,7 @@ class Ledger:
                         f"client {client!r} has a budget of ε = {held.epsilon:g}, δ = {held.delta:g} already; "
                         "its owner can change it with a reason (change_budget)"
                     )
-            return [budget_row(client, agreed) for client, agreed in terms.items()]
+            return list(budget_rows(terms))
 
         self._chain.append(make)
 
@@ -184,12 +183,12 @@ class Ledger:
     def can_afford(self, charge: Charge, *, run: str = "") -> list[bool]:
         """Return, for each of a charge's clients, whether it can pay now (with a run: from its reservation)."""
         key = charge_key("charge", charge, run)
-        answers: dict[ClientAccount, bool] = {}
-        for account in {self.account(client) for client in charge.clients}:
-            answers[account] = key in account.after or not account.obstacle(
-                account.steps(charge.event, charge.uses, charge.unit, charge.adjacency, charge.person), run
-            )
-        return [answers[self.account(client)] for client in charge.clients]
+        answers = []
+        for client in charge.clients:
+            account = self.account(client)
+            obstacle, after = following(account.standing, key, charge)
+            answers.append(not obstacle or (obstacle == "budget" and after.within(account.epsilon)))
+        return answers
 
     def refresh(self) -> None:
         """Read what other processes wrote."""
@@ -204,6 +203,15 @@ class Ledger:
         if isinstance(head, Path | str):
             head = read_stored_head(Path(head))
         return self._chain.verify(StoredHead(head) if isinstance(head, Head) else head)
+
+    @staticmethod
+    def verify_file(path: Path | str, head: Path | None = None) -> Head:
+        """Check the ledger at `path` as `verify` does, in one pass, without opening its accounts."""
+        chain = Chain(Path(path))
+        try:
+            return chain.verify(None if head is None else read_stored_head(head))
+        finally:
+            chain.close()
 
     def rows(self) -> list[LedgerRow]:
         """Return all rows, verified."""

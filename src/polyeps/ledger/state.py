@@ -1,17 +1,18 @@
 """The state of a ledger after its rows: accounts, cohorts, payers and runs; and the rows of a new charge."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from math import inf
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from polyeps.accounting.events import canonical_json, event_from_dict, event_to_dict
-from polyeps.accounting.histories import History
 from polyeps.core import Adjacency, Budget, Unit, check_name
-from polyeps.errors import BudgetExceeded, InputError, LedgerError
-from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount, joined
+from polyeps.errors import BudgetExceeded, InputError, LedgerError, suggest
+from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount, Obstacle, Standing, joined
 from polyeps.ledger.hash_chain import Draft, LedgerRow
 
-_FEW = 8  # clients written into a charge itself; larger groups are written once and referred to
+_FEW = 8  # clients written into a charge or with a row for each; larger groups share one
+_MANY = 5000  # budgets in one row
 _Kind = Literal["charge", "reserve"]
 # kind, event, uses, unit, person, adjacency, run: all that determines the next state of an account
 _Key = tuple[str, str, int, Unit, str, Adjacency | None, str]
@@ -37,13 +38,15 @@ class LedgerState:
         self.accounts: dict[str, ClientAccount] = {}
         self.runs: dict[str, RunReservation] = {}
         self._payers: dict[str, list[Sequence[str]]] = {}  # by purpose
-        self._shared: dict[BudgetTerms, ClientAccount] = {}
+        self._opened: dict[tuple[Any, ...], Standing] = {}  # by terms: the standing of clients before any charge
         self._cohorts: dict[int, tuple[str, ...]] = {}
         self._cohort_rows: dict[tuple[str, ...], int] = {}
 
     def account(self, client: str) -> ClientAccount:
         if client not in self.accounts:
-            raise InputError(f"client {client!r} has no budget in {self.path}; set one first")
+            raise InputError(
+                f"client {client!r} has no budget in {self.path}; {suggest(client, self.accounts, 'set one first')}"
+            )
         return self.accounts[client]
 
     def paid(self, purpose: str) -> set[str]:
@@ -60,29 +63,28 @@ class LedgerState:
     ) -> list[Draft]:
         """Return the rows for charges or reservations, after row `end`; refuse if one of them does not fit."""
         drafts: list[Draft] = []
-        leading: dict[str, ClientAccount] = {}
+        leading: dict[str, Standing] = {}
         for charge in charges:
             if not charge.clients or len(set(charge.clients)) < len(charge.clients):
                 raise InputError("a charge needs at least one client, each named once")
             key = charge_key(kind, charge, run)
             for client in charge.clients:
-                account = leading.get(client) or self.account(client)
-                if key not in account.after:
-                    steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency, charge.person)
-                    self._refuse_obstacles(client, account, steps, kind, run)
-                leading[client] = _after(account, key, charge)
+                account = self.account(client)
+                standing = leading.get(client, account.standing)
+                obstacle, leading[client] = following(standing, key, charge)
+                if obstacle and not (obstacle == "budget" and leading[client].within(account.epsilon)):
+                    self._refuse(client, ClientAccount(account.epsilon, standing), key, charge, obstacle)
             drafts += self._draft(kind, charge, labels, end + len(drafts))
         return drafts
 
-    def _refuse_obstacles(self, client: str, account: ClientAccount, steps: History, kind: _Kind, run: str) -> None:
-        obstacle = account.obstacle(steps, run, reserving=kind == "reserve")
-        if not obstacle:
-            return
+    def _refuse(self, client: str, account: ClientAccount, key: _Key, charge: Charge, obstacle: Obstacle) -> NoReturn:
+        kind, run = key[0], key[-1]
+        steps = account.standing.steps(charge.event, charge.uses, charge.unit, charge.adjacency, charge.person)
         nothing = "nothing was charged" if kind == "charge" else "nothing was reserved"
         remedy = 'use a ledger with schedule = "adaptive" where requests are not planned beforehand'
         match obstacle:
             case "budget":
-                epsilon, spent, committed = account.terms.budget.epsilon, account.spent(), account.committed
+                epsilon, spent, committed = account.epsilon, account.spent(), account.committed
                 taken = account.spent(committed)
                 held = f", holds {taken - spent:.4g} in reserve" if account.reserved else ""
                 would = account.spent(joined(committed, steps))
@@ -94,8 +96,10 @@ class LedgerState:
                 known = self.runs.get(run)
                 unreserved = f"has not reserved this for client {client!r}, or used it up"
                 state = "has ended" if known and not known.open else unreserved
-                raise BudgetExceeded(f"run {run or account.planned!r} {state}, so {nothing}; reserve its price first")
-            case _ if account.terms.plan is None and not account.planned:
+                raise BudgetExceeded(
+                    f"run {run or account.standing.planned!r} {state}, so {nothing}; reserve its price first"
+                )
+            case _ if account.terms.plan is None and not account.standing.planned:
                 raise BudgetExceeded(
                     f"client {client!r} has a fixed schedule and no plan yet, so {nothing}; reserve the whole run "
                     f"first, or {remedy}"
@@ -127,12 +131,14 @@ class LedgerState:
             case "opened":
                 self.id = content["ledger"]
             case "budget":
-                terms = _terms(content)
-                self.accounts[content["client"]] = self._shared.setdefault(terms, ClientAccount(terms))
+                self._open({content["client"]: content["epsilon"]}, content)
+            case "budgets":
+                self._open(dict(zip(content["clients"], content["epsilons"], strict=True)), content)
             case "budget-changed":
                 old = self.accounts[content["client"]]
                 terms = replace(old.terms, budget=Budget(content["epsilon"], content["delta"]))
-                self.accounts[content["client"]] = replace(old, terms=terms, after={})
+                standing = replace(old.standing, terms=terms, after={}, _kept=[0.0, inf])
+                self.accounts[content["client"]] = ClientAccount(terms.budget.epsilon, standing)
             case "cohort":
                 self._cohorts[row.seq] = tuple(content["clients"])
                 self._cohort_rows[self._cohorts[row.seq]] = row.seq
@@ -155,16 +161,31 @@ class LedgerState:
             before = self.runs.get(content["run"], RunReservation(()))
             self.runs[content["run"]] = RunReservation((*before.asked, (clients, key)))
         for client in clients:
-            self.accounts[client] = _after(self.accounts[client], key, charge)
+            account = self.accounts[client]
+            obstacle, standing = following(account.standing, key, charge)
+            if obstacle == "run":
+                raise ValueError(f"run {key[-1]!r} has not reserved this for client {client!r}")
+            self.accounts[client] = ClientAccount(account.epsilon, standing)
 
     def _replay_release(self, run: str) -> None:
         self.runs[run] = self.runs[run]._replace(open=False)
         for client in self.runs[run].clients:
             account = self.accounts[client]
-            key = ("release", run)
-            if key not in account.after:
-                account.after[key] = account.released(run)
-            self.accounts[client] = account.after[key]
+            after, key = account.standing.after, ("release", run)
+            if key not in after:
+                after[key] = "", account.standing.released(run)
+            self.accounts[client] = ClientAccount(account.epsilon, after[key][1])
+
+    def _open(self, epsilons: Mapping[str, float], content: Mapping[str, Any]) -> None:
+        """Open accounts of clients whose terms differ in ε alone."""
+        first: Standing | None = None
+        for client, epsilon in epsilons.items():
+            if first is None or first.terms.order is not None:
+                terms = _terms(content, epsilon)
+                first = self._opened.setdefault(terms.but_epsilon, Standing(terms))
+            if type(client) is not str or not 0 < epsilon < inf:
+                raise ValueError(f"the budget of {client!r} is {epsilon!r}")
+            self.accounts[client] = ClientAccount(epsilon, first)
 
 
 def charge_key(kind: _Kind, charge: Charge, run: str) -> _Key:
@@ -176,20 +197,45 @@ def charge_key(kind: _Kind, charge: Charge, run: str) -> _Key:
         raise InputError(f"the event {charge.event!r} has a number that is not finite; it cannot be charged") from None
 
 
-def _after(account: ClientAccount, key: _Key, charge: Charge) -> ClientAccount:
-    if key not in account.after:
+def following(standing: Standing, key: _Key, charge: Charge) -> tuple[Obstacle, Standing]:
+    """Return what follows a charge or reservation, and what may forbid it: "budget" if that depends on ε."""
+    if key not in standing.after:
         kind, run = key[0], key[-1]
-        steps = account.steps(charge.event, charge.uses, charge.unit, charge.adjacency, charge.person)
-        account.after[key] = account.charged(steps, run) if kind == "charge" else account.reserving(steps, run)
-    return account.after[key]
+        steps = standing.steps(charge.event, charge.uses, charge.unit, charge.adjacency, charge.person)
+        obstacle = standing.obstacle(steps, run, reserving=kind == "reserve")
+        if obstacle == "run":
+            return obstacle, standing
+        after = standing.charged(steps, run) if kind == "charge" else standing.reserving(steps, run)
+        standing.after[key] = obstacle, after
+    return standing.after[key]
 
 
-def budget_row(client: str, terms: BudgetTerms) -> Draft:
-    """Return the row that sets a client's budget."""
-    check_name("a client's id", client)
-    content = {
-        "client": plain_text(client, "a client needs a name"),
-        "epsilon": terms.budget.epsilon,
+def budget_rows(terms: Mapping[str, BudgetTerms]) -> Iterator[Draft]:
+    """Yield the rows that set clients' budgets: one for each client or, of many that differ in ε alone, for thousands.
+
+    The order of a filter follows from ε, so clients with adaptive terms share a row only if they are equal in both.
+    """
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for client, agreed in terms.items():
+        check_name("a client's id", client)
+        plain_text(client, "a client needs a name")
+        # Plans are compared as objects, which is quick: clients of one price share theirs.
+        alike.setdefault((*agreed.but_epsilon[:-2], id(agreed.plan), agreed.person), []).append(client)
+    for clients in alike.values():
+        shared = _content(terms[clients[0]])
+        for first in range(0, len(clients), _MANY):
+            some = clients[first : first + _MANY]
+            if len(some) <= _FEW:
+                for client in some:
+                    yield "budget", {"client": client, "epsilon": terms[client].budget.epsilon, **shared}
+            else:
+                epsilons = [terms[client].budget.epsilon for client in some]
+                yield "budgets", {"clients": some, "epsilons": epsilons, **shared}
+
+
+def _content(terms: BudgetTerms) -> dict[str, Any]:
+    """Return the terms of a budget, except its ε, as a row has them."""
+    content: dict[str, Any] = {
         "delta": terms.budget.delta,
         "unit": terms.unit,
         "adjacency": terms.adjacency,
@@ -200,15 +246,15 @@ def budget_row(client: str, terms: BudgetTerms) -> Draft:
         content["person"] = terms.person
     if terms.schedule == "fixed":
         content["plan"] = None if terms.plan is None else event_to_dict(terms.plan)
-    return "budget", content
+    return content
 
 
-def _terms(content: Mapping[str, Any]) -> BudgetTerms:
+def _terms(content: Mapping[str, Any], epsilon: float) -> BudgetTerms:
     plan, schedule = content.get("plan"), content["schedule"]
     if "plan" not in content:  # fixed ledgers of version 0.1 accepted any event, which only a filter allows
         schedule = "adaptive"
     return BudgetTerms(
-        Budget(content["epsilon"], content["delta"]),
+        Budget(epsilon, content["delta"]),
         content["unit"],
         content["adjacency"],
         schedule,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyeps.core import Streams
-from polyeps.engine.noise import Keystream, SeededStreams
+from polyeps.engine.noise import Keystream, SecretStreams, SeededStreams, derived_key
 
 WordArray = NDArray[np.uint64]
 
@@ -45,10 +45,10 @@ class SeededWords:
 
 
 class SystemWords:
-    """Words for deployment: keystreams under keys from the operating system that are not stored."""
+    """Words for deployment: keystreams under given keys, or under fresh ones of the operating system."""
 
-    def __init__(self, clients: int) -> None:
-        self._keystreams = [Keystream() for _ in range(clients)]
+    def __init__(self, clients: int, keys: Sequence[bytes] | None = None) -> None:
+        self._keystreams = [Keystream(None if keys is None else keys[row]) for row in range(clients)]
         self.clients = clients
 
     def fill(self, out: WordArray, rows: Sequence[int]) -> None:
@@ -64,6 +64,8 @@ def words_of(streams: Streams, release: str) -> WordStreams:
     """
     if isinstance(streams, SeededStreams):
         return SeededWords(streams, release)
+    if isinstance(streams, SecretStreams):
+        return SystemWords(streams.clients, [derived_key(key, f"words/{release}") for key in streams.keys])
     return SystemWords(streams.clients)
 
 

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from polyeps.accounting.certificate import SECRET_COHORT, one_in, rounded_up
-from polyeps.errors import InputError, LedgerTampered
+from polyeps.errors import InputError, LedgerTampered, suggest
 from polyeps.experiment.journal import Journal
 from polyeps.ledger import Ledger
 from polyeps.report.formatting import plural
-from polyeps.report.page import template, write_whole
 from polyeps.report.sentences import guarantee
+from polyeps.report.strength import CERTAIN, strength, sure
 from polyeps.report.tables import ClientSummary, JobSummary, MethodRuns, read_methods
+from polyeps.report.whole_pages import template, write_whole
 
-# Up to which ε a guarantee is called strong or moderate. What a guess of 50 % can at most become: 73 % and 99.3 %.
-_STRONG, _MODERATE = 1.0, 5.0
 _SOMEBODY = {
     "nobody": "Somebody",
     "secure-sum": "Somebody who sees only the sums,",
@@ -69,8 +68,9 @@ def certificate_of(folder: Path, client: str, method: str | None = None, seed: i
         found, job = _job(methods, method, seed)
     row = next((row for row in job.clients if row.client == client), None)
     if row is None:
-        known = ", ".join(row.client for row in job.clients[:8])
-        raise InputError(f"{folder} has no client {client!r}; it has {known}{', …' if len(job.clients) > 8 else ''}")
+        listed = ", ".join(row.client for row in job.clients[:8]) + (", …" if len(job.clients) > 8 else "")
+        near = suggest(client, [row.client for row in job.clients], f"it has {listed}")
+        raise InputError(f"{folder} has no client {client!r}; {near}")
     if row.epsilon is None or row.spent is None:
         raise InputError(f"client {client!r} has no guarantee under {found.label}, so there is nothing to certify")
     path = folder / "ledgers" / f"{job.name}.db"
@@ -87,7 +87,7 @@ def certificate_of(folder: Path, client: str, method: str | None = None, seed: i
         method=found.label,
         standing=_STANDING,
         sentence=guarantee(found, job, row),
-        strength=_strength(row.spent),
+        strength=f"A {strength(row.spent)} guarantee.",
         guess=_guess(row, facts),
         facts={
             "Client": client,
@@ -122,6 +122,10 @@ def _job(methods: tuple[MethodRuns, ...], label: str | None, seed: int | None) -
     """Return the job that is asked for; with one method or one seed, it need not be named."""
     private = [method for method in methods if method.budgets in ("own", "minimum")]  # others exceed clients' budgets
     named = [method for method in private if label in (None, method.label)]
+    if label is not None and private and not named:
+        labels = [one.label for one in private]
+        near = suggest(label, labels, f"choose one with --method: {', '.join(labels)}")
+        raise InputError(f"no method {label!r} of this run keeps to the clients' budgets; {near}")
     if len(named) != 1:
         known = ", ".join(method.label for method in private) or "there is none"
         raise InputError(f"name one method that keeps to the clients' budgets with --method: {known}")
@@ -168,12 +172,6 @@ def _moment(time: str) -> str:
     return datetime.fromisoformat(time).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _strength(spent: float) -> str:
-    if spent <= _STRONG:
-        return "A strong guarantee."
-    return "A moderate guarantee." if spent <= _MODERATE else "A weak guarantee."
-
-
 def _word(facts: Mapping[str, Any]) -> str:
     """Return what a person is called, where the unit is one."""
     return str(facts.get("person") or "") if facts["unit"] == "person" else ""
@@ -189,25 +187,12 @@ def _guess(row: ClientSummary, facts: Mapping[str, Any]) -> str:
         if SECRET_COHORT in facts.get("conditions", ())
         else ""
     )
+    most = "practically certain" if sure(row.spent) == CERTAIN else f"at most {sure(row.spent)} sure"
     exception = f", except with probability {one_in(row.delta)}" if row.delta else ""
     return (
         f"{_SOMEBODY[facts['trust']]} who thinks it as likely as not that {used} used, and who knows everything else"
-        f"{secret}, can become {_most_sure(row.spent)} of it by all that this client's answers lead to{exception}."
+        f"{secret}, can become {most} of it by all that this client's answers lead to{exception}."
     )
-
-
-def _most_sure(epsilon: float) -> str:
-    """Say how sure an even guess can become, never less than it can: in as many digits as tell it from certainty.
-
-    >>> _most_sure(0.5), _most_sure(8), _most_sure(30)
-    ('at most 62.3\\xa0% sure', 'at most 99.97\\xa0% sure', 'practically certain')
-    """
-    doubt = 100 / (1 + math.exp(min(epsilon, 700.0)))
-    for digits in (1, 2, 3, 4):
-        left = math.floor(doubt * 10**digits)
-        if left:
-            return f"at most {100 - left / 10**digits:.{digits}f}\u00a0% sure"
-    return "practically certain"
 
 
 def _has_own_tests(data: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Sections of the page about single clients, confusion matrices and calibration."""
+"""Sections of the page about single clients, and confusion matrices."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from polyeps.experiment.evaluation import MOST_MEASURED
-from polyeps.report.client_figures import client_figures, measured_jobs
-from polyeps.report.formatting import counted, percent, plural
-from polyeps.report.joining import JoiningTable, Verdict, best_table, joining_tables
+from polyeps.report.client_figures import ClientFigures, Spread, client_figures, measured_jobs
+from polyeps.report.client_plots import gains
+from polyeps.report.formatting import bound, counted, plural, three_digits
+from polyeps.report.joining import Joining, JoiningTable, Verdict, best_table, joining_tables
+from polyeps.report.page_tables import PageRow, PageTable, condensed
 from polyeps.report.sentences import joining_caption
-from polyeps.report.svg import GRID, MUTED, inline, new_figure, place_axes, styled
 from polyeps.report.tables import MethodRuns
 
 MOST_SHOWN = 300  # clients of a table; clients.csv has them all
 MOST_CLASSES = 30  # of a confusion matrix
-_WIDTH, _HEIGHT = 420, 300  # pixels: two side by side on a desk, one on a phone
 
 
 def client_tables(methods: Sequence[MethodRuns], shown: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -35,12 +35,10 @@ def client_tables(methods: Sequence[MethodRuns], shown: Sequence[Mapping[str, An
         found.append(
             {
                 "method": entry,
-                "rows": rows[:MOST_SHOWN],
+                "table": _figures_table(rows[:MOST_SHOWN], method, joined),
+                "shown": min(len(rows), MOST_SHOWN),
                 "all": len(rows),
-                "names": list(rows[0].metrics),
-                "units": f"{method.facts.get('person') or 'record'}s",
                 "personal": any(job["personal"] for job in jobs),
-                "verdicts": {row.client: row.against_home.text for row in joined if row.against_home},
                 "undefined": "; ".join(
                     f"{name} of {plural(times, 'client')}, {why}" for (name, why), times in whys.most_common(5)
                 ),
@@ -51,6 +49,54 @@ def client_tables(methods: Sequence[MethodRuns], shown: Sequence[Mapping[str, An
     return found
 
 
+def _figures_table(rows: Sequence[ClientFigures], method: MethodRuns, joined: Sequence[Joining]) -> PageTable:
+    """Return each client's figures on its own test records."""
+    verdicts = {row.client: row.against_home.text for row in joined if row.against_home}
+    names = list(rows[0].metrics)
+    units = f"{method.facts.get('person') or 'record'}s"
+    columns = [
+        "client", units, "own ε", "spent ε", "test records", *names, "majority class (accuracy)",
+        "joining, against alone at home",
+    ]  # fmt: skip
+    cells = [
+        (
+            row.client,
+            counted(row.records),
+            three_digits(row.own_epsilon),
+            bound(row.spent),
+            counted(row.test_records or 0),
+            *(_spread(row.metrics.get(name), name) for name in names),
+            _spread(row.majority, "accuracy"),
+            verdicts.get(row.client, "–"),
+        )
+        for row in rows
+    ]
+    return condensed(columns, map(PageRow, cells))
+
+
+def _spread(value: Spread | None, metric: str) -> str:
+    return "–" if value is None else value.text(metric)
+
+
+def _joining_table(table: JoiningTable, rows: Sequence[Joining]) -> PageTable:
+    """Return what each client reaches jointly and alone, and the verdicts."""
+    columns = [
+        "client", *(["joint model, own records"] if table.own_records else []), "joint model, all records",
+        "alone, its budget", "alone at home, no noise", "majority class", "joint against alone, its budget",
+        "joint against alone at home",
+    ]  # fmt: skip
+    cells = [
+        (
+            row.client,
+            *([_spread(row.joint, table.metric)] if table.own_records else []),
+            *(_spread(one, table.metric) for one in (row.joint_on_all, row.alone, row.at_home, row.majority)),
+            *(verdict.text if verdict else "–" for verdict in (row.against_alone, row.against_home)),
+        )
+        for row in rows
+    ]
+    return condensed(columns, map(PageRow, cells))
+
+
 def joining_sections(methods: Sequence[MethodRuns]) -> list[dict[str, Any]]:
     """Return the tables about joining, that of the best method first and open."""
     tables = joining_tables(methods)
@@ -59,7 +105,8 @@ def joining_sections(methods: Sequence[MethodRuns]) -> list[dict[str, Any]]:
     return [
         {
             "table": table,
-            "rows": table.rows[:MOST_SHOWN],
+            "rows": _joining_table(table, table.rows[:MOST_SHOWN]),
+            "chart": gains(table),
             "open": table is best,
             "summary": _summary(table),
             "caption": joining_caption(table),
@@ -97,33 +144,8 @@ def matrices(methods: Sequence[MethodRuns], shown: Sequence[Mapping[str, Any]]) 
             total = np.sum([job["confusion"] for job in jobs], axis=0)
             weights = 100 * total / np.maximum(total.sum(1, keepdims=True), 1)
             rows = [
-                (name, [(counted(count), f"{weight:.0f}") for count, weight in zip(counts, of_row, strict=True)])
+                (name, [(counted(count), round(weight / 10)) for count, weight in zip(counts, of_row, strict=True)])
                 for name, counts, of_row in zip(jobs[0]["classes"], total.tolist(), weights.tolist(), strict=True)
             ]
             found.append({"method": entry, "classes": jobs[0]["classes"], "rows": rows})
     return found
-
-
-def reliability_picture(method: MethodRuns, colour: str) -> str:
-    """Draw how often predictions are right against the probability that a model gives them; over seeds."""
-    jobs = [job.facts["reliability"] for job in method.counted if "reliability" in job.facts]
-    if not jobs:
-        return ""
-    bins = np.array(jobs)  # (seeds, bins, 3): records, mean probability, share that is right
-    records = bins[:, :, 0].sum(0)
-    used = records > 0
-    sure, right = ((bins[:, :, 0] * bins[:, :, part]).sum(0)[used] / records[used] for part in (1, 2))
-    shares = records[used] / records.sum()
-    with styled():
-        figure = new_figure(_WIDTH, _HEIGHT)
-        axes = place_axes(figure, left=46, right=12, bottom=44, top=24)
-        axes.plot([0, 1], [0, 1], color=GRID, linewidth=1.5, linestyle=(0, (3, 1.6)))
-        axes.plot(sure, right, color=colour, linewidth=1.5)
-        axes.scatter(sure, right, s=20 + 300 * shares, color=colour, clip_on=False, zorder=3)
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
-        axes.set_xlabel("probability of the predicted class", fontsize=12)
-        axes.set_title("share that is right", loc="left", fontsize=12, color=MUTED, pad=8, x=0)
-        axes.grid(axis="y")
-        said = "; ".join(f"{percent(r)} at {percent(p)}" for p, r in zip(sure.tolist(), right.tolist(), strict=True))
-        return inline(figure, f"reliability-{method.label}", f"Share of right predictions by probability: {said}.")

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup
-
 from polyeps.errors import InputError
 from polyeps.experiment.journal import Journal
 from polyeps.experiment.journal_entries import said_of
-from polyeps.report import formatting, sentences
-from polyeps.report.client_sections import client_tables, joining_sections, matrices, reliability_picture
-from polyeps.report.plots import accuracy_picture, active_picture, bytes_picture, spent_picture
-from polyeps.report.svg import METHODS, NARROW, WIDE, coloured
+from polyeps.report import comparing, formatting, overview, sentences
+from polyeps.report.client_plots import reliability_chart, spending
+from polyeps.report.client_sections import client_tables, joining_sections, matrices
+from polyeps.report.downloads import downloads
+from polyeps.report.joining import best_table, joining_tables
+from polyeps.report.method_tables import cost_table, method_table, pair_table
+from polyeps.report.page_tables import client_table
+from polyeps.report.plots import accuracy_chart, active_chart, looks, privacy_chart
 from polyeps.report.tables import ClientSummary, MethodRuns, left_early, mean_of, read_methods, run_names, summarise
+from polyeps.report.whole_pages import render, write_whole
 
 MOST_ROWS = 6000  # clients on the page, over all methods: a page must open on a phone
 MOST_ALARMS = 10
+_JOURNALS = ("journal.db", "serving.db")  # of a simulation and of a run that is served
+
+
+def journal_path(folder: Path) -> Path:
+    """Return the journal of a run's folder, simulated or deployed."""
+    return next((path for name in _JOURNALS if (path := folder / name).is_file()), folder / _JOURNALS[0])
 
 
 def open_journals(folders: Sequence[Path], stack: ExitStack) -> list[Journal]:
@@ -30,7 +37,7 @@ def open_journals(folders: Sequence[Path], stack: ExitStack) -> list[Journal]:
     once = {folder.resolve(): folder for folder in folders}
     if not once:
         raise InputError("there is no run to report on; give the folder of a run")
-    return [stack.enter_context(closing(Journal(folder / "journal.db"))) for folder in once.values()]
+    return [stack.enter_context(closing(Journal(journal_path(folder)))) for folder in once.values()]
 
 
 def write_page(folders: Sequence[Path], output: Path) -> None:
@@ -40,84 +47,85 @@ def write_page(folders: Sequence[Path], output: Path) -> None:
     write_whole(text, output)
 
 
-def write_whole(text: str, output: Path) -> None:
-    """Write a page as a whole or not at all."""
-    if output.is_dir() or not output.parent.is_dir():
-        problem = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
-        raise InputError(f"the page cannot be written: {output} {problem}; give the name of a file (report.html)")
-    unfinished = output.with_name(f".{output.name}.{os.getpid()}.new")
-    try:
-        with unfinished.open("x", encoding="utf-8") as file:  # a new file: follows no link
-            file.write(text)
-        unfinished.replace(output)
-    except OSError as problem:
-        unfinished.unlink(missing_ok=True)
-        raise InputError(f"{output} cannot be written ({problem}); choose another place") from problem
-
-
-def template(name: str) -> Template:
-    """Return a template of this folder; everything put into it is escaped."""
-    environment = Environment(
-        loader=PackageLoader("polyeps.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.globals |= {"formatting": formatting}
-    return environment.get_template(name)
-
-
-def make_page(journals: Sequence[Journal]) -> str:
-    """Return the page as HTML."""
-    methods = read_methods(journals)
-    runs = run_names(journals)
-    shown = [_method(method, colour) for method, colour in coloured(methods)]
+def make_page(journals: Sequence[Journal], *, live: str = "") -> str:
+    """Return the page as HTML; with `live`, its version, as the live view serves it."""
+    methods, runs = read_methods(journals), run_names(journals)
+    shown = [_method(method, look) for method, look in zip(methods, looks(methods), strict=True)]
+    settings = [_settings(journal, name, methods) for journal, name in zip(journals, runs, strict=True)]
+    ranked = comparing.ranking(methods)
     departed = any(left_early(job) for method in methods for job in method.counted)
-    return template("page.html.j2").render(
-        title=" and ".join(runs),
-        runs=[_run(journal, name, methods) for journal, name in zip(journals, runs, strict=True)],
-        alarms=_alarms(methods),
-        waiting=_waiting(methods),
-        methods=shown,
-        metrics=list(dict.fromkeys(name for entry in shown for name in entry["row"].metrics)),
-        several=any(len(method.jobs) > 1 for method in methods),
-        averaged=sentences.averaged_rounds(methods),
-        evaluated=sentences.evaluated_rounds(methods),
-        accuracy=_pair(accuracy_picture, methods),
-        measure=methods[0].measure if methods else "accuracy",
-        active=_pair(active_picture, methods) if departed else None,
-        traffic=_pair(bytes_picture, methods),
-        spent=[
-            (entry, Markup(picture))
-            for (method, colour), entry in zip(coloured(methods), shown, strict=True)
-            if (picture := spent_picture(method, colour))
+    values = {
+        "title": " and ".join(runs) if len(runs) <= 3 else f"{len(runs)} runs",
+        "runs": [
+            _run(journal, name, methods, held) for journal, name, held in zip(journals, runs, settings, strict=True)
         ],
-        guaranteed=_guaranteed(shown),
-        tables=_tables(methods, shown),
-        own=_own(methods, shown),
-        guessed=next((entry["row"].majority_accuracy for entry in shown if entry["row"].majority_accuracy), None),
-        undefined=sentences.undefined_metrics(methods),
-        each=client_tables(methods, shown),
-        joining=joining_sections(methods),
-        matrices=matrices(methods, shown),
-        reliability=[
-            (entry, Markup(picture))
-            for (method, colour), entry in zip(coloured(methods), shown, strict=True)
-            if (picture := reliability_picture(method, colour))
+        "differing": overview.differences(dict(zip(runs, settings, strict=True))),
+        "cards": overview.cards(methods, ranked, best_table(joining_tables(methods))),
+        "weak": overview.weak_note(methods),
+        "notes": [sentences.units(methods), sentences.anew(methods)],
+        "alarms": _alarms(methods),
+        "waiting": _waiting(methods),
+        "methods": shown,
+        "method_table": method_table(shown) if shown else None,
+        "cost_table": cost_table(shown) if any(entry["row"].bytes_up for entry in shown) else None,
+        "verdict": comparing.verdict(ranked),
+        "pair_table": pair_table(ranked, methods[0].measure) if ranked and ranked.seeds else None,
+        "several": any(len(method.jobs) > 1 for method in methods),
+        "averaged": sentences.averaged_rounds(methods),
+        "evaluated": sentences.evaluated_rounds(methods),
+        "privacy": privacy_chart(methods),
+        "accuracy": accuracy_chart(methods),
+        "measure": methods[0].measure if methods else "accuracy",
+        "active": active_chart(methods) if departed else None,
+        "spent": [([shown[number] for number in alike], drawing) for alike, drawing in spending(methods)],
+        "guaranteed": _guaranteed(shown),
+        "departures": _departures(shown),
+        "tables": _tables(methods, shown),
+        "own": _own(methods, shown),
+        "guessed": next((entry["row"].majority_accuracy for entry in shown if entry["row"].majority_accuracy), None),
+        "undefined": sentences.undefined_metrics(methods),
+        "each": client_tables(methods, shown),
+        "joining": joining_sections(methods),
+        "matrices": matrices(methods, shown),
+        "reliability": [
+            (entry, drawing)
+            for method, entry in zip(methods, shown, strict=True)
+            if (drawing := reliability_chart(method, entry["look"]))
         ],
-    )
+        "many": max((len(job.clients) for method in methods for job in method.jobs), default=0) > 12,
+        "deployed": any(method.deployed for method in methods),
+        "ended": bool(methods) and all(job.status == "done" for method in methods for job in method.jobs),
+        "files": downloads(methods),
+    }
+    return render("page.html.j2", live=live, kind="polyeps report", sections=_sections(values), **values)
 
 
-def _pair(picture: Any, methods: Sequence[MethodRuns]) -> dict[str, Markup] | None:
-    """Draw a picture for a desk and one for a phone; their text is escaped where they are drawn."""
-    if not methods:
-        return None
-    pair = {"wide": Markup(picture(methods, WIDE)), "narrow": Markup(picture(methods, NARROW))}
-    return pair if pair["wide"] else None
+def _sections(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the sections that the page has, for its navigation."""
+    begun = bool(values["methods"])
+    known = {
+        ("overview", "Overview"): True,
+        ("methods", "Methods"): begun,
+        ("accuracy", "Accuracy over rounds"): values["accuracy"],
+        ("joining", "Is joining worth it?"): values["joining"],
+        ("guarantees", "Guarantees"): begun,
+        ("tools", "Clients"): values["tables"],
+        ("held", "On clients' own records"): values["own"],
+        ("each", "Own test records"): values["each"],
+        ("confusion", "Confusion"): values["matrices"],
+        ("calibration", "Calibration"): values["reliability"],
+        ("left", "Left early"): begun,
+        ("cost", "Traffic and time"): values["cost_table"],
+        ("settings-1", "Settings"): values["runs"],
+        ("data", "Data"): values["files"],
+    }
+    return [section for section, there in known.items() if there]
 
 
-def _method(method: MethodRuns, colour: str) -> dict[str, Any]:
+def _method(method: MethodRuns, look: str) -> dict[str, Any]:
     return {
         "row": summarise(method),
-        "colour": f"method-{METHODS.index(colour)}",
+        "look": look,
         "control": method.control,
         "budgets": sentences.describe_budgets(method),
         # A budget smaller than a client's own is a guarantee too, and methods that protect sums give no other.
@@ -137,11 +145,23 @@ def _guaranteed(shown: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return list(together.values())
 
 
-def _run(journal: Journal, name: str, methods: Sequence[MethodRuns]) -> dict[str, Any]:
-    about = journal.about()
-    settings = flatten(about.get("experiment", {}))
+def _departures(shown: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Group the methods that lost as many clients at the same time."""
+    together: dict[str, list[dict[str, Any]]] = {}
+    for entry in shown:
+        together.setdefault(entry["departures"], []).append(entry)
+    return list(together.items())
+
+
+def _settings(journal: Journal, name: str, methods: Sequence[MethodRuns]) -> dict[str, str]:
+    settings = flatten(journal.about().get("experiment", {}))
     if any(str(method.facts.get("data")).startswith("own:") for method in methods if method.run == name):
         settings.pop("data.name", None)  # of public data sets; the table has taken its place
+    return settings
+
+
+def _run(journal: Journal, name: str, methods: Sequence[MethodRuns], settings: Mapping[str, str]) -> dict[str, Any]:
+    about = journal.about()
     return {
         "name": name,
         "opening": sentences.opening([method for method in methods if method.run == name]),
@@ -167,7 +187,9 @@ def _alarms(methods: Sequence[MethodRuns]) -> dict[str, Any]:
         for method in methods
         for job in method.jobs
         for row in job.clients
-        if job.status == "done" and (row.epsilon is not None or not (method.control or math.isinf(row.own_epsilon)))
+        if job.status == "done"
+        and not job.deployed  # a silo's own ledger knows
+        and (row.epsilon is not None or not (method.control or math.isinf(row.own_epsilon)))
     )
     return {"count": len(over), "first": over[:MOST_ALARMS], "unknown": unknown}
 
@@ -200,8 +222,8 @@ def _tables(methods: Sequence[MethodRuns], shown: Sequence[Mapping[str, Any]]) -
         most = MOST_ROWS // len(begun)
         nearest = sorted(job.clients, key=lambda row: -(row.ratio or 0.0))[:most]
         rows = job.clients if len(job.clients) <= most else nearest
-        units = f"{job.facts.get('person') or 'record'}s"
-        found.append({"method": entry, "seed": job.seed, "rows": rows, "all": len(job.clients), "units": units})
+        table = client_table(rows, job)
+        found.append({"method": entry, "seed": job.seed, "table": table, "shown": len(rows), "all": len(job.clients)})
     return found
 
 

@@ -1,32 +1,26 @@
-"""Pictures over rounds (accuracy, active clients) and over clients (spending, traffic): `svg` elements for the page."""
+"""Charts over rounds (accuracy, clients left) and of accuracy against privacy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+import statistics
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
-from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter, NullLocator
-
-from polyeps.report.curves import Curve, accuracy_curve, active_curve, merge_equal, traffic, worst_rows
-from polyeps.report.formatting import SHARES, byte_size, plural, reached, share, short
-from polyeps.report.svg import ALARM, INK, MUTED, WIDE, coloured, inline, new_figure, place_axes, styled, trim, wrapped
-from polyeps.report.tables import ClientSummary, MethodRuns, summarise
+from polyeps.report.curves import Curve, accuracy_curve, active_curve
+from polyeps.report.formatting import SHARES, plural, reached, short
+from polyeps.report.strength import MODERATE, STRONG
+from polyeps.report.svg import COLOURS, NARROW, WIDE, Chart, Mark, Picture, Scale, apart, chart, trim
+from polyeps.report.tables import MethodRuns, summarise
 
 _ROW = 17  # pixels between lines of text
-_LETTER = 7.4  # pixels of one, about
+_LETTER = 7.2  # pixels of one, about
 _LONGEST = 40  # letters of a name at the end of its line
+_MANY = 10  # names that find room at the ends of their lines
 _FEW = 10  # evaluated rounds that are marked one by one
-MOST_BARS = 60
-_WIDTH = 420  # pixels: two side by side on a desk, one on a phone
+_DOT = 11  # pixels between two dots
+_RUG = 40  # clients whose ε are ticked one by one
 
 
 @dataclass(frozen=True)
@@ -35,60 +29,67 @@ class _Drawn:
 
     label: str
     curve: Curve
-    colour: str
-    control: bool
+    look: str
+    text: Callable[[float, float], str]  # of a value and its deviation
 
 
-def accuracy_picture(methods: Sequence[MethodRuns], width: int = WIDE) -> str:
+def looks(methods: Sequence[MethodRuns]) -> list[str]:
+    """Return the classes of each method, the same in all charts: a colour, and dashes for controls."""
+    return [f"c{number % COLOURS}{' dashed' if one.control else ''}" for number, one in enumerate(methods)]
+
+
+def accuracy_chart(methods: Sequence[MethodRuns]) -> Chart | None:
     """Draw the accuracy per round, a line per method with a band of one standard deviation over seeds."""
-    drawn = [_Drawn(one.label, accuracy_curve(one), colour, one.control) for one, colour in coloured(methods)]
+    measure = methods[0].measure if methods else "accuracy"
+    drawn = [
+        _Drawn(one.label, accuracy_curve(one), look, lambda m, d: reached(measure, m, d or None))
+        for one, look in zip(methods, looks(methods), strict=True)
+    ]
     drawn = [one for one in drawn if any(map(math.isfinite, one.curve.mean))]
     if not drawn:
-        return ""
-    measure = methods[0].measure
+        return None
     rows = [summarise(method) for method in methods if method.counted]
-    said = [f"{row.label} {reached(row.measure, row.final_accuracy)}" for row in rows]
-    with styled():
-        figure, axes = _rounds_axes(drawn, width, 400 if width == WIDE else 300, f"test {measure}")
-        for one in drawn:
-            rounds, mean, deviation = one.curve.rounds, one.curve.mean, one.curve.deviation
-            lower = [m - d for m, d in zip(mean, deviation, strict=True)]
-            upper = [m + d for m, d in zip(mean, deviation, strict=True)]
-            if any(deviation):
-                axes.fill_between(rounds, lower, upper, color=one.colour, alpha=0.16, linewidth=0)
-            marker = "o" if len(rounds) <= _FEW else None
-            axes.plot(
-                rounds, mean, color=one.colour, linewidth=2, marker=marker, markersize=5, clip_on=False,
-                linestyle=_stroke(one.control),
-            )  # fmt: skip
-        if measure in SHARES:
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
-        _name(figure, axes, drawn, width)
-        return inline(figure, f"accuracy-{width}", f"Test {measure} per round. At the end: {'; '.join(said)}.")
+    ends = "; ".join(f"{row.label} {reached(row.measure, row.final_accuracy)}" for row in rows)
+    said = _measured(measure)
+    return _over_rounds(drawn, _accuracies(drawn, measure), f"test {measure}", f"At the end: {ends}.", said)
 
 
-def active_picture(methods: Sequence[MethodRuns], width: int = WIDE) -> str:
+def _measured(measure: str) -> Callable[[float], str]:
+    return (lambda value: f"{100 * value:.3g}\u00a0%") if measure in SHARES else short
+
+
+def _accuracies(drawn: Sequence[_Drawn], measure: str) -> Scale:
+    both = [
+        (mean - spread, mean + spread)
+        for one in drawn
+        for mean, spread in zip(one.curve.mean, one.curve.deviation, strict=True)
+        if math.isfinite(mean + spread)
+    ] or [(mean, mean) for one in drawn for mean in one.curve.mean if math.isfinite(mean)]
+    return _padded([value for pair in both for value in pair], shares=measure in SHARES)
+
+
+def _padded(values: Sequence[float], *, shares: bool) -> Scale:
+    low, high = min(values), max(values)
+    room = 0.06 * (high - low) or 0.02 * abs(high) or 0.02
+    low, high = low - room, high + room
+    return Scale(max(low, 0.0), min(high, 1.0)) if shares else Scale(low, high)
+
+
+def active_chart(methods: Sequence[MethodRuns]) -> Chart | None:
     """Draw how many clients could afford each round; methods that lost the same clients share a line."""
-    together: dict[Curve, list[tuple[MethodRuns, str]]] = {}
-    for method, colour in coloured(methods):
-        together.setdefault(active_curve(method), []).append((method, colour))
+    together: dict[Curve, list[tuple[str, str]]] = {}
+    for method, look in zip(methods, looks(methods), strict=True):
+        together.setdefault(active_curve(method), []).append((method.label, look))
     drawn = [
-        _Drawn(_names([one.label for one, _ in same]), curve, same[0][1], all(one.control for one, _ in same))
+        _Drawn(_names([label for label, _ in same]), curve, same[0][1], lambda mean, _: plural(mean, "client"))
         for curve, same in together.items()
         if curve.rounds
     ]
     if not drawn:
-        return ""
-    said = [f"{one.label} from {short(one.curve.mean[0])} to {short(one.curve.mean[-1])}" for one in drawn]
-    with styled():
-        figure, axes = _rounds_axes(drawn, width, 280 if width == WIDE else 260, "clients left")
-        for one in drawn:
-            (line,) = axes.plot(one.curve.rounds, one.curve.mean, color=one.colour, linewidth=2, drawstyle="steps-mid")
-            line.set_linestyle(_stroke(one.control))
-        axes.set_ylim(0, 1.08 * max(max(one.curve.mean) for one in drawn))
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        _name(figure, axes, drawn, width)
-        return inline(figure, f"active-{width}", f"Clients that could afford a further round: {'; '.join(said)}.")
+        return None
+    said = "; ".join(f"{one.label} from {short(one.curve.mean[0])} to {short(one.curve.mean[-1])}" for one in drawn)
+    scale = Scale(0, 1.08 * max(max(one.curve.mean) for one in drawn))
+    return _over_rounds(drawn, scale, "clients left", f"Clients that could afford a further round: {said}.", short)
 
 
 def _names(labels: Sequence[str]) -> str:
@@ -101,235 +102,203 @@ def _names(labels: Sequence[str]) -> str:
     return together if len(labels) == 1 or len(together) <= 20 else f"{labels[0]} and {len(labels) - 1} more"
 
 
-def _stroke(control: bool) -> Literal["-"] | tuple[float, Sequence[float]]:
-    return (0, (3, 1.6)) if control else "-"
+def _over_rounds(drawn: Sequence[_Drawn], scale: Scale, what: str, said: str, tick: Callable[[float], str]) -> Chart:
+    """Return the chart of curves over rounds."""
+    rounds = sorted({round for one in drawn for round in one.curve.rounds})
+    direct = len(drawn) <= _MANY and max(len(one.label) for one in drawn) <= _LONGEST
+    pictures = []
+    for width in (WIDE, NARROW):
+        at_lines = direct and width == WIDE
+        picture = Picture(
+            width, 380 if width == WIDE else 290, Scale(rounds[0], rounds[-1]), scale, left=50,
+            right=34 + _LETTER * max(len(one.label) for one in drawn) if at_lines else 14,
+        )  # fmt: skip
+        picture.y_axis(what, scale.ticks(6, whole=what == "clients left"), tick)
+        picture.x_axis("round", _round_ticks(rounds, width))
+        for one in drawn:
+            points = list(zip(one.curve.rounds, one.curve.mean, one.curve.deviation, strict=True))
+            if any(one.curve.deviation):
+                picture.area([(n, m - d) for n, m, d in points], [(n, m + d) for n, m, d in points], one.look)
+        for one in drawn:
+            picture.line(zip(one.curve.rounds, one.curve.mean, strict=True), one.look)
+            if len(one.curve.rounds) <= _FEW:
+                for number, mean in zip(one.curve.rounds, one.curve.mean, strict=True):
+                    if math.isfinite(mean):
+                        picture.dot(number, mean, f"spot {one.look}", 3)
+        if at_lines:
+            ends = [(next(m for m in reversed(one.curve.mean) if math.isfinite(m)), one) for one in drawn]
+            _name_ends(picture, [(value, one.label, one.look) for value, one in ends])
+        pictures.append(picture)
+    pictures[0].marks += _round_marks(pictures[0], drawn, rounds)
+    legend = tuple((one.look, one.label) for one in drawn)
+    return chart(pictures[0], pictures[1], f"{what} per round. {said}", "x", legend=legend, always=not direct)
 
 
-def _rounds_axes(drawn: Sequence[_Drawn], width: int, height: int, title: str) -> tuple[Figure, Axes]:
-    """Return axes over rounds with room for names: at the right of a wide picture, below a narrow one."""
-    if width == WIDE and _fits(drawn):
-        right, below = 28 + _LETTER * max(len(one.label) for one in drawn), 0.0
-    else:
-        names, columns, row = _legend(drawn, width)
-        right, below = 12.0, row * math.ceil(len(names) / columns) + 6.0
-    figure = new_figure(width, height + below)
-    axes = place_axes(figure, left=46, right=right, bottom=44 + below, top=24)
-    axes.set_xlabel("round", fontsize=12)
-    axes.set_title(title, loc="left", fontsize=12, color=MUTED, pad=8, x=0)
-    axes.xaxis.set_major_locator(_ticks({round for one in drawn for round in one.curve.rounds}, width))
-    axes.grid(axis="y")
-    axes.spines["left"].set_visible(False)
-    axes.margins(x=0.0 if max(len(one.curve.rounds) for one in drawn) > 1 else 0.5)
-    return figure, axes
+def _round_marks(picture: Picture, drawn: Sequence[_Drawn], rounds: Sequence[int]) -> list[Mark]:
+    """Return a mark for every evaluated round, the methods in the order of their lines, highest first."""
+    known = [
+        (one, {n: (m, d) for n, m, d in zip(one.curve.rounds, one.curve.mean, one.curve.deviation, strict=True)})
+        for one in drawn
+    ]
+    marks: list[Mark] = []
+    for number in rounds:
+        found = [(values[number], one) for one, values in known if number in values]
+        found.sort(key=lambda pair: -pair[0][0] if math.isfinite(pair[0][0]) else math.inf)
+        rows = [(one.look, one.label, one.text(*value)) for value, one in found]
+        marks.append((round(picture.x.part(number), 4), 0.0, f"round {number}", rows))
+    return marks
 
 
-def _name(figure: Figure, axes: Axes, drawn: Sequence[_Drawn], width: int) -> None:
-    """Name the lines at their ends, moved apart where names would touch; without the room, in a legend below."""
-    low, high = axes.get_ylim()
-    ends = [(next(m for m in reversed(one.curve.mean) if math.isfinite(m)), one) for one in drawn]
-    ends.sort(key=lambda end: end[0])
-    if width == WIDE and _fits(drawn):
-        tall = axes.get_window_extent().height
-        spots = [(value - low) / (high - low) * tall for value, _ in ends]
-        for spot, height, (_, one) in zip(spots, _apart(spots, tall), ends, strict=True):
-            axes.annotate(
-                "", (1, spot / tall), (18, height - spot), xycoords="axes fraction", textcoords="offset points",
-                arrowprops={"arrowstyle": "-", "color": one.colour, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 2},
-                annotation_clip=False,
-            )  # fmt: skip
-            axes.annotate(
-                trim(one.label, _LONGEST), (1, spot / tall), (23, height - spot), xycoords="axes fraction",
-                textcoords="offset points", va="center", annotation_clip=False,
-            )  # fmt: skip
-        return
-    total = figure.get_size_inches()[1] * 72
-    ordered = [one for _, one in reversed(ends)]
-    names, columns, height = _legend(ordered, width)
-    for number, (name, one) in enumerate(zip(names, ordered, strict=True)):
-        row, column = divmod(number, columns)
-        spot = (height * (math.ceil(len(ends) / columns) - row) - height / 2) / total
-        left = (46 + column * (width - 46) / columns) / width
-        line = Line2D([left, left + 28 / width], [spot] * 2, color=one.colour, linewidth=2)
-        line.set_linestyle(_stroke(one.control))
-        figure.add_artist(line)
-        figure.text(left + 36 / width, spot, name, va="center", fontsize=12)
-
-
-def _legend(drawn: Sequence[_Drawn], width: int) -> tuple[list[str], int, int]:
-    """Return the names of a legend, the number of its columns and the height of its rows."""
-    columns = 4 if width == WIDE else 1
-    names = [wrapped(one.label, int(((width - 46) / columns - 50) / _LETTER)) for one in drawn]
-    return names, columns, _ROW * max(name.count("\n") + 1 for name in names)
-
-
-def _fits(drawn: Sequence[_Drawn]) -> bool:
-    """Say whether all names fit at the ends of their lines."""
-    return len(drawn) <= 10 and max(len(one.label) for one in drawn) <= _LONGEST
-
-
-def _ticks(rounds: Collection[int], width: int) -> Locator:
+def _round_ticks(rounds: Collection[int], width: int) -> list[float]:
     """Return the ticks: at the evaluated rounds if they are few and stand apart, else at round numbers."""
     most = _FEW if width == WIDE else 6
     marked = sorted(rounds)
     room = (marked[-1] - marked[0]) / (2 * most)
     if len(marked) <= most and all(after - before >= room for before, after in pairwise(marked)):
-        return FixedLocator(marked)
-    return MaxNLocator(8 if width == WIDE else 5, integer=True)
+        return list(map(float, marked))
+    return Scale(marked[0], marked[-1]).ticks(8 if width == WIDE else 5, whole=True)
 
 
-def _apart(spots: Sequence[float], tall: float) -> list[float]:
-    """Move ascending heights apart to a line of text each, inside the picture."""
-    moved: list[list[float]] = []  # blocks of names that touch: height of the lowest, how many
-    for spot in spots:
-        moved.append([spot, 1])
-        while len(moved) > 1 and moved[-1][0] - moved[-2][0] < _ROW * moved[-2][1]:
-            base, count = moved.pop()
-            below, others = moved[-1]
-            moved[-1] = [(below * others + (base - _ROW * others) * count) / (others + count), others + count]
-    heights = [base + _ROW * place for base, count in moved for place in range(int(count))]
-    for place, height in reversed(list(enumerate(heights))):
-        ceiling = heights[place + 1] - _ROW if place + 1 < len(heights) else tall
-        heights[place] = min(height, ceiling)
-    for place, height in enumerate(heights):
-        heights[place] = max(height, heights[place - 1] + _ROW if place else 0.0)
-    return heights
+def _name_ends(picture: Picture, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Name lines at the right edge, moved apart where names would touch."""
+    ordered = sorted(ends, key=lambda end: end[0])
+    tall = picture.height - picture.top - picture.bottom
+    spots = [picture.y.part(value) * tall for value, _, _ in ordered]
+    edge, floor = picture.width - picture.right, picture.height - picture.bottom
+    for spot, height, (_, label, look) in zip(spots, apart(spots, tall, _ROW), ordered, strict=True):
+        picture.stroke((edge + 3, floor - spot), (edge + 18, floor - height), f"lead {look}")
+        picture.text(edge + 23, floor - height + 4, trim(label, _LONGEST))
 
 
-def spent_picture(method: MethodRuns, colour: str) -> str:
-    """Draw spending against budgets: a bar per client or group of equal clients, or a dot for each of many."""
-    rows = worst_rows(method)
-    if not rows:
-        return ""
-    highest = max(row.ratio or 0.0 for row in rows)
-    over = sum(row.exceeded for row in rows)
-    said = (
-        f"{method.label}: spending of {plural(len(rows), 'client')} against the effective budgets; the most is "
-        f"{share(highest)} of it{f'; {over} exceeded it' if over else ''}."
+@dataclass(frozen=True)
+class _Standing:
+    """A method in the picture of accuracy against privacy."""
+
+    label: str
+    look: str
+    accuracy: float
+    deviation: float
+    epsilons: tuple[float, ...]  # of the clients that have a guarantee, ascending
+    idle: int  # clients that spent nothing
+    bare: int  # clients without a guarantee
+    text: str
+
+
+def privacy_chart(methods: Sequence[MethodRuns]) -> Chart | None:
+    """Draw each method's final accuracy against the ε its clients spend: a line over all, a dot at the median."""
+    found = [one for method, look in zip(methods, looks(methods), strict=True) if (one := _standing(method, look))]
+    known = [epsilon for one in found for epsilon in one.epsilons]
+    if not known:
+        return None
+    measure = methods[0].measure
+    scale = _padded([one.accuracy + s * one.deviation for one in found for s in (-1, 1)], shares=measure in SHARES)
+    low, high = min(min(known) / 1.5, STRONG / 1.5), max(max(known) * 1.5, MODERATE * 1.5)
+    open_ = any(not one.epsilons for one in found)
+    direct = len(found) <= _MANY and max(len(one.label) for one in found) <= _LONGEST
+    pictures = []
+    for width in (WIDE, NARROW):
+        wide = width == WIDE
+        beyond = high * (high / low) ** (0.13 if wide else 0.22) if open_ else high
+        picture = Picture(
+            width, 360 if wide else 330, Scale(low, beyond, log=True), scale, left=50, top=44,
+            right=34 + _LETTER * max(len(one.label) for one in found) if wide and direct else 10,
+        )  # fmt: skip
+        _zones(picture, low, high, beyond)
+        picture.y_axis(f"test {measure}", scale.ticks(6), _measured(measure), title_at=24)
+        ticks = Scale(low, high, log=True).ticks(9 if wide else 5)
+        picture.x_axis("ε of the clients, log scale", ticks)
+        for one, shift in zip(found, _side_by_side(picture, found, math.sqrt(high * beyond)), strict=True):
+            _stand(picture, one, math.sqrt(high * beyond), shift)
+        if wide and direct:
+            _name_ends(picture, [(one.accuracy, one.label, one.look) for one in found])
+        pictures.append(picture)
+    said = "; ".join(f"{one.label}: {one.text}" for one in found)
+    legend = tuple((one.look, one.label) for one in found)
+    title = f"Test {measure} against the clients' ε. {said}."
+    return chart(pictures[0], pictures[1], title, "xy", legend=legend, always=not direct)
+
+
+def _standing(method: MethodRuns, look: str) -> _Standing | None:
+    row = summarise(method)
+    if row.final_accuracy is None or not math.isfinite(row.final_accuracy):
+        return None
+    clients = method.counted[0].clients
+    epsilons = [row.epsilon if row.spent is None else row.spent for row in clients]
+    known = tuple(sorted(e for e in epsilons if e is not None and 0 < e < math.inf))
+    if not known and method.budgets != "none":
+        return None
+    reach = f"ε {short(known[0])} to {short(known[-1])}" if known else "no guarantee"
+    spread = row.final_accuracy_deviation or 0.0
+    text = f"{reached(row.measure, row.final_accuracy, row.final_accuracy_deviation)}, {reach}"
+    bare = sum(e is None or math.isinf(e) for e in epsilons)
+    idle = len(epsilons) - len(known) - bare
+    return _Standing(
+        method.label, look, row.final_accuracy, spread if math.isfinite(spread) else 0.0, known, idle, bare, text
     )
-    with styled():
-        bars = rows if len(rows) <= MOST_BARS else merge_equal(rows)
-        figure = _bars(bars, colour) if len(bars) <= MOST_BARS else _dots(rows, colour)
-        return inline(figure, f"spent-{method.label}-{method.run}", said)
 
 
-def bytes_picture(methods: Sequence[MethodRuns], width: int = WIDE) -> str:
-    """Draw the bytes a client sends and receives over a whole run, a pair of bars per method."""
-    found = [(method, colour, traffic(method)) for method, colour in coloured(methods)]
-    shown = [(method, colour, one) for method, colour, one in found if one is not None]
-    if not shown:
-        return ""
-    said = [
-        f"{method.label} sends {byte_size(one.sent[0])}, receives {byte_size(one.received[0])}"
-        for method, _, one in shown
+def _counts(one: _Standing) -> str:
+    """Count the clients that spend, that spent nothing, and that have no guarantee."""
+    parts = {"spend": len(one.epsilons), "spent nothing": one.idle, "without guarantee": one.bare}
+    return ", ".join(f"{count} {said}" for said, count in parts.items() if count)
+
+
+def _zones(picture: Picture, low: float, high: float, beyond: float) -> None:
+    """Shade what is moderate, weak and without guarantee, in words above."""
+    bounds = [(low, STRONG, "strong"), (STRONG, MODERATE, "moderate"), (MODERATE, high, "weak")]
+    if beyond > high:
+        bounds.append((high, beyond, "none"))
+    for first, last, word in bounds:
+        if word != "strong":
+            picture.zone(first, last, f"zone {word}")
+        middle = (picture.across(first) + picture.across(last)) / 2
+        picture.text(
+            middle,
+            picture.top - 8,
+            ("no guarantee" if picture.width == WIDE else "–") if word == "none" else word,
+            "tick",
+            "middle",
+        )
+
+
+def _side_by_side(picture: Picture, found: Sequence[_Standing], open_at: float) -> list[float]:
+    """Return how far each dot is moved along its line, in pixels, so that none hides another one."""
+    taken: list[tuple[float, float]] = []
+    shifts: list[float] = []
+    for one in found:
+        place, height = picture.across(_median(one, open_at)), picture.down(one.accuracy)
+        shift = next(
+            shift
+            for shift in (sign * step * _DOT for step in range(len(found) + 1) for sign in (1, -1))
+            if all(math.hypot(place + shift - x, height - y) >= _DOT - 0.5 for x, y in taken)
+        )
+        taken.append((place + shift, height))
+        shifts.append(shift)
+    return shifts
+
+
+def _median(one: _Standing, open_at: float) -> float:
+    return statistics.median_low(one.epsilons) if one.epsilons else open_at
+
+
+def _stand(picture: Picture, one: _Standing, open_at: float, shift: float) -> None:
+    """Draw one method: its range of ε, a tick for each client while they are few, its spread over seeds."""
+    middle = _median(one, open_at)
+    height = picture.down(one.accuracy)
+    if one.epsilons:
+        picture.line([(one.epsilons[0], one.accuracy), (one.epsilons[-1], one.accuracy)], f"thin {one.look}")
+        for epsilon in sorted(set(one.epsilons)) if len(set(one.epsilons)) <= _RUG else ():
+            place = picture.across(epsilon)
+            picture.stroke((place, height - 3), (place, height + 3), f"rug {one.look}")
+    if one.deviation:
+        place = picture.across(middle) + shift
+        low, high = (picture.down(one.accuracy + sign * one.deviation) for sign in (-1, 1))
+        picture.stroke((place, low), (place, high), f"spread {one.look}")
+    picture.dot(middle, one.accuracy, f"spot {one.look}", 5, shift)
+    rows = [
+        (one.look, "accuracy, ε", one.text),
+        ("", "median ε", short(middle) if one.epsilons else "–"),
+        ("", "clients", _counts(one)),
     ]
-    wide = width == WIDE
-    most = max(max(one.sent[2], one.received[2]) for _, _, one in shown)
-    names = [wrapped(method.label, 26 if wide else 48) for method, *_ in shown]
-    tall = 16 * max(name.count("\n") + 1 for name in names)
-    step = max(46, tall) if wide else (tall + 10) / 0.36  # a phone has the name above the bars, which take the rest
-    with styled():
-        label = 8 + 7.2 * max(len(part) for name in names for part in name.split("\n")) if wide else 2
-        figure = new_figure(width, step * len(shown) + 34)
-        axes = place_axes(figure, left=label, right=108, bottom=30, top=4)
-        for row, (name, (_, colour, one)) in enumerate(zip(names, shown, strict=True)):
-            middle = row if wide else row + 0.12
-            for beside, (mean, least, largest), alpha in ((-0.17, one.sent, 1.0), (0.17, one.received, 0.45)):
-                axes.barh(middle + beside, mean, height=0.3, color=colour, alpha=alpha)
-                if largest > least:
-                    axes.plot([least, largest], [middle + beside] * 2, color=INK, linewidth=1, marker="|", alpha=0.6)
-                word = "sent" if beside < 0 else "received"
-                axes.annotate(
-                    f"{byte_size(mean)} {word}", (largest, middle + beside), (6, 0), textcoords="offset points",
-                    va="center", fontsize=11.5, color=INK if beside < 0 else MUTED, annotation_clip=False,
-                )  # fmt: skip
-            spot = (-10, 0) if wide else (0, 3)
-            axes.annotate(
-                name, (0, row if wide else row - 0.2), spot, textcoords="offset points",
-                ha="right" if wide else "left", va="center" if wide else "bottom", annotation_clip=False,
-            )  # fmt: skip
-        axes.set_xlim(0, most or 1)
-        axes.set_ylim(len(shown) - 0.45, -0.55)
-        axes.yaxis.set_major_locator(NullLocator())
-        axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(5 if wide else 3))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: byte_size(value)))
-        axes.grid(axis="x")
-        return inline(figure, f"bytes-{width}", f"Bytes per client and run: {'; '.join(said)}.")
-
-
-def _bars(rows: Sequence[ClientSummary], colour: str) -> Figure:
-    """Draw a bar per client from the left edge (a log axis has no zero) to its spending, a tick at its budget."""
-    low, high = _limits(rows)
-    figure = new_figure(_WIDTH, 16 * len(rows) + 52)
-    names = [trim(row.client, 16) for row in rows]
-    axes = place_axes(figure, left=16 + 6.6 * max(map(len, names)), right=14, bottom=46, top=6)
-    for y, row in enumerate(rows):
-        budget, spent = row.epsilon or 0.0, row.spent or 0.0
-        shown = ALARM if row.exceeded else colour
-        if spent > 0:
-            end = min(spent, high)
-            axes.plot([low, end], [y, y], color=shown, linewidth=2.5, alpha=0.55, solid_capstyle="butt")
-            axes.plot([end], [y], "o" if spent <= high else ">", color=shown, markersize=5.5)
-        axes.plot([budget], [y], "|", color=INK, markersize=12, markeredgewidth=1.8)
-        if row.own_epsilon != budget and math.isfinite(row.own_epsilon):
-            axes.plot([row.own_epsilon], [y], "D", color=MUTED, markersize=4, fillstyle="none")
-    axes.set_xscale("log")
-    _log(axes.xaxis, low, high)
-    axes.set_xlim(low, high)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_yticks(range(len(rows)), names, fontsize=11)
-    axes.set_xlabel("ε, log scale", fontsize=12)
-    axes.spines["left"].set_visible(False)
-    axes.grid(axis="x")
-    return figure
-
-
-def _dots(rows: Sequence[ClientSummary], colour: str) -> Figure:
-    """Draw a dot per client, budget to the right and spending upwards; on the diagonal the budget is used up."""
-    low, high = _limits(rows)
-    figure = new_figure(_WIDTH, 360)
-    axes = place_axes(figure, left=48, right=14, bottom=46, top=28)
-    axes.plot([low, high], [low, high], color=MUTED, linewidth=1, dashes=(4, 3))
-    for shown, exceeded, wide in ((colour, False, 5), (ALARM, True, 9)):
-        # One path of round dots: a mark of its own for each of thousands of clients would make the page heavy.
-        spots = sorted({_spot(row, low, high) for row in rows if row.exceeded == exceeded and (row.spent or 0) > 0})
-        if spots:
-            corners = [corner for spot in spots for corner in (spot, spot)]
-            path = Path(corners, [Path.MOVETO, Path.LINETO] * len(spots))
-            alpha = 1.0 if exceeded else 0.7
-            axes.add_patch(PathPatch(path, edgecolor=shown, linewidth=wide, capstyle="round", fill=False, alpha=alpha))
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    for axis in (axes.xaxis, axes.yaxis):
-        _log(axis, low, high)
-        axis.grid(True)
-    axes.set_xlim(low, high)
-    axes.set_ylim(low, high)
-    axes.set_xlabel("effective budget ε, log scale", fontsize=12)
-    axes.set_title("spent ε, log scale", loc="left", fontsize=12, color=MUTED, pad=8, x=0)
-    return figure
-
-
-def _spot(row: ClientSummary, low: float, high: float) -> tuple[float, float]:
-    """Return the place of a client's dot to half a pixel, so that equal dots are drawn once."""
-    step = math.log(high / low) / (2 * _WIDTH)
-
-    def near(value: float) -> float:
-        return math.exp(round(math.log(min(max(value, low), high)) / step) * step)
-
-    return near(row.epsilon or low), near(row.spent or low)
-
-
-def _limits(rows: Sequence[ClientSummary]) -> tuple[float, float]:
-    figures = [value for row in rows for value in (row.epsilon, row.spent, row.own_epsilon)]
-    known = [value for value in figures if value is not None and 0 < value < math.inf]
-    return min(known) / 1.8, max(known) * 1.3
-
-
-def _log(axis: Axis, low: float, high: float) -> None:
-    """Label a log scale with plain numbers, more of them where the axis covers little."""
-    subs = (1.0,) if high / low > 200 else (1.0, 2.0, 5.0)
-    axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    for epsilon in {one.epsilons[0], middle, one.epsilons[-1]} if one.epsilons else {middle}:
+        picture.mark(epsilon, one.accuracy, one.label, rows, shift if epsilon == middle else 0.0)

@@ -10,9 +10,11 @@ from typing import Any
 
 from polyeps.accounting.certificate import Certificate
 from polyeps.experiment.journal import spent_key
+from polyeps.report.comparing import ranking, verdict
 from polyeps.report.curves import accuracy_curve
 from polyeps.report.formatting import counted, percent, plural, reached, share, short
 from polyeps.report.joining import ALONE, TOLD_APART_AT, JoiningTable
+from polyeps.report.strength import raised, strength
 from polyeps.report.tables import LAST_ROUNDS, NOT_BEGUN, ClientSummary, JobSummary, MethodRuns, final_rounds, summarise
 
 _BUDGETS = {
@@ -32,6 +34,8 @@ NO_GUARANTEE = (
 
 def describe_budgets(method: MethodRuns) -> str:
     """Say whose budgets a method spends."""
+    if method.deployed:
+        return "each silo's own budget, in its own ledger"
     if method.budgets == "own" and method.alike:
         return "each client's own budget, the same for all"
     return _BUDGETS.get(method.budgets, f"control: {method.budgets}")
@@ -64,9 +68,13 @@ def opening(methods: Sequence[MethodRuns]) -> str:
     if not jobs:
         return "No job of this run has begun."
     own = [client.own_epsilon for job in jobs for client in job.clients if math.isfinite(client.own_epsilon)]
-    low, high = short(min(own)), short(max(own))
-    budgets = f"from ε\u00a0{low} to {high}" if min(own) < max(own) else f"of ε\u00a0{low}"
-    without = sum(math.isinf(client.own_epsilon) for client in jobs[0].clients)
+    if not own:
+        budgets = "that they do not disclose" if jobs[0].deployed else "without a limit"
+    elif min(own) < max(own):
+        budgets = f"from ε\u00a0{short(min(own))} to {short(max(own))}"
+    else:
+        budgets = f"of ε\u00a0{short(min(own))}"
+    without = 0 if jobs[0].deployed or not own else sum(math.isinf(client.own_epsilon) for client in jobs[0].clients)
     if without:
         budgets += f", {counted(without)} of them without a guarantee by their own choice,"
     facts = next((method.facts for method in methods if method.facts), {})
@@ -80,32 +88,34 @@ def opening(methods: Sequence[MethodRuns]) -> str:
     return (
         f"{plural(many, 'client')} with {'a budget' if many == 1 else 'budgets'} {budgets} trained {model}{data} in "
         f"{plural(max(job.planned for job in jobs), 'round')}{compared}. "
-        f"{_kept(methods)}{_best(methods)}{_units(methods)}{_anew(methods)}"
+        f"{_kept(methods)}{_reached(methods)}"
     )
 
 
-def _anew(methods: Sequence[MethodRuns]) -> str:
+def anew(methods: Sequence[MethodRuns]) -> str:
     """Say that several trainings spend budgets several times."""
     jobs = sum(any(row.epsilon is not None for row in job.clients) for method in methods for job in method.jobs)
     if jobs < 2:
         return ""
     return (
-        f" Budgets are those of one training: each of these {jobs} spends them anew, which a simulation may do and "
+        f"Budgets are those of one training: each of these {jobs} spends them anew, which a simulation may do and "
         "clients with private records may not."
     )
 
 
-def _units(methods: Sequence[MethodRuns]) -> str:
+def units(methods: Sequence[MethodRuns]) -> str:
     """Warn where the guarantees of methods differ in their unit."""
     units = {method.facts.get("unit") for method in methods if not method.control and method.facts}
     if len(units) < 2:
         return ""
     word = next((method.facts["person"] for method in methods if method.facts.get("person")), "")
     others = f"all records of one {word}" if word else "single records"
-    return f" Some methods protect whole clients, where the same ε is a stronger guarantee, and others {others}."
+    return f"Some methods protect whole clients, where the same ε is a stronger guarantee, and others {others}."
 
 
 def _kept(methods: Sequence[MethodRuns]) -> str:
+    if any(method.deployed for method in methods):
+        return "Each silo's own ledger refuses what exceeds its budget; the server does not see what was spent."
     own = [method for method in methods if not method.control]
     rows = [row for method in own for job in method.jobs for row in job.clients if row.epsilon is not None]
     if not rows:
@@ -128,17 +138,17 @@ def _kept(methods: Sequence[MethodRuns]) -> str:
     return f"{every} stayed within its own budget: the closest came to {share(max(known))} of it{where}."
 
 
-def _best(methods: Sequence[MethodRuns]) -> str:
+def _reached(methods: Sequence[MethodRuns]) -> str:
+    """Say what the only method reached, or how several compare."""
+    found = ranking(methods)
+    if found is not None:
+        return f" {verdict(found)}"
     rows = [summarise(method) for method in methods if not method.control]
-    finals = [(row.final_accuracy, row) for row in rows if row.final_accuracy is not None]
-    finals = [(accuracy, row) for accuracy, row in finals if math.isfinite(accuracy)]
-    if not finals:
+    (row,) = rows if len(rows) == 1 else (None,)
+    if row is None or row.final_accuracy is None or not math.isfinite(row.final_accuracy):
         return ""
-    accuracy, row = max(finals, key=lambda pair: pair[0])
-    found = reached(row.measure, accuracy, row.final_accuracy_deviation)
-    if len(rows) == 1:
-        return f" {row.label} reached a test {row.measure} of {found}."
-    return f" Of the methods under own budgets, {row.label} reached the highest test {row.measure}, {found}."
+    value = reached(row.measure, row.final_accuracy, row.final_accuracy_deviation)
+    return f" {row.label} reached a test {row.measure} of {value}."
 
 
 def departures(method: MethodRuns) -> str:
@@ -162,13 +172,13 @@ def _never(job: JobSummary) -> int:
     return len(job.clients) - job.rounds[0][1] - sum(row.left_after == 1 for row in job.clients)
 
 
-def guarantees(method: MethodRuns) -> list[tuple[str, str]]:
-    """Return the guarantees of the clients with the smallest, the median and the largest budget.
+def guarantees(method: MethodRuns) -> list[tuple[str, str, str]]:
+    """Return the guarantees of the clients with the smallest, the median and the largest budget: whose, what, how weak.
 
     Where all clients set the same budget, there is one guarantee; clients may still differ in their spending.
     """
     job = next(iter(method.counted), None)
-    if job is None or not job.clients:
+    if job is None or not job.clients or job.deployed:
         return []
     rows, middle = job.clients, (len(job.clients) - 1) // 2
     titles: dict[str, ClientSummary] = {}
@@ -182,7 +192,13 @@ def guarantees(method: MethodRuns) -> list[tuple[str, str]]:
         titles = {f"A typical client, {typical.client}": typical}
     else:
         titles = {f"The client, {rows[0].client}" if len(rows) == 1 else f"Each of {len(rows)} clients": rows[0]}
-    return [(f"{title}, {_chosen(row)}", guarantee(method, job, row)) for title, row in titles.items()]
+    return [(f"{title}, {_chosen(row)}", guarantee(method, job, row), _weakness(row)) for title, row in titles.items()]
+
+
+def _weakness(row: ClientSummary) -> str:
+    """Say what a weak guarantee allows; "" of others."""
+    epsilon = row.epsilon if row.spent is None else row.spent
+    return raised(epsilon) if epsilon is not None and strength(epsilon) == "weak" else ""
 
 
 def _chosen(row: ClientSummary) -> str:

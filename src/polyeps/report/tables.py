@@ -83,6 +83,7 @@ class JobSummary:
     own: Mapping[str, float]  # means over clients of the accuracy on their own test records, by model and group
     metrics: Mapping[str, Mapping[int, float]]  # the experiment's own ones, of the evaluated rounds
     measure: str = "accuracy"  # what `accuracy` holds
+    deployed: bool = False  # clients are silos, whose budgets and spending the server does not see
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,11 @@ class MethodRuns:
     def measure(self) -> str:
         """Return what its models are measured by: the accuracy, where they predict classes."""
         return next((job.measure for job in self.jobs), "accuracy")
+
+    @property
+    def deployed(self) -> bool:
+        """Whether its clients are silos with ledgers of their own."""
+        return any(job.deployed for job in self.jobs)
 
     @property
     def alike(self) -> bool:
@@ -157,7 +163,7 @@ def run_names(journals: Sequence[Journal]) -> list[str]:
 def summarise(method: MethodRuns) -> MethodSummary:
     """Summarise a method over its seeds."""
     counted = method.counted
-    finals = [_final(job, job.accuracy) for job in counted if job.accuracy]
+    finals = [final_value(job, job.accuracy) for job in counted if job.accuracy]
     lasts = [job.accuracy[max(job.accuracy)] for job in counted if job.accuracy]
     seconds = [spell for job in counted for *_, spell in job.rounds]
     joined = sum(client.joined for job in counted for client in job.clients)
@@ -180,7 +186,7 @@ def summarise(method: MethodRuns) -> MethodSummary:
         last_accuracy=mean_of(lasts),
         majority_accuracy=mean_of([job.facts["majority"] for job in counted if "majority" in job.facts]),
         metrics={
-            name: mean_of([_final(job, job.metrics[name]) for job in counted if job.metrics.get(name)])
+            name: mean_of([final_value(job, job.metrics[name]) for job in counted if job.metrics.get(name)])
             for name in dict.fromkeys(name for job in method.jobs for name in job.metrics)
         },
         bytes_up=sent / max(1, len(counted)),
@@ -238,8 +244,9 @@ def _job(journal: Journal, job: Mapping[str, Any]) -> JobSummary:
     rounds = journal.query("SELECT round, active, seconds FROM rounds WHERE job = ? ORDER BY round", key)
     own = """SELECT name, value FROM metrics WHERE job = ? AND (name LIKE 'own accuracy%' OR name LIKE
              'personal accuracy%') AND name NOT LIKE '%variance%'"""
-    measure = str(journal.about().get("headline", "accuracy"))
-    measured: dict[str, dict[int, float]] = {name: {} for name in (measure, *journal.about().get("metrics", ()))}
+    about = journal.about()
+    measure = str(about.get("headline", "accuracy"))
+    measured: dict[str, dict[int, float]] = {name: {} for name in (measure, *about.get("metrics", ()))}
     for row in journal.query("SELECT name, round, value FROM metrics WHERE job = ? ORDER BY round", key):
         if row["name"] in measured:  # SQLite stores NaN as NULL
             measured[row["name"]][row["round"] + 1] = math.nan if row["value"] is None else row["value"]
@@ -255,6 +262,7 @@ def _job(journal: Journal, job: Mapping[str, Any]) -> JobSummary:
         own={row["name"]: row["value"] for row in journal.query(own, key)},
         metrics=measured,
         measure=measure,
+        deployed="contract" in about,
     )
 
 
@@ -272,5 +280,6 @@ def _client(row: Mapping[str, Any], budgets: str) -> ClientSummary:
     )
 
 
-def _final(job: JobSummary, values: Mapping[int, float]) -> float:
+def final_value(job: JobSummary, values: Mapping[int, float]) -> float:
+    """Return the mean of a metric over a job's final rounds."""
     return statistics.fmean(values[round] for round in final_rounds(job))

@@ -96,11 +96,21 @@ class Keeping:
         for old in list(ready)[:-MOST_REPLIES]:
             del ready[old]
             kept = {name: tensor for name, tensor in kept.items() if not name.startswith(f"reply/{old}/")}
-        text = json.dumps({"run": task.run, "round": task.round, "ready": ready}).encode()
-        kept[_ABOUT] = torch.from_numpy(np.frombuffer(text, np.uint8).copy())
-        replace_file(self._path(task.run), codec.encode(kept))
+        self._write(task.run, {"run": task.run, "round": task.round, "ready": ready}, kept)
         self._path(task.run, "attempt").unlink(missing_ok=True)
         sync_folder(self.folder)
+
+    def forget(self, task: Task) -> None:
+        """Keep of a reply only that it was given: what was in it is kept elsewhere."""
+        with self.locked():
+            about, held = self._read(task.run)
+            left = {name: kept for name, kept in held.items() if not name.startswith(f"reply/{_key(task)}/")}
+            if len(left) < len(held):
+                self._write(task.run, about, left)
+
+    def _write(self, run: str, about: dict[str, Any], held: dict[str, Tensor]) -> None:
+        text = torch.from_numpy(np.frombuffer(json.dumps(about).encode(), np.uint8).copy())
+        replace_file(self._path(run), codec.encode({**held, _ABOUT: text}))
 
     def _read(self, run: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         try:

@@ -24,7 +24,7 @@ from polyeps.core import ENTER, Algorithm, Field, Payload, Task
 from polyeps.engine.noise import SystemStreams
 from polyeps.errors import InputError
 from polyeps.transport import codec
-from polyeps.transport.flower_sums import Seat, sum_name
+from polyeps.transport.flower_sums import Seat
 
 _log = logging.getLogger(__name__)
 DECLINED = "declined"  # all that a server learns about an error at a client
@@ -83,20 +83,19 @@ def client_app(
             asked["round"],
             summed=bits is not None and open_seat is not None,
         )
-        if task.summed and open_seat is not None:
-            open_seat(context).check_new(sum_name(task), task.round)  # before it is paid for
+        seat = open_seat(context) if open_seat is not None and task.summed and task.action != ENTER else None
+        shapes = None if seat is None or bits is None else seat.check(algorithm, task, bits)  # before it is paid for
         replies = answer(clients, algorithm, task)
         ready = all(replies.ready) and not replies.exhausted
         content: dict[str, Any] = {"reply": ConfigRecord({"answered": bool(replies.ids), "ready": ready})}
-        if replies.ids:
-            own = codec.row(replies.payload, 0)
-            if task.summed and task.action != ENTER:
-                assert open_seat is not None
-                assert bits is not None
-                open_seat(context).prepare(algorithm, task, own, bits)
-                content["shapes"] = ConfigRecord({name: list(one.shape) or [1] for name, one in own.items()})
-            else:
-                content["payload"] = arrays(own)
+        if replies.ids and seat is not None and bits is not None:
+            if shapes is None:
+                shapes = seat.prepare(algorithm, task, codec.row(replies.payload, 0), bits)
+            if clients.keeper is not None:
+                clients.keeper.forget(task)  # now it is kept by the seat, until it is masked
+            content["shapes"] = ConfigRecord({name: list(shape) for name, shape in shapes.items()})
+        elif replies.ids:
+            content["payload"] = arrays(codec.row(replies.payload, 0))
         return Message(RecordDict(content), reply_to=message)
 
     @app.train("sum")  # type: ignore[untyped-decorator,unused-ignore]

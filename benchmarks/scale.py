@@ -1,0 +1,368 @@
+"""Measure how times and memory grow with clients, rounds and shards.
+
+    python benchmarks/scale.py                      # all but the million-client run
+    python benchmarks/scale.py --only million --json
+    PYTHONPATH=OTHER/src python benchmarks/scale.py # another version, as far as it has the parts
+
+Every part runs in a process of its own, so that its peak of memory is its own. Times are CPU seconds: other programs on
+the machine hardly disturb them. What workers of shards take is read from the system, and `critical` is the time with a
+core for each: that of this process and of the busiest worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MILLION = 1_000_000
+Found = dict[str, float | int | str]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return the CPU seconds of some work in this process."""
+    began = time.process_time()
+    work()
+    return round(time.process_time() - began, 4)
+
+
+def replies() -> Found:
+    """Handling the replies of a cohort at the server, ms."""
+    import torch
+
+    from polyeps.core import Action, Algorithm, Replies, Task
+    from polyeps.server import _Counted
+
+    found: Found = {}
+    for clients in (100, 1_000, 3_000, 10_000):
+        ids, rows = tuple(f"client-{place}" for place in range(clients)), torch.zeros(clients, 100)
+        algorithm = Algorithm({"train": Action(lambda _: ({}, {}), lambda *_: None)}, lambda state, _: state)
+
+        def transport(task: Task, rows: torch.Tensor = rows) -> Replies:
+            return Replies(task.to, {"update": rows}, (True,) * len(task.to), 100, 100)
+
+        def once(ids: tuple[str, ...] = ids, transport: Any = transport, algorithm: Algorithm = algorithm) -> None:
+            _Counted(transport, algorithm, "run", 0)(Task("train", ids, {}))
+
+        found[f"{clients} clients, ms"] = round(1000 * min(seconds(once) for _ in range(3)), 2)
+    return found
+
+
+def epsilons(clients: int) -> list[float]:
+    """Return budgets that all differ, from 0.1 to 10."""
+    drawn: list[float] = np.exp(np.random.default_rng(1).uniform(np.log(0.1), np.log(10), clients)).tolist()
+    return drawn
+
+
+def budgets_file() -> Found:
+    """Reading a CSV file of budgets, s."""
+    from polyeps.data.budgets import read_budgets
+
+    found: Found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for clients in (10_000, 100_000, MILLION):
+            path = Path(folder) / "budgets.csv"
+            path.write_text("client,epsilon\n" + "".join(f"{i},{one!r}\n" for i, one in enumerate(epsilons(clients))))
+            found[f"{clients} clients, s"] = seconds(lambda path=path: read_budgets(path, 1e-6))  # type: ignore[misc]
+    return found
+
+
+def draws() -> Found:
+    """Drawing cohorts among a million clients, the second one, s."""
+    from polyeps.participation import Participation
+
+    everyone, found = tuple(map(str, range(MILLION))), Found()
+    for kind in ("uniform", "poisson", "epoch"):
+        draw = Participation(kind, 0.001)
+        draw.draw(everyone, everyone, 1, 0)
+        found[f"{kind}, s"] = seconds(lambda draw=draw: draw.draw(everyone, everyone, 1, 1))  # type: ignore[misc]
+    return found
+
+
+def calibration() -> Found:
+    """Noise multipliers for a million different budgets of one price, s."""
+    from polyeps.accounting.calibration import calibrate
+    from polyeps.accounting.events import Gaussian, Poisson
+    from polyeps.core import Budget
+
+    found: Found = {}
+    for clients in (1_000, 100_000, MILLION):
+        budgets = [Budget(one, 1e-6) for one in epsilons(clients)]
+        least = 1.0
+
+        def once(budgets: list[Budget] = budgets) -> None:
+            nonlocal least
+            answer = calibrate(budgets, lambda sigma: Poisson(0.01, Gaussian(sigma)), 200)
+            least = float(np.min(answer.certified / [budget.epsilon for budget in budgets]))
+
+        found[f"{clients} budgets, s"] = seconds(once)
+        found[f"{clients} budgets, least share spent"] = round(least, 4)
+    return found
+
+
+def ledger() -> Found:
+    """A ledger of a million different budgets: written, opened, verified."""
+    from polyeps.accounting.events import Gaussian
+    from polyeps.core import Budget
+    from polyeps.ledger import Ledger
+    from polyeps.ledger.account import BudgetTerms
+
+    plans = [Gaussian(20.0 + place) for place in range(650)]  # as many prices as the ladder has steps
+    terms = {}
+    for place, epsilon in enumerate(epsilons(MILLION)):
+        plan = plans[place % len(plans)]
+        terms[str(place)] = BudgetTerms(Budget(epsilon, 1e-6), schedule="fixed", plan=plan)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.db"
+        found: Found = {"create and open, s": seconds(lambda: Ledger.create(path, terms).close())}
+        found["open, s"] = seconds(lambda: Ledger(path).close())
+        found["file, MB"] = round(path.stat().st_size / 1e6)
+        code = (
+            "import resource, sys, time; from polyeps.ledger import Ledger; began = time.process_time()\n"
+            "check = getattr(Ledger, 'verify_file', lambda path: Ledger(path).verify())\n"
+            "check(sys.argv[1]); print(time.process_time() - began)\n"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+        )
+        said = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+        found["verify, s"], found["verify, peak MB"] = (round(float(one), 2) for one in said.stdout.split())
+    return found
+
+
+def prepare_million(folder: Path, clients: int, rounds: int, method: str, share: float, kind: str) -> Path:
+    """Write records, budgets and an experiment, and return the latter."""
+    rng = np.random.default_rng(1)
+    features = rng.random((4 * clients, 20), dtype=np.float32)
+    labels = ((features - 0.5) @ rng.standard_normal(20) > 0).astype(np.int64)
+    np.savez(folder / "data.npz", features=features, labels=labels, clients=np.repeat(np.arange(clients), 4))
+    lines = "".join(f"{place},{one!r}\n" for place, one in enumerate(epsilons(clients)))
+    (folder / "budgets.csv").write_text("client,epsilon\n" + lines)
+    (folder / "million.toml").write_text(
+        f'rounds = {rounds}\nevaluate_every = {rounds}\nseeds = [1]\n[data]\nfile = "data.npz"\n'
+        f'[budgets]\nfile = "budgets.csv"\ndelta = {"1e-7" if method == "weiavg" else "0.0"}\n'
+        f"[training]\nbatch = 2\nlocal_steps = 2\nlearning_rate = 0.2\n"
+        f'[participation]\nkind = "{kind}"\nshare = {share}\n[[algorithm]]\nname = "{method}"\n'
+    )
+    return folder / "million.toml"
+
+
+def run_of(clients: int, rounds: int, method: str, share: float, kind: str) -> Found:
+    """Return the times of a whole run of many clients, each with its own budget from a file."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = prepare_million(folder, clients, rounds, method, share, kind)
+        began, wall = time.process_time(), time.perf_counter()
+        from polyeps.experiment import config
+        from polyeps.experiment import run as runs
+        from polyeps.experiment.progress import Watch
+        from polyeps.report.page import write_page
+
+        marks: list[tuple[float, float, float]] = []
+
+        def done(*_: Any) -> None:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            marks.append((time.process_time() - began, time.perf_counter() - wall, peak))
+
+        runs.run(config.read_experiment(path), folder / "run", watch=replace(Watch(), round_done=done))
+        cpu, clock, _ = zip(*marks, strict=True)
+        found: Found = {
+            "clients": clients,
+            "rounds": rounds,
+            "to the end of the first round, s": round(cpu[0], 1),
+            "a further round, s": round(float(np.median(np.diff(cpu))), 3),
+            "to the end of the first round, wall s": round(clock[0], 1),
+            "a further round, wall s": round(float(np.median(np.diff(clock))), 3),
+            "peak MB after the first round": round(marks[0][2]),
+            "all, s": round(time.process_time() - began, 1),
+            "peak MB": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        }
+        found["report, s"] = seconds(lambda: write_page([folder / "run"], folder / "page.html"))
+        found["report, MB"] = round((folder / "page.html").stat().st_size / 1e6, 2)
+        return found
+
+
+def million() -> Found:
+    """A million clients with budgets from a file, a thousand a round, 50 rounds."""
+    return run_of(MILLION, 50, "weiavg", 0.001, "uniform")
+
+
+def hundred_thousand() -> Found:
+    """A hundred thousand clients with budgets from a file, a thousand a round."""
+    return run_of(100_000, 20, "weiavg", 0.01, "uniform")
+
+
+def fedsel() -> Found:
+    """FedSel's epoch over a million clients, ten thousand a round."""
+    return run_of(MILLION, 100, "fedsel", 0.01, "epoch")
+
+
+def rounds() -> Found:
+    """Resident memory after 20 and after 400 rounds of 100 clients, MB; cost of a round."""
+    from polyeps.experiment import config
+    from polyeps.experiment import run as runs
+    from polyeps.experiment.progress import Watch
+
+    marks: list[tuple[float, float]] = []
+
+    def done(*_: Any) -> None:
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+        marks.append((time.process_time(), resident))
+
+    wanted = config.Experiment(
+        rounds=400,
+        evaluate_every=400,
+        data={"clients": 100, "partition": "iid"},
+        budgets={"distribution": "uniform", "delta": 1e-4},
+        training={"batch": 4, "local_steps": 10, "learning_rate": 0.1},
+        algorithm=[{"name": "weiavg"}],
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        runs.run(wanted, Path(folder) / "run", watch=replace(Watch(), round_done=done))
+    return {
+        "20 rounds, MB": round(marks[19][1], 1),
+        "400 rounds, MB": round(marks[399][1], 1),
+        "a round, ms": round(1000 * (marks[399][0] - marks[19][0]) / 380, 2),
+    }
+
+
+@contextmanager
+def timed_actions(spent: list[float]) -> Any:
+    """Add up the CPU seconds of clients' actions: training, and nothing else of a round."""
+    from polyeps import client
+
+    module: Any = client
+    real = module._work
+
+    def timed(*given: Any) -> Any:
+        began = time.process_time()
+        try:
+            return real(*given)
+        finally:
+            spent.append(time.process_time() - began)
+
+    module._work = timed
+    try:
+        yield
+    finally:
+        module._work = real
+
+
+def overhead() -> Found:
+    """What ledger, journal and codec take of a round of 100 clients of logistic regression on digits."""
+    trained: list[float] = []
+    with timed_actions(trained):
+        found = rounds()
+    each = 1000 * float(np.median(trained[20:]))
+    return {
+        **found,
+        "training, ms": round(each, 2),
+        "all else, share": round(1 - each / float(found["a round, ms"]), 3),
+    }
+
+
+def shards() -> Found:
+    """A cnn for 16 clients: one process, and 1, 2 and 4 shards."""
+    import torch
+
+    from polyeps.experiment import config
+    from polyeps.experiment import run as runs
+    from polyeps.experiment import shards as making
+    from polyeps.experiment.progress import Watch
+    from polyeps.transport.sharded import InOtherProcess
+
+    torch.set_num_threads(1)
+    rng, found, models = np.random.default_rng(1), Found(), {}
+    wanted = {
+        "rounds": 4,
+        "evaluate_every": 4,
+        "data": {"clients": 16, "partition": "iid"},
+        "budgets": {"epsilons": rng.uniform(1, 9, 16).tolist(), "delta": 1e-4},
+        "model": {"name": "cnn"},
+        "training": {"batch": 16, "local_steps": 40, "learning_rate": 0.1},
+        "algorithm": [{"name": "weiavg"}],
+    }
+    wanted["data"] = {"name": "mnist", "clients": 16, "partition": "iid", "size": 1200}
+
+    def cpu(process: int) -> float:
+        fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    hosts: list[InOtherProcess] = []
+
+    class Seen(InOtherProcess):
+        def __init__(self, recipe: Any, _threads: int) -> None:
+            super().__init__(recipe, 1)
+            hosts.append(self)
+
+    vars(making)["InOtherProcess"] = Seen
+    for count in (0, 1, 2, 4):
+        marks: list[list[float]] = []
+        hosts.clear()
+
+        def done(*_: Any, marks: list[list[float]] = marks) -> None:
+            marks.append([time.process_time(), *(cpu(host.process.pid) for host in hosts)])
+
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = runs.run(
+                config.Experiment(**wanted),
+                Path(folder) / "run",
+                watch=replace(Watch(), round_done=done),
+                sharding=making.Sharding(count),
+            )
+        models[count] = outcome.models["weiavg", 1]
+        own, *workers = np.diff(np.array(marks), axis=0).sum(0).tolist()
+        found[f"{count} shards, critical s of 3 rounds"] = round(own + max(workers, default=0.0), 2)
+        found[f"{count} shards, largest difference of the model"] = float((models[count] - models[0]).abs().max())
+    for count in (2, 4):
+        alone = float(found["0 shards, critical s of 3 rounds"])
+        found[f"{count} shards, speed-up"] = round(alone / float(found[f"{count} shards, critical s of 3 rounds"]), 2)
+    return found
+
+
+def secure_sums() -> Found:
+    """Secure sums of 1000 numbers, all clients in turn, s."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from secagg import measure
+
+    return {f"{clients} clients, s": seconds(lambda n=clients: measure(n, 1_000, 0)) for clients in (50, 100, 200)}  # type: ignore[misc]
+
+
+PARTS = (replies, budgets_file, draws, calibration, ledger, overhead, shards, secure_sums, hundred_thousand)
+LARGE = (million, fedsel)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    known = {part.__name__: part for part in (*PARTS, *LARGE)}
+    parser.add_argument("--only", choices=known, action="append", help="a part; may be repeated")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.here:
+        print(json.dumps(known[asked.only[0]]()))
+        return
+    found: dict[str, Found] = {}
+    for name in asked.only or [part.__name__ for part in PARTS]:
+        command = [sys.executable, __file__, "--only", name, "--here"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        failed: Found = {"failed": (done.stderr.strip().splitlines() or [str(done.returncode)])[-1]}
+        found[name] = failed if done.returncode else json.loads(done.stdout.splitlines()[-1])
+        if not asked.json:
+            print(name, *(f"    {key}: {value}" for key, value in found[name].items()), sep="\n", flush=True)
+    if asked.json:
+        print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
