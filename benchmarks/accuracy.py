@@ -5,9 +5,10 @@
     python benchmarks/accuracy.py --quick
 
 A cell is DATA-PARTITION-BUDGETS, such as mnist-dirichlet-mixgauss2 or, IID, adult-uniform. Data: mnist, fashion, adult,
-or another data set by its name. Partitions: iid, shards (ten a client, sorted by label), two-labels (ten clients with
-two labels each), dirichlet (0.1). Budgets: a distribution of ε, the same share of high-ε clients in every seed. All
-other cells have 50 clients; δ = 1e-5. Every seed draws budgets and partition anew.
+or another data set by its name. Partitions: iid, shards (ten a client, sorted by label; shards2: two), two-labels (ten
+clients with two labels each; also three-labels and the like), dirichlet (0.1; dirichlet0.5: another alpha). Budgets: a
+distribution of ε, the same share of high-ε clients in every seed. All other cells have 50 clients; δ = 1e-5. Every seed
+draws budgets and partition anew.
 
 The recipe: fixed features (scattering of images; tables as they are), one clipped gradient over all
 records a client and round, a server optimiser with momentum and averaging. METHOD/pixels trains as PFA's paper does:
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -61,12 +63,7 @@ METHODS: dict[str, dict[str, Any]] = {
 PIXELS = "/pixels"
 DATA = {"fashion": "fashion-mnist"}
 IMAGES = ("mnist", "fashion-mnist", "digits")
-PARTITIONS: dict[str, dict[str, Any]] = {
-    "iid": {"partition": "iid"},
-    "shards": {"partition": "shards", "shards_per_client": 10},
-    "two-labels": {"partition": "labels", "labels_per_client": 2},
-    "dirichlet": {"partition": "dirichlet", "alpha": 0.1},
-}
+WORDS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5}
 RATES: tuple[float, ...] = (0.05, 0.15, 0.5, 1.5, 3.0, 6.0, 12.0)  # of the recipe: how far a round can move the model
 PIXEL_RATES: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
 CHOICE_SEED = 1000
@@ -87,7 +84,7 @@ class Recipe:
     def experiment(self, cell: str, method: str, rate: float) -> dict[str, Any]:
         """Return the settings of an experiment in a cell, without its seeds."""
         data, partition, budgets = parts_of(cell)
-        clients = 10 if partition == "two-labels" else 50
+        clients = 10 if partition_of(partition)["partition"] == "labels" else 50
         encoder: dict[str, Any] = {}
         if self.features and data in IMAGES:
             encoder = {"encoder": "scattering"} | ({"encoder_size": self.size} if self.size else {})
@@ -104,7 +101,7 @@ class Recipe:
         return {
             "rounds": self.rounds,
             "evaluate_every": self.rounds,
-            "data": {"name": data, "clients": clients, **PARTITIONS[partition]},
+            "data": {"name": data, "clients": clients, **partition_of(partition)},
             "budgets": {"distribution": budgets, "stratified": True, "delta": 1e-5},
             "model": {"name": "logistic", **encoder},
             "training": training,
@@ -153,11 +150,25 @@ def parts_of(cell: str) -> tuple[str, str, str]:
     """Return the data, the partition and the budgets that a cell's name stands for."""
     data, _, rest = cell.partition("-")
     partition, _, budgets = rest.rpartition("-")
-    if not budgets or (partition or "iid") not in PARTITIONS:
+    if not budgets or not partition_of(partition or "iid"):
         raise InputError(
-            f"cell {cell!r} is not DATA-PARTITION-BUDGETS; partitions are {', '.join(PARTITIONS)}, as in {CELLS[1]}"
+            f"cell {cell!r} is not DATA-PARTITION-BUDGETS; partitions are iid, shards, two-labels and dirichlet, as in "
+            f"{CELLS[1]}, and with other numbers shards2, three-labels and dirichlet0.5"
         )
     return DATA.get(data, data), partition or "iid", budgets
+
+
+def partition_of(name: str) -> dict[str, Any]:
+    """Return the settings that a partition's name stands for; none for an unknown one."""
+    if name == "iid":
+        return {"partition": "iid"}
+    if found := re.fullmatch(r"shards([1-9]\d*)?", name):
+        return {"partition": "shards", "shards_per_client": int(found[1] or 10)}
+    if (found := re.fullmatch(r"([a-z]+|[1-9]\d*)-labels?", name)) and (found[1].isdecimal() or found[1] in WORDS):
+        return {"partition": "labels", "labels_per_client": WORDS.get(found[1]) or int(found[1])}
+    if found := re.fullmatch(r"dirichlet(\d+(?:\.\d+)?)?", name):
+        return {"partition": "dirichlet", "alpha": float(found[1] or 0.1)}
+    return {}
 
 
 def measured(entry: Entry, rate: float, seeds: Sequence[int], validation: float = 0.0) -> tuple[list[float], float]:

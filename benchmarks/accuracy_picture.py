@@ -81,7 +81,7 @@ def title(cell: str) -> str:
     data, _, rest = cell.partition("-")
     partition, _, budgets = rest.rpartition("-")
     shown = budgets.replace("mixgauss", "MixGauss")
-    return f"{DATA.get(data, data)}, {PARTITIONS[partition or 'iid']}, {shown}"
+    return f"{DATA.get(data, data)}, {PARTITIONS.get(partition or 'iid', partition)}, {shown}"
 
 
 def percent(result: Result | None) -> str:

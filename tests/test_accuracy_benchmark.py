@@ -3,9 +3,12 @@
 import json
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+
+from polyeps.experiment import config
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "benchmarks" / "accuracy.py"
@@ -25,6 +28,27 @@ def test_a_cell_method_and_seed() -> None:
         assert set(result) == {"mean", "sd", "seeds", "learning_rate", "spent", "seconds"}
         assert 0.1 < result["mean"] < 1
         assert 0.9 < result["spent"] <= 1
+
+
+def test_cells_of_other_numbers() -> None:
+    """Names beside the seven, each as far as validation of its experiment."""
+    spec = spec_from_file_location("accuracy", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    accuracy = module_from_spec(spec)
+    sys.modules["accuracy"] = accuracy
+    spec.loader.exec_module(accuracy)
+    wanted = {
+        "mnist-shards2-mixgauss1": ("mnist", 50, {"partition": "shards", "shards_per_client": 2}),
+        "fashion-two-labels-mixgauss2": ("fashion-mnist", 10, {"partition": "labels", "labels_per_client": 2}),
+        "mnist-3-labels-gauss": ("mnist", 10, {"partition": "labels", "labels_per_client": 3}),
+        "adult-mixgauss3": ("adult", 50, {"partition": "iid"}),
+        "adult-dirichlet0.5-uniform1": ("adult", 50, {"partition": "dirichlet", "alpha": 0.5}),
+    }
+    for cell, (data, clients, partition) in wanted.items():
+        found = accuracy.Recipe().experiment(cell, "ours", 1.0)
+        assert found["data"] == {"name": data, "clients": clients, **partition}
+        assert config.experiment(found | {"seeds": [1]}).data.clients == clients
 
 
 @pytest.mark.parametrize(

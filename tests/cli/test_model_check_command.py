@@ -29,6 +29,32 @@ def exploding(shape, classes):
             return super().forward(x.flatten(1)) * float("inf")
     return Exploding(64, classes)
 
+class Text(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.table, self.head = nn.Embedding(20, 4), nn.Linear(4, classes)
+    def forward(self, input_ids, attention_mask):
+        return {"logits": self.head(self.table(input_ids) * attention_mask[..., None]), "other": input_ids}
+
+class Scores(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, classes), nn.Linear(2, classes)
+    def forward(self, left, right):
+        return {"scores": self.a(left) + self.b(right), "left": left}
+
+def text(shapes, classes):
+    assert shapes == {"input_ids": (6,), "attention_mask": (6,)}
+    return Text(classes)
+
+def scores(shapes, classes):
+    return Scores(classes)
+
+def pinball(outputs, targets):
+    import torch
+    apart = targets - outputs[:, 0]
+    return torch.maximum(0.9 * apart, -0.1 * apart)
+
 number = 3
 """
 ASKED = ("--shape", "8,8", "--classes", "10")
@@ -79,3 +105,25 @@ def test_nothing_runs_without_trust(here: Path) -> None:
     (here / "nets.py").rename(folder / "nets.py")
     assert run_json("model", "check", "nets:small", *ASKED, "--trust-code", "--code", str(folder))["frozen"] == 0
     assert (here / "it_ran").exists()
+
+
+def test_several_inputs_targets_and_losses() -> None:
+    asked = ("model", "check", "--trust-code")
+    words = ("--input", "input_ids=6:int64", "--input", "attention_mask=6:int64")
+    found = run_json(*asked, "nets:text", *words, "--classes", "4", "--target", "sequence", "--positions", "6")
+    assert (found["verdict"], found["kind"], found["input_shape"]) == ("right", "Text", [12])
+    pair = ("nets:scores", "--input", "left=3", "--input", "right=2", "--output", "scores")
+    for others in (("--classes", "4"), ("--classes", "1", "--target", "number", "--loss", "nets:pinball")):
+        found = run_json(*asked, *pair, *others)
+        assert (found["verdict"], found["kind"]) == ("right", "Scores")
+        assert found["deviation"] < 1e-5
+    for loss in ("huber", "absolute"):
+        assert run_json(*asked, *pair, "--classes", "2", "--target", "number", "--loss", loss)["verdict"] == "right"
+    refused(*asked, *pair[:-2], "--classes", "4", naming=("none of them called logits", "one of 'scores', 'left'"))
+    refused(*asked, *pair, "--classes", "4", "--loss", "huber", naming=("--loss is 'huber'", "cross-entropy"))
+    refused(*asked, *pair, "--classes", "1", naming=("--classes is 1",))
+    refused(*asked, *pair, "--classes", "4", "--positions", "6", naming=("--target sequence",))
+    refused(*asked, *pair, "--classes", "4", "--shape", "6", naming=("give one of the two",))
+    refused(*asked, "nets:small", "--classes", "4", naming=("give one of the two",))
+    refused(*asked, "nets:scores", "--input", "left", "--classes", "4", naming=("NAME=SHAPE",))
+    refused(*asked, "nets:scores", "--input", "left=3:float64", "--classes", "4", naming=("float64",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from support.attention_families import attention_cases, random_cases, refused_cases
 from support.model_families import Case, activation_cases, linear_cases, own_cases
 from support.network_families import convolution_cases, norm_cases, recurrent_cases, token_cases
-from support.refusals import ABSENT, TYPES, counted
+from support.refusals import ABSENT, TYPES, counted, family_table
 from support.stranger_families import stranger_cases
 from support.target_families import TargetCase, refused_targets, right_cases
 from torch import Tensor, nn
@@ -62,6 +63,14 @@ def test_nineteen_of_twenty_are_right_wherever_a_record_has_a_gradient() -> None
     assert right >= 0.95 * (right + found[TYPES])
     assert right >= 0.85 * len(sentences)  # misuse and mixtures have many sentences, each of which is tested
     assert found["slow"] <= 0.1 * len(sentences)
+
+
+def test_the_guide_shows_these_cases() -> None:
+    """To write the table anew: print(family_table(...)) here, between the two comments of the page."""
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "own-models.md").read_text()
+    shown = page.partition("<!-- families -->\n")[2].partition("\n<!-- end -->")[0]
+    modules = {name: (case.refused, case.slow) for name, case in CASES.items()}
+    assert shown == family_table(modules, {name: (case.refused, case.given.slow) for name, case in TARGETS.items()})
 
 
 def examples(case: Case) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from polyeps.engine.network import lower, record_gradients
 from polyeps.errors import InputError
 from polyeps.experiment import model_check
-from polyeps.experiment.model_check import BATCHED, COPIED, INSIDE, LOOPED, ModelCheck, check_own_model, parse_shape
+from polyeps.experiment.model_check import BATCHED, COPIED, INSIDE, LOOPED, ModelCheck, check_own_model
+from polyeps.experiment.model_check_options import parse_shape
 from polyeps.models import Model, cross_entropy
 
 

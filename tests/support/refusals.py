@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # Parts of the sentences with which modules, losses and inputs are refused, by the reason.
 REASONS: dict[str, tuple[str, ...]] = {
@@ -67,3 +67,44 @@ def counted(sentences: Iterable[str], slow: Iterable[bool]) -> Counter[str]:
     for sentence, looped in zip(sentences, slow, strict=True):
         found[reason_of(sentence) if sentence else ("slow" if looped else "fast")] += 1
     return found
+
+
+# How the names of cases begin, and what they are.
+FAMILIES: Mapping[str, str] = {
+    "linear": "linear layers, as modules, functions and products",
+    "own": "own classes: residuals, tying, LoRA, experts, weight norm, parts of weights",
+    "activation": "activations",
+    "norm": "normalisation (batch normalisation in eval mode)",
+    "convolution": "convolutions of 1 to 3 dimensions, transposed",
+    "images": "networks of images: pooling, residuals, upsampling",
+    "tokens": "embeddings and bags",
+    "table": "tables with `max_norm` or `sparse`, padding, unequal lengths",
+    "recurrent": "RNN, GRU, LSTM: layers, directions, dropout, cells, packed sequences",
+    "attention": "attention: heads, masks, grouped, rotary, linear",
+    "transformer": "Transformer encoders and decoders, ViT, GPT",
+    "random": "dropout of every kind, noise, stochastic depth",
+    "drawing": "permutations, multinomial and other draws",
+    "branch": "branches and loops on values, routed experts",
+    "in place": "in-place work, 0-dim parameters, float64 and half precision inside, lazy layers",
+    "differentiated": "checkpoints, own `autograd.Function`, hooks, parametrizations",
+    "algebra": "weights in einsum, Kronecker products, inverses, spatial transformers",
+    "odd": "classes that cannot be copied, or list, compute or hide their parameters",
+    "": "several inputs and outputs, targets and losses",
+}
+
+
+def family_table(modules: Mapping[str, tuple[str, bool]], targets: Mapping[str, tuple[str, bool]]) -> str:
+    """Return the table of docs/guides/own-models.md from cases: the sentence of a refusal, and whether one is slow."""
+    rows = dict.fromkeys(FAMILIES, (0, 0))
+    named = {name: case for name, case in modules.items() if not case[0]} | {
+        f"# {name}": case for name, case in targets.items() if not case[0]
+    }
+    for name, (_, slow) in named.items():
+        family = next(key for key in FAMILIES if name.startswith(f"{key} ") or not key)
+        rows[family] = (rows[family][0] + (not slow), rows[family][1] + slow)
+    refused = Counter(reason_of(sentence) for sentence, _ in [*modules.values(), *targets.values()] if sentence)
+    lines = ["| kind of module | right | right, one record after the other |", "|---|---|---|"]
+    lines += [f"| {FAMILIES[family]} | {fast} | {slow} |" for family, (fast, slow) in rows.items()]
+    fast, slow = (sum(counts) for counts in zip(*rows.values(), strict=True))
+    lines += [f"| **all** | **{fast}** | **{slow}** |", "", "| refused because | cases |", "|---|---|"]
+    return "\n".join(lines + [f"| {reason} | {refused[reason]} |" for reason in REASONS])

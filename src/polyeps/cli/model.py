@@ -24,11 +24,21 @@ def _group() -> None:
 @model_app.command("check")
 def check(
     factory: Annotated[str, typer.Argument(help='Your function, as "module:name".', metavar="MODULE:NAME")],
-    shape: Annotated[str, typer.Option(help="Shape of a record: 64, or 3,32,32.")],
-    classes: Annotated[int, typer.Option(help="Number of classes.", min=2)],
+    classes: Annotated[int, typer.Option(help="Number of classes, labels or numbers to predict.", min=1)],
+    shape: Annotated[str | None, typer.Option(help="Shape of a record: 64, or 3,32,32.")] = None,
     kind: Annotated[
         Literal["float32", "int64"], typer.Option("--type", help="What a record consists of: int64 for tokens.")
     ] = "float32",
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", help='One of several inputs, "NAME=SHAPE" or "NAME=SHAPE:int64"; may be repeated.'),
+    ] = None,
+    target: Annotated[
+        Literal["class", "number", "labels", "soft", "sequence"], typer.Option(help="What is predicted.")
+    ] = "class",
+    positions: Annotated[str | None, typer.Option(help="Positions of a sequence's targets.")] = None,
+    loss: Annotated[str | None, typer.Option(help='Loss, by name or as "module:name".')] = None,
+    output: Annotated[str | None, typer.Option(help="One of several outputs, by key or place.")] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help="Run the module's code.")] = False,
     code: Annotated[
         Path | None, typer.Option("--code", help="Folder of that code; the current one by default.")
@@ -36,10 +46,14 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Compare a module with autograd, one example at a time, and say what is slow, random, large or refused."""
-    from polyeps.experiment.model_check import check_own_model, parse_shape
+    from polyeps.experiment.model_check import check_own_model
+    from polyeps.experiment.model_check_options import check_counts, given_by, parse_shape
     from polyeps.experiment.registry import Code, Parts
 
-    wanted = parse_shape(shape)
+    if (shape is None) == (not inputs):
+        raise InputError("a module has one input, of a --shape, or several, each given by --input; give one of the two")
+    check_counts(classes, target)
+    wanted = None if shape is None else parse_shape(shape)
     if code is not None and not trust_code:
         raise InputError(f"--code {code} names a folder of code; read it, then add --trust-code to run it")
     if code is not None and not code.is_dir():
@@ -47,13 +61,20 @@ def check(
     import torch
 
     parts = Parts(code=Code((code or Path.cwd()).absolute()) if trust_code else None)
-    about: dict[str, Any] = {"model": factory, "input_shape": wanted, "classes": classes}
+    about: dict[str, Any] = {"model": factory, "classes": classes}
+    about |= {"input_shape": wanted} if wanted else {"inputs": inputs}
     try:
         make = parts.find("model.name", factory, {}, "models")
         if not callable(make):
             raise InputError(f"{factory} is of type {type(make).__name__}; name a function of (shape, classes)")
+        own_loss = parts.find("model.loss", loss, {}, "models") if loss is not None and ":" in loss else loss
+        given = given_by(inputs or [], target, positions, classes, own_loss, output)
+        numbers: str = kind
+        if given.inputs is not None:
+            wanted, numbers = (sum(given.inputs.sizes),), given.inputs.kind
+        assert wanted is not None
         with progress("checking") as done:
-            found = check_own_model(factory, make, wanted, classes, getattr(torch, kind), done)
+            found = check_own_model(factory, make, wanted, classes, getattr(torch, numbers), done, given)
     except (InputError, SystemExit) as problem:
         reason = str(problem) if isinstance(problem, InputError) else "its code ends the program; remove that"
         if not as_json:

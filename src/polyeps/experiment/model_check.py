@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from polyeps.engine.example_rows import candidate_rows
 from polyeps.engine.fallback_layers import Lender, LoopedLayer, VmapLayer, leaf_gradients
-from polyeps.engine.gradient_checks import CheckedModel, compare_gradients
+from polyeps.engine.gradient_checks import CheckedModel, compare_gradients, name_of
 from polyeps.engine.layers import Parameterless
 from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.network import add_gradients, record_gradients
 from polyeps.engine.row_draws import RowDraws
 from polyeps.errors import InputError
-from polyeps.experiment.model_choice import own_model
+from polyeps.experiment.model_choice import GivenToModel, own_model
 from polyeps.experiment.registry import ModelFactory
 from polyeps.models import Model
 
@@ -88,11 +88,16 @@ def check_own_model(
     classes: int,
     kind: torch.dtype = torch.float32,
     progress: Callable[[int, int], None] = lambda *_: None,
+    given: GivenToModel | None = None,
 ) -> ModelCheck:
-    """Return the verdict on the module that a function makes; raise `InputError` where it is refused."""
+    """Return the verdict on the module that a function makes; raise `InputError` where it is refused.
+
+    `given` says what else than one tensor it takes, and other targets than classes. Of several inputs, `shape` and
+    `kind` are those of the block that holds all.
+    """
     with warnings.catch_warnings(record=True) as caught:  # torch's own say what the verdict says
         warnings.simplefilter("always")
-        model = own_model(name, make, shape, classes, kind, 1)
+        model = own_model(name, make, shape, classes, kind, 1, given)
         slow = [str(one.message) for one in caught if "one row after the other" in str(one.message)]
         return _checked(name, model, classes, slow, progress)
 
@@ -119,7 +124,7 @@ def _checked(
     progress(4, 4)
     frozen = sum(p.numel() for p in model.module.parameters() if not p.requires_grad)
     return ModelCheck(
-        kind=type(model.module).__name__,
+        kind=name_of(model.module),
         input_shape=tuple(model.input_shape),
         classes=classes,
         trained=model.size,
@@ -334,18 +339,3 @@ def _seconds(act: Callable[[], None]) -> float:
         act()
         best, ran = min(best, time.perf_counter() - first), ran + 1
     return best
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """Return the shape of a record, such as "3,32,32".
-
-    >>> parse_shape("3,32,32")
-    (3, 32, 32)
-    """
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 1:
-        raise InputError(f"--shape is {text!r}; write whole numbers above 0 with commas between them, such as 3,32,32")
-    return found
