@@ -38,7 +38,7 @@ def test_cells_of_other_numbers() -> None:
     accuracy = module_from_spec(spec)
     sys.modules["accuracy"] = accuracy
     spec.loader.exec_module(accuracy)
-    wanted = {
+    wanted: dict[str, tuple[str, int, dict[str, str | float]]] = {
         "mnist-shards2-mixgauss1": ("mnist", 50, {"partition": "shards", "shards_per_client": 2}),
         "fashion-two-labels-mixgauss2": ("fashion-mnist", 10, {"partition": "labels", "labels_per_client": 2}),
         "mnist-3-labels-gauss": ("mnist", 10, {"partition": "labels", "labels_per_client": 3}),

@@ -79,7 +79,7 @@ def certify_file(
         files.print_jobs(experiment, methods)
         return
     columns = {"epsilon": "ε", "sigma": "σ", "certified": "certified ε"}
-    for titles, job, rows in files.alike(methods):
+    for titles, job, rows in files.with_same_figures(methods):
         uses = job.rounds.expected if joined is None else joined
         strictest = min(rows, key=lambda row: row["certified"])
         whose = "" if job.budgets is None else f", client {strictest['client']}"
@@ -110,7 +110,7 @@ def calibrate_file(
     if as_json:
         files.print_jobs(experiment, methods)
         return
-    for titles, job, rows in files.alike(methods):
+    for titles, job, rows in files.with_same_figures(methods):
         title = f"{titles}: noise for {job.rounds.expected} of {job.rounds.planned} rounds"
         if rows:
             person = job.population.trained.person

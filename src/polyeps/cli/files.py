@@ -61,7 +61,7 @@ def title(job: Job) -> str:
     return named if whose == "own" or whose in named else f"{named} (budgets: {whose})"
 
 
-def alike(jobs: Iterable[tuple[Job, list[Shown]]]) -> list[tuple[str, Job, list[Shown]]]:
+def with_same_figures(jobs: Iterable[tuple[Job, list[Shown]]]) -> list[tuple[str, Job, list[Shown]]]:
     """Return the jobs whose figures differ, each with the titles of all that share them."""
     found: list[tuple[list[str], Job, list[Shown]]] = []
     for job, rows in jobs:

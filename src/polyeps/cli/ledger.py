@@ -78,14 +78,14 @@ def _state(ledger: Ledger, name: str) -> dict[str, Any]:
 @ledger_app.command("history")
 def show_history(file: FileOption, as_json: Json = False) -> None:
     """Say what happened, row by row; --json prints the rows as they are stored."""
-    from polyeps.cli.ledger_history import in_words
+    from polyeps.cli.ledger_history import rows_in_words
 
     with progress("reading"):
         rows = _open(file).rows()
     if as_json:
         print_json([_plain(row) for row in rows])
     else:
-        print_table(["row", "time (UTC)", "client", "what happened"], in_words(rows))
+        print_table(["row", "time (UTC)", "client", "what happened"], rows_in_words(rows))
 
 
 def _plain(row: Any) -> dict[str, Any]:

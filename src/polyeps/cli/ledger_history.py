@@ -15,7 +15,7 @@ _FEW = 3  # clients that are named
 _DIGEST = re.compile(r"/[0-9a-f]{32}$")  # of the task, at the end of a purpose
 
 
-def in_words(rows: Iterable[LedgerRow]) -> list[list[str]]:
+def rows_in_words(rows: Iterable[LedgerRow]) -> list[list[str]]:
     """Return for each row its number, its time, whom it concerns and what happened."""
     groups: dict[int, list[str]] = {}
     told = []

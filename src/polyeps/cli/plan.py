@@ -89,7 +89,7 @@ def _plan_file(
         return
     for said in dict.fromkeys(said for job, _ in methods for said in remarks(job)):
         remark(said)
-    for titles, job, rows in files.alike(methods):
+    for titles, job, rows in files.with_same_figures(methods):
         if rows:
             _draw(rows, job.rounds, f"{titles}: ")
             if said := files.protected(job):
