@@ -212,9 +212,9 @@ def _run(
     (row,), checkpoint, state = journal.jobs(), journal.checkpoint(job.name), job.state
     # Silos that have paid for a round which was cut off may not be ready for another one, and still repeat it.
     begun = row["status"] == "running"
-    active = [
-        one.id for one in silos.profiles() if one.ready or (begun and (not checkpoint or one.id in checkpoint.active))
-    ]
+    unheard = (checkpoint.active or ()) if checkpoint else (one.id for one in silos.profiles())
+    repeating = set(unheard if begun else ())
+    active = [one.id for one in silos.profiles() if one.ready or one.id in repeating]
     if checkpoint is None:
         journal.begin(job.name, rows, {**facts(job, contract.experiment), "remarks": []})
     else:
