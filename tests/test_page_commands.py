@@ -40,10 +40,12 @@ NOT_RUN = {
     "polyeps silo": "runs until it is stopped; tests/deploy starts it",
     "polyeps serve": "runs until silos answer; tests/deploy starts it",
     "polyeps watch": "runs until it is stopped; tests/report starts it",
+    "polyeps ledger page --policy": "needs a silo; tests/report has one",
     "polyeps deploy sign": "signs what several machines have agreed on; tests/deploy signs",
     "polyeps deploy init": "needs the signer's key; tests/cli and tests/deploy make kits",
     "polyeps deploy doctor": "checks machines that are not here; tests/deploy has some",
     "polyeps deploy status": "shows a served run; tests/deploy has one",
+    "polyeps deploy register": "needs a running SuperLink; tests/deploy has one",
     "polyeps deploy withdraw": "leaves a contract; tests/deploy has one",
     "tensorboard ": "runs until it is stopped",
     "polyeps data fetch": "needs the network",
@@ -52,8 +54,9 @@ NOT_RUN = {
     "polyeps audit": "minutes; tests/audit runs the attacks",
     "polyeps demo": "a minute; CI runs it",
     "polyeps run examples/recipe_mnist.toml": "minutes, and MNIST",
-    **dict.fromkeys(("sudo ", "docker ", "podman ", "systemctl ", "openssl ", "ssh"), "administers a machine"),
+    **dict.fromkeys(("sudo ", "docker ", "podman ", "systemctl ", "openssl ", "chmod "), "administers a machine"),
 }
+TABLES = ("elm.csv", "h.csv", "new-patients.csv", "aspen/records.csv")  # that pages take for granted
 HARMLESS = {"head", "cat", "ls", "python"}  # programs beside polyeps that are run
 
 
@@ -92,14 +95,21 @@ def provide(command: str, folder: Path) -> None:
     """Make the files that a page takes for granted."""
     if "runs/digits" in command and not Path("runs/digits").exists():
         run("run", "examples/digits.toml")
+    if "runs/other" in command and not Path("runs/other").exists():
+        run("run", "examples/digits.toml", "--output", "runs/other")
     if "--resume" not in command and command.startswith("polyeps run examples/"):
         shutil.rmtree(f"runs/{Path(command.split()[2]).stem}", ignore_errors=True)
     words = shlex.split(command)
+    for word in words:
+        if word in ("ward.ledger", "aspen/ledger.db") and "set-budget" not in words and not Path(word).exists():
+            Path(word).parent.mkdir(exist_ok=True)
+            run("ledger", "set-budget", "--file", word, "--client", "ward", "--epsilon", "2")
     here = not (folder / "hospitals").exists()
-    hospitals = [word for word in words if here and word in ("elm.csv", "h.csv", "new-patients.csv", "runs/hospitals")]
+    hospitals = [word for word in words if here and word in (*TABLES, "runs/hospitals")]
     if hospitals:
         run("new", "hospitals")
-        for name in ("elm.csv", "h.csv", "new-patients.csv"):
+        for name in TABLES:
+            Path(name).parent.mkdir(exist_ok=True)
             shutil.copy("hospitals/patients.csv", name)
         run("run", "hospitals/experiment.toml", "--set", "rounds=2", "--output", "runs/hospitals")
     written = next((Path(words[place + 1]) for place, word in enumerate(words) if word in ("--write", "-o")), None)
@@ -117,7 +127,7 @@ def save_settings(page: Path, command: str) -> None:
 
 def perform(command: str) -> None:
     """Run one command of a page; it must end well."""
-    words = shlex.split(command)
+    words = shlex.split(command.removesuffix("&"))
     if words[0] == "cd":
         os.chdir(words[1])
         return

@@ -65,3 +65,14 @@ def test_cohorts_are_those_of_a_sort_by_lot(
 
     draws = Participation(kind, share, including=frozenset(including))  # type: ignore[arg-type]
     assert draws.draw(EVERYONE, active, 3, round) == tuple(client for client in active if client in chosen)
+
+
+def test_a_servers_secret_draws_the_same_cohort_again_whoever_else_is_there() -> None:
+    names = tuple(f"silo {place}" for place in range(300))
+    participation, secret = Participation("poisson", 0.3), bytes(range(32))
+    cohort = participation.draw(names, names, secret, 4)
+    assert cohort == participation.draw(names, names, secret, 4)
+    assert set(participation.draw(names[:100], names[:100], secret, 4)) == set(cohort) & set(names[:100])
+    assert 60 < len(cohort) < 120
+    others = [participation.draw(names, names, secret, 5), participation.draw(names, names, bytes(32), 4)]
+    assert len({cohort, *others}) == 3

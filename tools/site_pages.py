@@ -42,7 +42,7 @@ MENU = {
         "docs/guides/reproduce",
     ],
     "Your own parts": ["docs/guides/own-*", "docs/guides/inputs-and-targets", "docs/guides/encoders"],
-    "Deployment": ["docs/guides/deploy*", "docs/guides/secure-sums", "SECURITY"],
+    "Deployment": ["docs/guides/deploy*", "docs/guides/runbook*", "docs/guides/secure-sums", "SECURITY"],
     "Further guides": ["docs/guides/*"],
     "Papers": ["docs/papers/pfa", "docs/papers/fedsel", "docs/papers/pdp-fl", "docs/papers/fedhdp*", "docs/papers/*"],
     "Reference": [

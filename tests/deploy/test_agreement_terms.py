@@ -148,7 +148,7 @@ def test_a_huge_model_is_refused_before_it_is_built(sites: Sites, monkeypatch: p
     monkeypatch.setattr("polyeps.deploy.contract_job.model_for", lambda *_: pytest.fail("built"))
     for hidden in [(10**9,), (5000, 5000), (10**7, 10**7)]:
         model = contract.model.model_copy(update={"hidden": hidden})
-        refused(sites, contract.model_copy(update={"model": model}), "model.hidden makes more parameters")
+        refused(sites, contract.model_copy(update={"model": model}), "makes more parameters than the policy")
 
 
 # Budgets over several contracts

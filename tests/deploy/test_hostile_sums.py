@@ -86,9 +86,7 @@ def other_steps(message: Message, contract: Any) -> Iterator[tuple[str, Message]
         return
     yield "nothing", changed(message=b"")
     yield "a changed byte", changed(message=content[:-1] + bytes([content[-1] ^ 1]))
-    identities = {name: bytes.fromhex(contract.silos[name]) for name in asked["clients"]}
-    numbers = {key: asked[key] for key in ("round", "bits", "length", "threshold")}
-    setup = SumSetup(asked["run"], identities=identities, **numbers)
+    setup = setup_of(asked, contract)
 
     def said(body: bytes) -> Message:
         return changed(message=stamp(setup, step, "aspen", body))
@@ -108,7 +106,7 @@ def other_steps(message: Message, contract: Any) -> Iterator[tuple[str, Message]
     yield "those of the server's own making", said(pack_table({**table, "mallory": table["birch"]}))
 
 
-def after_an_answer(message: Message) -> Iterator[tuple[str, Message]]:
+def after_an_answer(message: Message, contract: Any) -> Iterator[tuple[str, Message]]:
     """What no server may ask once a task or a step was answered: the same with other content."""
     if "task" in message.content:
         asked, payload = dict(message.content["task"]), tensors(message.content["payload"])
@@ -121,14 +119,22 @@ def after_an_answer(message: Message) -> Iterator[tuple[str, Message]]:
             )
         return
     asked = dict(message.content["sum"])
-    if asked["step"] == Step.CONFIRM:
-        numbers = {key: asked[key] for key in ("round", "bits", "length", "threshold")}
-        identities = {name: b"%-32d" % place for place, name in enumerate(asked["clients"])}
-        setup = SumSetup(asked["run"], identities=identities, **numbers)
-        content = stamp(setup, Step.CONFIRM, "aspen", pack_names(["aspen", "birch"]))
+    setup, step = setup_of(asked, contract), Step(asked["step"])
+    others = {
+        Step.CONFIRM: ("a second list", pack_names(["aspen", "birch"])),
+        Step.UNMASK: ("a second set of signatures", pack_table({})),
+    }
+    if step in others:
+        what, body = others[step]
         being(1)
-        record = RecordDict({"sum": ConfigRecord({**asked, "message": content})})
-        yield "a second list", over_the_wire(Message(record, dst_node_id=NODE, message_type="train.sum"))
+        record = RecordDict({"sum": ConfigRecord({**asked, "message": stamp(setup, step, "aspen", body)})})
+        yield what, over_the_wire(Message(record, dst_node_id=NODE, message_type="train.sum"))
+
+
+def setup_of(asked: dict[str, Any], contract: Any) -> SumSetup:
+    identities = {name: bytes.fromhex(contract.silos[name]) for name in asked["clients"]}
+    numbers = {key: asked[key] for key in ("round", "bits", "length", "threshold")}
+    return SumSetup(asked["run"], identities=identities, **numbers)
 
 
 def refuses(silo: Silo, what: str, message: Message) -> None:
@@ -153,7 +159,7 @@ def test_every_lie_inside_a_sum_is_declined_and_the_sum_goes_on(method: str, tmp
         if node != NODE or not ("task" in message.content or "sum" in message.content):
             return
         silo = sites.silo()
-        attacks = list(after_an_answer(last[-1])) if last else []
+        attacks = list(after_an_answer(last[-1], signed.contract)) if last else []
         attacks += other_tasks(message) if "task" in message.content else other_steps(message, signed.contract)
         for what, lie in attacks:
             refuses(silo, what, lie)
@@ -165,7 +171,14 @@ def test_every_lie_inside_a_sum_is_declined_and_the_sum_goes_on(method: str, tmp
     found = serve_contract(signed, grid.connected, tmp_path / "run")
     assert (found.rounds, found.reason) == (2, "all rounds were run")
     assert len(tried) > 150
-    assert {"in the clear", "fewer silos", "a second list", "2 silos", "two of three are in the sum"} <= set(tried)
+    assert {
+        "in the clear",
+        "fewer silos",
+        "a second list",
+        "a second set of signatures",
+        "2 silos",
+        "two of three are in the sum",
+    } <= set(tried)
     assert ("a second embed" in tried) == (method == "cmp-fed")
     lines = [json.loads(line) for line in (tmp_path / "aspen" / "state" / "events.jsonl").read_text().splitlines()]
     logged = [line for line in lines if line["event"] in ("refused", "declined")]
@@ -196,7 +209,9 @@ def test_another_roster_is_another_contract(tmp_path: Path) -> None:
 RULES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"sums": None}, {}, "needs secure sums, which the policy does not allow"),
     ({"sums": {"least_silos": 4}}, {}, "could be opened with 3 of them"),
-    ({"sums": {"colluders": 1}}, {}, "withstands 0 colluders"),
+    ({"sums": {"colluders": 1}}, {}, "withstands 0 colluders; the policy wants 3 .* and 1 "),
+    ({"sums": {"silos": {}}}, {}, "withstands 0 colluders; the policy wants 3 .* and 2 "),  # they may be invented
+    ({"sums": {"silos": {"birch": "0" * 64}}}, {}, "enrols 'birch' with another key than the policy's"),
     ({"budget": {"protects": "records"}}, {}, "protects the silo as a whole, and budget.protects = 'records'"),
     ({"discloses": ["group"]}, {}, "the policy does not disclose it"),
     ({"budget": {"epsilon_per_run": 0.5}}, {}, "epsilon.aspen = 1 is more than budget.epsilon_per_run = 0.5"),

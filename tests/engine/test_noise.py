@@ -10,9 +10,10 @@ from torch import Tensor
 
 from polyeps.core import Streams
 from polyeps.engine import noise
-from polyeps.engine.noise import SeededStreams, SystemStreams
+from polyeps.engine.noise import SecretStreams, SeededStreams, SystemStreams
 from polyeps.engine.philox import normals, philox
 from polyeps.errors import InputError
+from polyeps.mechanisms.random_words import words_of
 
 
 def system(clients: int) -> SystemStreams:
@@ -124,6 +125,46 @@ def test_device_normals_are_standard_normal_and_differ_by_key_and_step() -> None
     rows = torch.cat([first, second])
     assert (torch.corrcoef(rows) - torch.eye(6)).abs().max() < 5 / 20_000**0.5
     assert torch.equal(first[1:2], normals(keys[1:2], torch.tensor([0]), 20_001))
+
+
+# A server's secret
+
+
+def test_a_secret_gives_the_same_streams_again_and_nobody_else_any_of_them() -> None:
+    secret, other = bytes(range(32)), bytes(32)
+
+    def words(of: SecretStreams, release: str = "train", row: int = 0) -> list[int]:
+        out = np.empty((1, 50), np.uint64)
+        words_of(of, release).fill(out, [row])
+        return [int(word) for word in out[0]]
+
+    def uniforms(key: bytes, round: int) -> list[list[float]]:
+        found: list[list[float]] = SecretStreams(key, ["a", "b"], round).uniforms(50).tolist()
+        return found
+
+    assert uniforms(secret, 1) == uniforms(secret, 1)
+    assert words(SecretStreams(secret, ["a"], 1)) == words(SecretStreams(secret, ["a"], 1))
+    assert SecretStreams(secret, ["b"], 1).uniforms(50).tolist() == uniforms(secret, 1)[1:]
+    assert words(SecretStreams(secret, ["a", "b"], 1).select([1])) == words(SecretStreams(secret, ["b"], 1))
+    several = [*uniforms(secret, 1), *uniforms(secret, 2), *uniforms(other, 1)]
+    assert len({tuple(row) for row in several}) == 6
+    streams = SecretStreams(secret, ["a", "b"], 1)
+    texts = [
+        words(streams),
+        words(streams, "embed"),
+        words(streams, "train", 1),
+        words(SecretStreams(secret, ["a"], 2)),
+    ]
+    assert len({tuple(row) for row in texts}) == 4
+    with pytest.raises(InputError, match="has 32 bytes, not 31"):
+        SecretStreams(secret[1:], ["a"], 0)
+
+
+def test_secret_streams_are_no_floats_and_look_uniform() -> None:
+    streams = SecretStreams(bytes(32), [str(place) for place in range(200)], 3)
+    with pytest.raises(InputError, match="floating point"):
+        streams.normals(torch.zeros(200, 1, 4), range(200))
+    assert stats.kstest(streams.uniforms(100).ravel(), "uniform").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("d", [7850, 2 * noise.TILE + 2])

@@ -51,6 +51,7 @@ class Sites:
             (folder / name / "schema.toml").write_text(tomli_w.dumps(SCHEMA))
             (folder / name / "supernode.secret").touch(mode=0o600)
             _write_records(folder / name / "records.csv", records + 10 * place, place)
+        for name in NAMES:
             self.write_policy(name)
 
     def policy_values(self, name: str) -> dict[str, Any]:
@@ -68,7 +69,10 @@ class Sites:
             "discloses": ["epsilon", "examples"],
             "signers": {"lab": {"key": public_of(self.signer), "epsilon": 6.0}},
             "supernode": {"secret": "supernode.secret"},
-            "sums": {"least_silos": 3},
+            "sums": {
+                "least_silos": 3,
+                "silos": {one: public_of(key) for one, key in self.keys.items() if one != name},
+            },
             "rehearsal": self.rehearsal is not None,
         }
 

@@ -39,5 +39,6 @@ def terms_of(method: str, epsilon: tuple[float, ...] = (1.0, 1.0, 1.0), **others
         "algorithm": {"noise": "discrete-gaussian", **METHODS[method]},
         "epsilon": dict(zip(NAMES, epsilon, strict=True)),
         "model": {"name": "mlp", "hidden": [4]},
+        "patience": {"enrolment": 60.0, "reply": 60.0},  # a round of a busy machine is not to be lost
         **others,
     }

@@ -68,7 +68,7 @@ def accept_contract(contract: Contract, policy: Policy, public: str, ledger: Led
         dataset = replace(dataset, test_features=own.features, test_labels=own.labels)
     dataset = as_agreed(contract, dataset)
     job = job_of_contract(contract, dataset, Budget(policy.budget.epsilon_per_run, contract.delta))
-    check_guarantee(job, policy)
+    check_guarantee(job, contract, policy)
     _check_own_work(job, policy)
     for field in job.algorithm.needs:
         if field not in policy.discloses:
@@ -135,7 +135,7 @@ def _check_own_work(job: Job, policy: Policy) -> None:
             )
 
 
-def check_guarantee(job: Job, policy: Policy) -> None:
+def check_guarantee(job: Job, contract: Contract, policy: Policy) -> None:
     """Refuse a job that protects another unit than the policy's budget, or by sums that it does not allow."""
     algorithm, sums = job.algorithm, job.algorithm.trust == "secure-sum"
     if sums and policy.sums is None:
@@ -152,12 +152,13 @@ def check_guarantee(job: Job, policy: Policy) -> None:
     group = (
         "" if job.groups is None or "" in algorithm.largest_sums else job.groups[job.population.ids.index(policy.name)]
     )
+    colluders = policy.sums.to_withstand(policy.name, contract.silos)
     for terms in algorithm.largest_sums[group]:
-        if terms.least < policy.sums.least_silos or terms.colluders < policy.sums.colluders:
+        if terms.least < policy.sums.least_silos or terms.colluders < colluders:
             raise InputError(
                 f"a sum over {terms.clients} silos could be opened with {terms.least} of them and withstands "
-                f"{terms.colluders} colluders; the policy's sums.least_silos is {policy.sums.least_silos}, and "
-                f"sums.colluders {policy.sums.colluders}"
+                f"{terms.colluders} colluders; the policy wants {policy.sums.least_silos} (sums.least_silos) and "
+                f"{colluders} (sums.colluders, and each silo whose key is not in [sums.silos])"
             )
 
 

@@ -83,6 +83,11 @@ rounds = 100
 parameters = 100000
 training = {{ batch = [8, 256], local_steps = [1, 100], learning_rate = [1e-4, 1.0], clip = [0.01, 10.0] }}
 
+# Secure sums protect the silo as a whole, not single records: budget.protects = "silo", and
+# [sums]
+# least_silos = 3
+# [sums.silos]  # the key of every other silo, from itself
+
 [signers.{signer_name}]
 key = {signer}
 epsilon = {epsilon}  # the most for all contracts of this signer together

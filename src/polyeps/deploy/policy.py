@@ -94,6 +94,22 @@ class SumRules(Section):
 
     least_silos: int = Field(default=3, ge=1)  # whose vectors are in every sum that is opened
     colluders: int = Field(default=0, ge=0)  # other silos that may help the server, which every sum must withstand
+    # The keys of other silos, from themselves: whoever signs a contract could invent silos. One that is not known here
+    # counts as a further colluder.
+    silos: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("silos")
+    @classmethod
+    def _keys(cls, value: dict[str, str]) -> dict[str, str]:
+        return {name: check_public_key(f"sums.silos.{name}", key) for name, key in value.items()}
+
+    def to_withstand(self, name: str, enrolled: Mapping[str, str]) -> int:
+        """Return how many colluders a sum must withstand for the silo of a name, given the keys of all enrolled."""
+        others = {one: key for one, key in enrolled.items() if one != name}
+        for one, key in others.items():
+            if self.silos.get(one, key) != key:
+                raise InputError(f"the contract enrols {one!r} with another key than the policy's sums.silos.{one}")
+        return self.colluders + len(others.keys() - self.silos.keys())
 
 
 class SuperNodeSettings(Section):

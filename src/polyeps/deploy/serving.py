@@ -210,11 +210,7 @@ def _run(
         ClientRow(one.id, one.epsilon, contract.delta, one.epsilon, one.examples or 0, None) for one in silos.profiles()
     ]
     (row,), checkpoint, state = journal.jobs(), journal.checkpoint(job.name), job.state
-    # Silos that have paid for a round which was cut off may not be ready for another one, and still repeat it.
-    begun = row["status"] == "running"
-    unheard = (checkpoint.active or ()) if checkpoint else (one.id for one in silos.profiles())
-    repeating = set(unheard if begun else ())
-    active = [one.id for one in silos.profiles() if one.ready or one.id in repeating]
+    begun = {one.id for one in silos.profiles()} if row["status"] == "running" else set()
     if checkpoint is None:
         journal.begin(job.name, rows, {**facts(job, contract.experiment), "remarks": []})
     else:
@@ -223,7 +219,7 @@ def _run(
         state = State(held["model"], kept, round=checkpoint.round)
         progress(f"continuing after round {checkpoint.round} of {contract.rounds}")
     # A silo that has paid for its last round already, and was not heard, still has the reply.
-    unheard = () if checkpoint is None else checkpoint.active or ()
+    unheard = begun if checkpoint is None else checkpoint.active or ()
     active = [profile.id for profile in silos.profiles() if profile.ready or profile.id in unheard]
     before = {profile.id for profile in silos.profiles()}
 

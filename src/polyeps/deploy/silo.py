@@ -158,7 +158,8 @@ class Silo:
             return None
         roster = {name: bytes.fromhex(key) for name, key in contract.silos.items()}
         folder = self.policy.folder / "sums" / contract.digest
-        return Seat(self.key, roster, folder, rules.least_silos, rules.colluders)
+        colluders = rules.to_withstand(self.policy.name, contract.silos)
+        return Seat(self.key, roster, folder, rules.least_silos, colluders)
 
     def _release_ended(self) -> None:
         """Release what runs that are over have reserved and not used."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyeps.accounting.events import event_from_dict
-from polyeps.accounting.histories import History
+from polyeps.accounting.histories import History, history_of
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import ClientAccount, joined
 from polyeps.report.formatting import plural, short
@@ -120,12 +120,13 @@ def _sampled(rows: Sequence[Any]) -> set[int]:
 
 def _account(name: str, account: ClientAccount, known: dict[int, tuple[float, float]]) -> Account:
     terms = account.terms
-    if id(account.standing) not in known:  # many clients share one
+    shared = id(account.standing)  # of many clients
+    if shared not in known:
         spent = account.spent()
-        known[id(account.standing)] = spent, max(0.0, account.spent(account.committed) - spent)
+        known[shared] = spent, max(0.0, account.spent(account.committed) - spent)
     unit = f"all records of one {terms.person}" if terms.person else f"one {terms.unit}"
     budget = terms.budget
-    return Account(name, budget.epsilon, budget.delta, *known[id(account.standing)], account.charges, unit)
+    return Account(name, budget.epsilon, budget.delta, *known[shared], account.charges, unit)
 
 
 class _Reader:
@@ -155,9 +156,9 @@ class _Reader:
                     self.budget = content["epsilon"]
                     self.curve.append((row.seq, time, self.curve[-1][2] if self.curve else 0.0, self.budget))
             case "budgets":
+                low, high = min(content["epsilons"]), max(content["epsilons"])
                 whose = _few(content["clients"])
-                least, most = min(content["epsilons"]), max(content["epsilons"])
-                what = f"ε from {least:g} to {most:g}, δ = {content['delta']:g}"
+                what = f"ε = {low:g}" + (f" to {high:g}" if high > low else "") + f", δ = {content['delta']:g}"
             case "cohort":
                 self.cohorts[row.seq] = content["clients"]
                 whose = _few(content["clients"])
@@ -188,9 +189,7 @@ class _Reader:
             if purpose := content.get("purpose"):
                 run.purposes[purpose] = None
             if self.account is not None and self.main in clients:
-                event, compared = event_from_dict(content["event"]), content.get("adjacency")
-                person = content.get("person", "")
-                steps = self.account.standing.steps(event, content["uses"], content["unit"], compared, person)
+                steps = history_of(event_from_dict(content["event"]), content["uses"])
                 run.history = joined(run.history, steps)
                 self.history = joined(self.history, steps)
                 if row.seq in self.sampled:

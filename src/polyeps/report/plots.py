@@ -70,7 +70,7 @@ def _accuracies(drawn: Sequence[_Drawn], measure: str) -> Scale:
 
 def _padded(values: Sequence[float], *, shares: bool) -> Scale:
     low, high = min(values), max(values)
-    room = 0.06 * (high - low) or 0.02 * abs(high) or 0.02
+    room = max(0.06 * (high - low), 0.02) if shares else 0.06 * (high - low) or 0.02 * abs(high) or 0.02
     low, high = low - room, high + room
     return Scale(max(low, 0.0), min(high, 1.0)) if shares else Scale(low, high)
 
