@@ -60,7 +60,7 @@ def shown_commands() -> list[tuple[str, list[str]]]:
         blocks = [block for kind, block in re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL) if kind != "python"]
         lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
         spans = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-        found += [(page, line.split()[1:]) for line in [*lines, *spans] if re.match(r"polyeps \w", line)]
+        found += [(page, line.split()[1:]) for line in [*lines, *spans] if re.match(r"polyeps [a-z]", line)]
     return found
 
 

@@ -141,7 +141,7 @@ class Standing:
         above, within = self._kept
         if not above < epsilon < within:
             return epsilon >= within
-        fits = self.affords(self.committed, epsilon)
+        fits = bool(self.affords(self.committed, epsilon))
         self._kept[fits] = epsilon
         return fits
 
