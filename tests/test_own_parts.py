@@ -51,7 +51,7 @@ def test_journal_and_report_have_the_metric_and_the_summary(folder: Path, tmp_pa
     assert journal.jobs()[0]["facts"]["parameters"] == 32 * 16 + 16 + 32 + 16 * 10 + 10  # encoded, and its own model
     run("report", str(folder), "--output", str(tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
-    assert "<th>balanced_accuracy</th>" in page
+    assert '<th scope="col">balanced_accuracy</th>' in page
     assert "trimmed_mean" in page
 
 
@@ -85,4 +85,4 @@ def test_the_pages_print_the_files(page: str, file: str) -> None:
     name = f'"{Path(file).stem}:'
     assert name in text
     assert name in (FOLDER / "experiment.toml").read_text()
-    assert len(text.splitlines()) <= (200 if page == "own-models" else 60)
+    assert len(text.splitlines()) <= (250 if page == "own-models" else 60)

@@ -58,8 +58,10 @@ def test_it_shows_what_the_page_says(folder: Path) -> None:
     joining = said(folder, "polyeps run")
     assert "Is joining weiavg worth it?" in joining
     for client in ("cedar", "alder"):
-        line = next(line for line in joining.splitlines() if line.strip().startswith(client) and "points" in line)
-        assert "gains" in line
+        line = next(line for line in joining.splitlines() if line.strip().startswith(client) and "±" in line)
+        joint, alone = (float(line.split()[place]) for place in (1, 3))
+        assert joint > alone
+        assert "cannot be told apart (+" in line
     against_home = [line.rsplit("  ", 2)[1].strip() for line in joining.splitlines() if "cannot be told apart" in line]
     assert len(against_home) == 6
     drafted = (folder / "schema.toml").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for figure in FIGURES:
         files += write(STUDY.summary(figure, Store(place), 1, True), place, quick=True)
     assert sorted(file.name for file in files) == sorted(
-        f"fedhdp-figure-{number}-quick.{ending}" for number in "12" for ending in ("json", "md", "svg")
+        f"fedhdp-figure-{number}-quick.{ending}" for number in "12" for ending in ("json", "md", "png", "svg")
     )
     assert all(file.stat().st_size > 1000 for file in files)
     return place

@@ -81,7 +81,7 @@ def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> st
     """
     names = list(known)
     plain = {one.lower().replace("_", "-"): one for one in reversed(names)}
-    near = difflib.get_close_matches(name.lower().replace("_", "-"), plain, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), plain, n=1, cutoff=0.65)
     if near:
         return f"did you mean {plain[near[0]]!r}?"
     return otherwise or (f"choose one of {', '.join(names)}" if names else "there is none")

@@ -114,7 +114,7 @@ def test_a_run_says_patients_everywhere_and_can_be_resumed(tmp_path: Path) -> No
     page = (tmp_path / "page.html").read_text().replace("\u00a0", " ")
     assert CHANGE in page
     assert "others all records of one patient" in page
-    assert "<th>patients</th>" in page
+    assert '<th scope="col">patients</th>' in page
     assert resume(tmp_path / "run").spent == found.spent
 
 

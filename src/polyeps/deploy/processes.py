@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -113,18 +114,23 @@ class Processes:
     folder: Path  # of the logs; Flower's own files are put here too
     environment: Mapping[str, str] = field(default_factory=dict)
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _starting: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def start(self, name: str, command: Sequence[str], cwd: Path | None = None) -> subprocess.Popen[bytes]:
         """Start a process; its output is in NAME.log."""
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         given = {**os.environ, **OFFLINE, "PATH": path, "FLWR_HOME": str(self.folder / "flwr"), **self.environment}
-        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=given, cwd=cwd, start_new_session=True
-            )
-        self.running[name] = process
-        return process
+
+        def launch() -> subprocess.Popen[bytes]:
+            with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+                self.running[name] = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=given, cwd=cwd, start_new_session=True
+                )
+            return self.running[name]
+
+        # Signals interrupt the main thread alone: in another one, no process is started without being noted.
+        return self._starting.submit(launch).result()
 
     def log(self, name: str) -> str:
         """Return what a process has printed."""
@@ -148,12 +154,14 @@ class Processes:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         try:
+            self._starting.shutdown()
             for process in self.running.values():  # all at once, then one after the other
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGTERM)
             for name in list(self.running):
                 self.stop(name, seconds=10.0)
         finally:  # interrupted once more: nothing is left all the same
+            self._starting.shutdown()
             for process in self.running.values():
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
