@@ -71,7 +71,7 @@ audit: Any = partial(audit_algorithm, model=torch.zeros(SIZE), records=one_clien
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_noise_as_charged_holds(rounds: int) -> None:
-    row = audit(noisy_mean(1.0), noise_multiplier=1.0, delta=0.05, rounds=rounds, trials=2000)
+    row = audit(noisy_mean(1.0), noise_multiplier=1.0, delta=0.05, rounds=rounds, trials=8000)
     assert row.verdict == "holds"
     assert row.evidence.audited > 0.5 * row.evidence.certified  # and the audit has teeth
 
