@@ -10,11 +10,12 @@ clients with two labels each; also three-labels and the like), dirichlet (0.1; d
 distribution of ε, the same share of high-ε clients in every seed. All other cells have 50 clients; δ = 1e-5. Every seed
 draws budgets and partition anew.
 
-The recipe: fixed features (scattering of images; tables as they are), one clipped gradient over all
-records a client and round, a server optimiser with momentum and averaging. METHOD/pixels trains as PFA's paper does:
-logistic regression on plain records, 100 rounds of 100 DP-SGD steps on batches of 8. Each method has a learning rate
-of its own in each cell, chosen on a tenth of the training records with a seed that is not measured. Every run has a
-ledger, and fails if a client would exceed its budget; `spent` is the largest share of a budget that was spent.
+The recipe: fixed features (scattering of images; tables as they are), one clipped gradient over all records a client
+and round, a server optimiser with momentum and averaging. METHOD/pixels trains as PFA's paper does: logistic
+regression on plain records, 100 rounds of 100 DP-SGD steps on batches of 8. Each method has a learning rate of its own
+in each cell, chosen on a tenth of the training records with a seed that is not measured. Rates that the results folder
+has are not chosen again, except with --choose. Every run has a ledger, and fails if a client would exceed its budget;
+`spent` is the largest share of a budget that was spent.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -65,6 +66,7 @@ DATA = {"fashion": "fashion-mnist"}
 IMAGES = ("mnist", "fashion-mnist", "digits")
 WORDS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5}
 RATES: tuple[float, ...] = (0.05, 0.15, 0.5, 1.5, 3.0, 6.0, 12.0)  # of the recipe: how far a round can move the model
+RESULTS = Path(__file__).parent / "results"
 PIXEL_RATES: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
 CHOICE_SEED = 1000
 
@@ -185,13 +187,33 @@ def measured(entry: Entry, rate: float, seeds: Sequence[int], validation: float 
     return [accuracies[-1] for accuracies in found.accuracy.values()], spent
 
 
+def best_of(rates: Sequence[float], accuracy: Callable[[float], float]) -> float:
+    """Return the rate with the highest accuracy: from the middle of a grid uphill, until both neighbours are lower.
+
+    >>> best_of([0.1, 0.3, 1, 3, 10], lambda rate: -abs(rate - 3))
+    3
+    """
+    tried: dict[int, float] = {}
+
+    def at(place: int) -> float:
+        if place not in tried:
+            tried[place] = accuracy(rates[place])
+        return tried[place]
+
+    here, before = len(rates) // 2, -1
+    while here != before:
+        before = here
+        near = [place for place in (here, here - 1, here + 1) if 0 <= place < len(rates)]
+        here = max(near, key=at)
+    return rates[here]
+
+
 def result_of(entry: Entry) -> dict[str, Any]:
     """Choose the learning rate of a method on validation records, and measure it on test records."""
     torch.set_num_threads(entry.threads)
     rate = entry.rates[0]
     if len(entry.rates) > 1:
-        tried = {one: measured(entry, one, [CHOICE_SEED], validation=0.1)[0][0] for one in entry.rates}
-        rate = max(tried, key=lambda one: tried[one])
+        rate = best_of(entry.rates, lambda one: measured(entry, one, [CHOICE_SEED], validation=0.1)[0][0])
     began = time.perf_counter()
     accuracies, spent = measured(entry, rate, entry.seeds)
     if spent > 1:
@@ -204,6 +226,12 @@ def result_of(entry: Entry) -> dict[str, Any]:
         "spent": spent,
         "seconds": (time.perf_counter() - began) / len(entry.seeds),
     }
+
+
+def chosen_before(cell: str, method: str, file: str) -> tuple[float, ...]:
+    """Return the learning rate that was chosen for a method in a cell of the results; none if it is not there."""
+    found = json.loads((RESULTS / file).read_text()).get(cell, {}).get(method)
+    return () if found is None else (float(found["learning_rate"]),)
 
 
 def entries(wanted: argparse.Namespace) -> list[Entry]:
@@ -222,8 +250,15 @@ def entries(wanted: argparse.Namespace) -> list[Entry]:
             raise InputError(f"there is no method {name!r}; choose from {', '.join(kinds)}")
     seeds = tuple(range(1, wanted.seeds + 1))
     threads = max(1, (os.cpu_count() or 1) // wanted.processes)
+    files = ("accuracy_ablation.json",) if wanted.ablation else ("accuracy.json", "accuracy_other_cells.json")
+
+    def rates_of(cell: str, name: str) -> tuple[float, ...]:
+        known = (chosen_before(cell, name, file) for file in files)
+        fresh = wanted.choose or wanted.quick
+        return kinds[name][1] if fresh else next(filter(None, known), kinds[name][1])
+
     return [
-        Entry(cell, name, seeds, kinds[name][1], kinds[name][0], wanted.device, threads)
+        Entry(cell, name, seeds, rates_of(cell, name), kinds[name][0], wanted.device, threads)
         for cell in wanted.cells.split(",")
         for name in names
     ]
@@ -244,6 +279,7 @@ def main() -> None:
     parser.add_argument("--methods", help="separated by commas; all by default")
     parser.add_argument("--seeds", type=int, help="how many; 5 by default, 1 with --quick")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, features and seeds; rates are not chosen")
+    parser.add_argument("--choose", action="store_true", help="choose learning rates again that the results have")
     parser.add_argument("--ablation", action="store_true", help="parts of the recipe, each alone and all but one")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--processes", type=int, default=1, help="how many methods to measure at once")

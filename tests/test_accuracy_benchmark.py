@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -30,14 +31,41 @@ def test_a_cell_method_and_seed() -> None:
         assert 0.9 < result["spent"] <= 1
 
 
-def test_cells_of_other_numbers() -> None:
-    """Names beside the seven, each as far as validation of its experiment."""
+@pytest.fixture
+def accuracy() -> ModuleType:
+    """The benchmark, which is in no package."""
     spec = spec_from_file_location("accuracy", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
-    accuracy = module_from_spec(spec)
-    sys.modules["accuracy"] = accuracy
-    spec.loader.exec_module(accuracy)
+    found = module_from_spec(spec)
+    sys.modules["accuracy"] = found
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_rates_that_the_results_have_are_not_chosen_again(accuracy: ModuleType) -> None:
+    stored = json.loads((accuracy.RESULTS / "accuracy.json").read_text())
+    for cell, found in stored.items():
+        for method, result in found.items():
+            assert accuracy.chosen_before(cell, method, "accuracy.json") == (result["learning_rate"],)
+    assert accuracy.chosen_before("mnist-shards3-mixgauss1", "ours", "accuracy.json") == ()
+
+
+def test_a_rate_is_searched_for_uphill_from_the_middle(accuracy: ModuleType) -> None:
+    rates = [0.05, 0.15, 0.5, 1.5, 3.0, 6.0, 12.0]
+    for best in rates:
+        asked: list[float] = []
+
+        def height(rate: float, best: float = best, asked: list[float] = asked) -> float:
+            asked.append(rate)
+            return -abs(rate - best)
+
+        assert accuracy.best_of(rates, height) == best
+        assert len(asked) == len(set(asked)) <= 5, "no rate is tried twice, nor are all"
+
+
+def test_cells_of_other_numbers(accuracy: ModuleType) -> None:
+    """Names beside the seven, each as far as validation of its experiment."""
     wanted: dict[str, tuple[str, int, dict[str, str | float]]] = {
         "mnist-shards2-mixgauss1": ("mnist", 50, {"partition": "shards", "shards_per_client": 2}),
         "fashion-two-labels-mixgauss2": ("fashion-mnist", 10, {"partition": "labels", "labels_per_client": 2}),

@@ -4,6 +4,7 @@ The names below are loaded when they are first used, so that the command line st
 """
 
 from importlib import import_module
+from os import environ
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from polyeps.experiment.saved_model import SavedModel, load_model
     from polyeps.ledger import Ledger
     from polyeps.private_federation import PrivateFederation
+
+# Torch's threads wait for each other by spinning. Beside a busy neighbour that makes two threads several times slower
+# than one; threads that soon sleep lose next to nothing elsewhere. Read when torch is loaded, unless it already is.
+if "OMP_WAIT_POLICY" not in environ:
+    environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 __version__ = "0.2.0"
 

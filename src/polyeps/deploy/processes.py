@@ -125,7 +125,13 @@ class Processes:
         def launch() -> subprocess.Popen[bytes]:
             with (self.folder / "logs" / f"{name}.log").open("ab") as log:
                 self.running[name] = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=given, cwd=cwd, start_new_session=True
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=given,
+                    cwd=cwd,
+                    start_new_session=True,
                 )
             return self.running[name]
 

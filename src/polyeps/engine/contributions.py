@@ -25,6 +25,7 @@ from polyeps.engine.stable_products import align_matrices
 _WIDE = 32
 # Factors below this leave too few digits in float32 for a norm.
 SMALLEST = 2.0**-120
+_COLUMNS = 1024  # of a product that is computed at a time
 _JOINED = 4096  # longest gradients that are copied to be treated together
 
 
@@ -290,7 +291,15 @@ def _by_blocks(left: Tensor, right: Tensor) -> Tensor:
     """
     clients, width, out = left.shape
     total = left.new_zeros(clients, out, right.shape[2], dtype=torch.float64)
-    for first in range(0, width, _WIDE):
+    whole = 0
+    if clients == 1:  # all blocks at once, a few columns at a time, so that they stay in the cache
+        whole = width // _WIDE * _WIDE
+        blocks = torch.unflatten(left[0, :whole], 0, (-1, _WIDE)).transpose(1, 2)
+        for first in range(0, right.shape[2], _COLUMNS):
+            some = slice(first, first + _COLUMNS)
+            each = torch.bmm(blocks, torch.unflatten(right[0, :whole, some], 0, (-1, _WIDE)))
+            total[0, :, some] = each.sum(0, dtype=torch.float64)
+    for first in range(whole, width, _WIDE):
         some = slice(first, first + _WIDE)
         total += torch.bmm(left[:, some].transpose(1, 2), right[:, some])
     return total
