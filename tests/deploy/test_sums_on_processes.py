@@ -29,6 +29,7 @@ TERMS = {
 @pytest.fixture
 def it(tmp_path: Path) -> Iterator[RealFederation]:
     found = RealFederation(tmp_path, ServerTerms(ROUNDS, enrolment=90, reply=90), THREE)
+    keys = found.signed.contract.silos
     for name in THREE:
         path = found.silo(name) / "policy.toml"
         text = path.read_text().replace('algorithms = ["fedavg"]', 'algorithms = ["fedhdp", "cmp-fed"]')
@@ -36,7 +37,8 @@ def it(tmp_path: Path) -> Iterator[RealFederation]:
             "discloses = []", 'discloses = ["epsilon", "group"]'
         )
         text = text.replace('schedule = "adaptive"', 'schedule = "adaptive"\nprotects = "silo"')
-        path.write_text(f"{text}\n[sums]\nleast_silos = 3\n")
+        others = "".join(f'{one} = "{key}"\n' for one, key in keys.items() if one != name)
+        path.write_text(f"{text}\n[sums]\nleast_silos = 3\n[sums.silos]\n{others}")
     with found.running():
         yield found
 

@@ -27,11 +27,17 @@ from polyeps.ledger import Ledger
 PATIENCE = 150.0  # seconds that a condition may take on a busy machine; on a quiet one all of them take a few
 
 
-def wait(condition: Callable[[], Any], what: str, seconds: float = PATIENCE, pause: float = 0.2) -> Any:
-    """Wait until a condition holds, and return its value."""
+def wait(
+    condition: Callable[[], Any],
+    what: str,
+    seconds: float = PATIENCE,
+    pause: float = 0.2,
+    said: Callable[[], str] = lambda: "",
+) -> Any:
+    """Wait until a condition holds, and return its value; if that takes too long, show what was said meanwhile."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"this takes too long: {what}"
+        assert time.monotonic() < deadline, f"this takes too long: {what}\n{said()}"
         time.sleep(pause)
     return found
 
@@ -251,7 +257,8 @@ class RealFederation(DemoFederation):
             return [set((names or "").split(",")) - {""} for _, names in rows]
 
     def wait_rounds(self, folder: str, count: int) -> None:
-        wait(lambda: self.rounds(folder) >= count, f"round {count} of {folder}; {self.tail(f'serve-{folder}')}")
+        said = partial(self.tail, f"serve-{folder}")
+        wait(lambda: self.rounds(folder) >= count, f"round {count} of {folder}", said=said)
 
     def wait_ready(self, *names: str) -> None:
         """Wait until silos look for tasks."""

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from polyeps.report.curves import merge_equal, worst_rows
-from polyeps.report.formatting import bound, percent, share, short
+from polyeps.report.formatting import bound, percent, plural, share, short
 from polyeps.report.joining import Joining, JoiningTable, Verdict
 from polyeps.report.strength import MODERATE, strength
 from polyeps.report.svg import Chart, Picture, Scale, chart, trim
 from polyeps.report.tables import ClientSummary, MethodRuns
 
 MOST_BARS = 40
+MOST_MARKS = 1000  # clients that are named one by one
+_FINGER = 4  # pixels between spots that a pointer can tell apart
 _WIDTH, _ALONE = 440, 560  # pixels: two side by side on a desk; one alone
 _NAME = 18  # letters of a client's name beside its bar
 
@@ -100,9 +102,34 @@ def _dots(rows: Sequence[ClientSummary], scale: Scale) -> Picture:
     for look, exceeded in (("plain", False), ("alarmed", True)):
         shown = [row for row in rows if row.exceeded == exceeded and (row.spent or 0.0) > 0]
         picture.dots([(row.epsilon or 0.0, row.spent or 0.0) for row in shown], look)
-    for row in rows:
-        _mark(picture, row, row.epsilon or 0.0, row.spent or 0.0)
+    for some in _near(picture, rows):
+        if len(some) == 1:
+            _mark(picture, some[0], some[0].epsilon or 0.0, some[0].spent or 0.0)
+        else:
+            _mark_together(picture, some)
     return picture
+
+
+def _near(picture: Picture, rows: Sequence[ClientSummary]) -> list[list[ClientSummary]]:
+    """Group clients that a pointer cannot tell apart, if there are too many to name each of them."""
+    if len(rows) <= MOST_MARKS:
+        return [[row] for row in rows]
+    found: dict[tuple[float, float], list[ClientSummary]] = {}
+    for row in rows:
+        across, down = picture.across(row.epsilon or 0.0), picture.down(row.spent or 0.0)
+        found.setdefault((across // _FINGER, down // _FINGER), []).append(row)
+    return list(found.values())
+
+
+def _mark_together(picture: Picture, rows: Sequence[ClientSummary]) -> None:
+    """Name a spot where several clients are: their number, and what they spent of which budgets."""
+    spent, budgets = ([getattr(row, name) or 0.0 for row in rows] for name in ("spent", "epsilon"))
+    said = [
+        ("", "spent ε", f"{bound(min(spent))} to {bound(max(spent))}"),
+        ("", "of budget", f"{short(min(budgets))} to {short(max(budgets))}"),
+    ]
+    middle = len(rows) // 2
+    picture.mark(sorted(budgets)[middle], sorted(spent)[middle], plural(len(rows), "client"), said)
 
 
 def _epsilon_axis(picture: Picture, title: str = "ε, log scale") -> None:
