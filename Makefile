@@ -31,6 +31,7 @@ figures: $(INSTALLED)
 	for study in pfa fedsel pdp-fl fedhdp cmp-fed; do $(BIN)/polyeps reproduce $$study --show || exit 1; done
 	$(BIN)/python -m polyeps_reproductions.page_tables
 	$(BIN)/python benchmarks/accuracy_picture.py
+	$(BIN)/python benchmarks/speed_tables.py
 
 demo: $(RUNTIME)
 	$(BIN)/polyeps demo

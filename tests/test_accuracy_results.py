@@ -158,3 +158,16 @@ def test_the_example_spends_what_the_accountant_says() -> None:
     for one in (clients[0], max(clients, key=lambda one: float(one["epsilon"]))):
         accountant = PLDAccountant().compose(SelfComposedDpEvent(GaussianDpEvent(one["sigma"]), one["rounds"]))
         assert one["certified"] == pytest.approx(accountant.get_epsilon(1e-5), rel=5e-3)
+
+
+# Speed
+
+
+def test_tables_of_speed_are_those_of_the_results() -> None:
+    tables = program("speed_tables")
+    assert [*tables.outdated()] == []
+    shown = (ROOT / "README.md").read_text("utf-8")
+    measured = tables.engine()[tables.CPU]["logistic"]
+    assert f"| {tables.number(measured['polyeps'])} |" in shown
+    changed = shown.replace(tables.number(measured["polyeps"]), "99 999")
+    assert tables.filled(changed) == shown
