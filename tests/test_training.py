@@ -24,8 +24,10 @@ from polyeps.engine import cuda_graphs, device_batches, loop, memory
 from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deferred import Deferral
 from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
+from polyeps.engine.fallback_layers import VmapLayer
 from polyeps.engine.layout import Plan, lay_out, plan_exact, plan_padded, plan_sorted
 from polyeps.engine.loop import Settings, choose_plans, keep_freed_memory, pace, train_on_cpu
+from polyeps.engine.network import Network
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.engine.philox import normals
 from polyeps.engine.sampling import Batches, poisson_batches, split_batches
@@ -326,6 +328,34 @@ def test_a_thousand_clients_of_cnn_stay_within_the_memory_they_are_given() -> No
     largest = max(piece.stop - piece.start for piece in pieces)
     # 88 184 floats a row (patches twice, activations, gradients), eight rows a client
     assert 10 < largest <= memory.CPU_MEMORY / (8 * 88_184 * 4)
+
+
+def test_threads_that_train_clients_side_by_side_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    records, threads = cohort(), torch.get_num_threads()
+    monkeypatch.setattr(memory, "LARGE", 1)
+    found = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        try:
+            found.append((varied().run(start(), records, streams(), SCALE), torch.get_num_threads()))
+        finally:
+            torch.set_num_threads(threads)
+    for update, _ in found[1:]:
+        torch.testing.assert_close(update, found[0][0], rtol=1e-5, atol=1e-6)
+    assert [left for _, left in found] == [1, 2, 3]
+
+
+def test_modules_of_users_and_small_models_are_trained_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = cohort()
+    settings = Settings(np.array(RATE), np.array(STEPS), np.array(LEARNING_RATE), *[None] * 6)
+    model = SMALL
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert memory.threads_of(model, records, settings, None) == 1
+    monkeypatch.setattr(memory, "LARGE", 1)
+    assert memory.threads_of(model, records, settings, None) == min(4, records.clients)
+    assert memory.threads_of(model, records, settings, 1) == 1
+    monkeypatch.setitem(vars(model), "network", Network((VmapLayer(nn.Linear(2, 2)),)))
+    assert memory.threads_of(model, records, settings, None) == 1
 
 
 def torch_sgd(

@@ -23,8 +23,9 @@ from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deployed_training import train_deployed
 from polyeps.engine.full_batches import train_on_all
 from polyeps.engine.loop import Settings, drift_per_step, train_on_cpu
-from polyeps.engine.memory import chunks, rows_at_once
+from polyeps.engine.memory import chunks, rows_at_once, threads_of
 from polyeps.engine.per_client import Batching, CohortSettings, Sampler, settings_of
+from polyeps.engine.threads import side_by_side
 from polyeps.errors import InputError
 from polyeps.mechanisms.clipping import check_clip
 from polyeps.models import Model
@@ -292,7 +293,10 @@ def _train(
         moved = drift_per_step(drift.to(device), settings)
     updates = torch.empty(clients, model.size, device=device)
     settings = replace(settings, at_once=rows_at_once(model, records, memory))
-    for rows in chunks(model, records, settings, memory):
+    threads = 1 if streams.exact else threads_of(model, records, settings, memory)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
+    def train(rows: slice) -> None:
         mine = replace(records, features=features, offsets=records.spans[rows])
         some = streams.select(range(rows.start, rows.stop))
         before, fixed = starts[rows], pulled_to[rows]
@@ -306,6 +310,9 @@ def _train(
         else:
             after = train_on_device(model, before, fixed, mine, some, settings.select(rows), graphs, drift=apart)
         torch.sub(after, before, out=updates[rows])
+
+    with side_by_side(threads) as mapped:
+        list(mapped(train, chunks(model, records, settings, memory, threads)))
     return updates
 
 

@@ -10,21 +10,37 @@ import torch
 from numpy.typing import NDArray
 
 from polyeps.core import Records
-from polyeps.engine.loop import Settings
+from polyeps.engine.fallback_layers import VmapLayer
+from polyeps.engine.loop import LARGE, Settings
 from polyeps.models import Model
 
 # On the CPU a chunk larger than this gains nothing more: 1 GiB holds a thousand small models' step.
 CPU_MEMORY = 1 << 30
 
 
-def chunks(model: Model, records: Records, settings: Settings, memory: int | None) -> list[slice]:
-    """Return slices of clients whose step fits into memory (bytes), all about equally large."""
+def chunks(model: Model, records: Records, settings: Settings, memory: int | None, at_once: int = 1) -> list[slice]:
+    """Return slices of clients, all about equally large; the steps of so many of them fit into memory (bytes)."""
     rows = float(np.max(settings.rate * _rows_held(records), initial=0.0))
     rows = min(rows, rows_at_once(model, records, memory))
-    most = max(1, int(_memory(records, memory) / (_bytes_per_client(model) + rows * _bytes_per_row(model))))
-    pieces = max(1, math.ceil(records.clients / most))
+    client = _bytes_per_client(model) + rows * _bytes_per_row(model)
+    most = max(1, int(_memory(records, memory) / at_once / client))
+    pieces = max(1, math.ceil(records.clients / most / at_once)) * at_once
     edges = np.linspace(0, records.clients, pieces + 1).round().astype(int).tolist()
     return [slice(a, b) for a, b in pairwise(edges) if b > a]
+
+
+def threads_of(model: Model, records: Records, settings: Settings, memory: int | None) -> int:
+    """Return how many threads train clients side by side; 1: threads share each operation instead.
+
+    Measured: that pays for models whose clients are multiplied one by one; operations of smaller ones are so short that
+    Python's lock limits threads. Modules of users, and their losses, are not made for threads.
+    """
+    known = not any(isinstance(layer, VmapLayer) for layer in model.network.layers) and hasattr(model.loss, "gradients")
+    if records.features.is_cuda or model.size < LARGE or not known:
+        return 1
+    rows = float(np.max(settings.rate * _rows_held(records), initial=0.0))
+    client = _bytes_per_client(model) + rows * _bytes_per_row(model)
+    return max(1, min(torch.get_num_threads(), records.clients, int(_memory(records, memory) / client)))
 
 
 def rows_at_once(model: Model, records: Records, memory: int | None) -> int:

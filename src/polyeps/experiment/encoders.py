@@ -9,9 +9,7 @@ can show is checked. Parameters that were fitted to private records elsewhere ca
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from importlib import resources
@@ -28,6 +26,7 @@ from polyeps.data.dataset import Dataset, RecordLayout
 from polyeps.encoders import EncoderChoice
 from polyeps.encoders.built_in import ENCODERS
 from polyeps.encoders.feature_files import load_features, save_features
+from polyeps.engine.threads import side_by_side
 from polyeps.errors import InputError
 from polyeps.experiment.encoder_checks import (
     Sample,
@@ -95,7 +94,8 @@ class FrozenEncoder:
         found: NDArray[np.float32] | None = None
         apply = partial(self._batch, encoder=encoder or self.encoder)
         places = range(0, len(records), _AT_A_TIME)
-        with self._mapping() as mapped:
+        threads = torch.get_num_threads() if self.threaded and self.device.type == "cpu" else 1
+        with side_by_side(threads) as mapped:
             for first, some in zip(places, mapped(apply, (records[p : p + _AT_A_TIME] for p in places)), strict=True):
                 if found is None:
                     found = np.empty((len(records), *some.shape[1:]), np.float32)
@@ -107,22 +107,6 @@ class FrozenEncoder:
                 if progress:
                     progress(first + len(some), len(records))
         return found if found is not None else self(np.zeros((1, *self.shape), records.dtype), None, encoder)[:0]
-
-    @contextmanager
-    def _mapping(self) -> Iterator[Callable[..., Iterable[NDArray[np.float32]]]]:
-        """Return a `map` over batches: in several threads where that is possible, since threads within an operation
-        wait for each other, and for whatever else the machine does.
-        """
-        threads = torch.get_num_threads()
-        if not self.threaded or self.device.type != "cpu" or threads == 1:
-            yield map
-            return
-        pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-        try:
-            yield pool.map
-        finally:
-            pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(threads)
 
     def _batch(self, records: NDArray[Any], encoder: Encoder) -> NDArray[np.float32]:
         try:
