@@ -11,13 +11,16 @@ RUNTIME := $(VENV)/.runtime
 INSTALLED := $(VENV)/.installed
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# One worker more than cores: tests of federations mostly wait.
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+
 # Keep compiled tests between runs, so that pytest and the processes that tests start begin sooner.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: test check docs figures demo lint format benchmark clean
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS)
 	$(BIN)/mypy
 
 check: $(INSTALLED)

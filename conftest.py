@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 
 # Tests run in several processes side by side, on small tensors: threads would only wait for each other. And runs that
@@ -17,3 +18,9 @@ os.environ["POLYEPS_FEATURE_CACHE"] = "0"
 _memory = Path("/dev/shm")
 if _memory.is_dir() and os.access(_memory, os.W_OK) and shutil.disk_usage(_memory).free > 2**31:
     os.environ.setdefault("TMPDIR", str(_memory))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the federations of real processes: they mostly wait, and other workers do the rest meanwhile."""
+    items.sort(key=lambda item: item.get_closest_marker("processes") is None)
