@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs Flower: pip install 'polyeps[flower]'")
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from support.real_federation import left_running, wait
 
 from polyeps.deploy.demo import BUDGETS, DemoFederation
 from polyeps.deploy.doctor import check_server, check_silo
@@ -52,13 +51,6 @@ def steal(message, context):
 }
 
 
-def wait(condition: Callable[[], Any], seconds: float = 60.0, pause: float = 0.1) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "this takes too long"
-        time.sleep(pause)
-
-
 @pytest.fixture
 def demo(tmp_path: Path) -> Iterator[DemoFederation]:
     found = DemoFederation(tmp_path, ServerTerms(rounds=ROUNDS, enrolment=90, reply=60), {"OMP_NUM_THREADS": "1"})
@@ -69,15 +61,6 @@ def demo(tmp_path: Path) -> Iterator[DemoFederation]:
         yield found
         assert left_running(tmp_path) or not Path("/proc").exists()
     assert left_running(tmp_path) == []
-
-
-def left_running(folder: Path) -> list[str]:
-    """Return the command lines of all processes that name a folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return [line for line in found if str(folder) in line]
 
 
 def test_a_federation_with_a_thief_and_a_killed_silo(demo: DemoFederation, tmp_path: Path) -> None:
@@ -101,7 +84,7 @@ def test_a_federation_with_a_thief_and_a_killed_silo(demo: DemoFederation, tmp_p
     test = demo.server / "test.csv"
     command = ["serve", str(contract), "--superlink", address, "-o", str(demo.folder / "run"), "--test", str(test)]
     serving = demo.processes.start("serve", polyeps_command(*command))
-    wait(lambda: "round 1 of" in demo.processes.log("serve") or serving.poll() is not None, 90)
+    wait(lambda: "round 1 of" in demo.processes.log("serve") or serving.poll() is not None, "round 1")
     assert serving.poll() is None, demo.processes.log("serve")
     demo.processes.stop("serve", signal.SIGKILL)
 
@@ -111,8 +94,8 @@ def test_a_federation_with_a_thief_and_a_killed_silo(demo: DemoFederation, tmp_p
     server = threading.Thread(target=lambda: result.append(demo.serve(said.append)))
     server.start()
     note = demo.silo("elm") / "state" / "task"
-    wait(lambda: "3 of 3 silos have enrolled" in said, 120)
-    wait(note.exists, pause=0.001)
+    wait(lambda: "3 of 3 silos have enrolled" in said, "all have enrolled")
+    wait(note.exists, "a task", pause=0.001)
     demo.processes.stop("silo-elm", signal.SIGKILL)
     demo.start_silo("elm")
     server.join(120)
@@ -172,7 +155,7 @@ def steal(demo: DemoFederation, files: list[str], nodes: int) -> tuple[dict[int,
     """Send the thieving bundle to all nodes; return what came back, and the words of those that gave nothing."""
     loot, words = {}, []
     with started_run(demo.endpoint, bundle=THIEVING) as grid:
-        wait(lambda: len(list(grid.get_node_ids())) == nodes)
+        wait(lambda: len(list(grid.get_node_ids())) == nodes, f"{nodes} nodes are there")
         content = RecordDict({"wanted": ConfigRecord({"files": files})})
         asked = [Message(content, dst_node_id=n, message_type=MessageType.QUERY) for n in grid.get_node_ids()]
         for reply in PatientGrid(grid).send_and_receive(asked, timeout=60):

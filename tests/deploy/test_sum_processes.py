@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'polyeps[flower]'")
 
+from support.real_federation import wait
 from support.silos import SiloGrid, being
 from support.summing import quick_polls
 
@@ -79,13 +79,6 @@ def in_one_process(demo: DemoFederation, folder: Path, monkeypatch: pytest.Monke
         return serve_contract(demo.signed, grid.connected, folder / "run"), plainly
 
 
-def wait(condition: Callable[[], Any], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "this takes too long"
-        time.sleep(0.05)
-
-
 def flat(path: Path | None) -> torch.Tensor:
     assert path is not None
     _, tensors = read_model_file(path)
@@ -112,7 +105,11 @@ def test_real_processes_sum_in_secret(demo: DemoFederation, tmp_path: Path, monk
     try:
         # Killed in the middle of a sum, when a step is answered, and started again.
         state = demo.silo("fir") / "state"
-        wait(lambda: list(state.glob("sums/*/*.sum")) and not (state / "task").exists())
+        wait(
+            lambda: list(state.glob("sums/*/*.sum")) and not (state / "task").exists(),
+            "fir has answered a step",
+            pause=0.05,
+        )
         demo.processes.stop("silo-fir", signal.SIGKILL)
         demo.start_silo("fir")
         threads[1].join(240)

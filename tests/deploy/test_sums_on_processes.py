@@ -29,6 +29,7 @@ TERMS = {
 @pytest.fixture
 def it(tmp_path: Path) -> Iterator[RealFederation]:
     found = RealFederation(tmp_path, ServerTerms(ROUNDS, enrolment=90, reply=90), THREE)
+    found.hasty = True
     keys = found.signed.contract.silos
     for name in THREE:
         path = found.silo(name) / "policy.toml"
