@@ -22,6 +22,7 @@ from polyeps.core import Budget
 from polyeps.errors import BudgetExceeded, InputError, LedgerError, LedgerTampered, UnknownEvent
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import BudgetTerms, Charge
+from polyeps.ledger.hash_chain import Chain, Draft
 
 STEP = Poisson(0.01, Gaussian(1.0))
 BUDGET = Budget(1.0, 1e-5)
@@ -445,8 +446,6 @@ def fits(terms: BudgetTerms, plan: dp.DpEvent, uses: int) -> bool:
 
 def test_a_forged_row_of_budgets_is_refused(path: Path) -> None:
     """Rewritten together with its head, so that only its content is wrong."""
-    from polyeps.ledger.hash_chain import Chain
-
     content = {"clients": ["a", "b"], "epsilons": [1.0, math.nan], "delta": 1e-5, "unit": "record"}
     content |= {"adjacency": "zero-out", "schedule": "fixed", "order": None, "plan": None}
     for epsilons in ([1.0], [1.0, -1.0], [1.0, "2"], [1.0, None]):
@@ -455,6 +454,24 @@ def test_a_forged_row_of_budgets_is_refused(path: Path) -> None:
         Chain.create(path, [("opened", {"ledger": "x"}), ("budgets", {**content, "epsilons": epsilons})])
         with pytest.raises(LedgerTampered, match="row 2 cannot be understood"):
             Ledger(path)
+
+
+@pytest.mark.parametrize("twice", ["later", "later, many", "in one row"])
+def test_no_row_opens_an_account_again(path: Path, twice: str) -> None:
+    """It would forget what the client has spent, and a head that was stored elsewhere would still be continued."""
+    content = {"delta": 1e-5, "unit": "record", "adjacency": "zero-out", "schedule": "adaptive", "order": 20.0}
+    charge = {"clients": ["a"], "event": {"kind": "gaussian", "noise_multiplier": 20.0}, "uses": 1, "unit": "record"}
+    opened: list[Draft] = [("opened", {"ledger": "x"}), ("budget", {"client": "a", "epsilon": 1.0, **content})]
+    match twice:
+        case "later":
+            opened += [("charge", charge), ("budget", {"client": "a", "epsilon": 1.0, **content})]
+        case "later, many":
+            opened += [("charge", charge), ("budgets", {"clients": ["b", "a"], "epsilons": [1.0, 1.0], **content})]
+        case _:
+            opened[1] = ("budgets", {"clients": ["a", "b", "a"], "epsilons": [1.0, 1.0, 9.0], **content})
+    Chain.create(path, opened)
+    with pytest.raises(LedgerTampered, match=f"row {len(opened)} cannot be understood: one of the clients"):
+        Ledger(path)
 
 
 def test_verifying_a_file_opens_no_account_and_finds_the_same(path: Path, tmp_path: Path) -> None:
