@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dp_accounting as dp
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -454,6 +455,18 @@ def test_a_forged_row_of_budgets_is_refused(path: Path) -> None:
         Chain.create(path, [("opened", {"ledger": "x"}), ("budgets", {**content, "epsilons": epsilons})])
         with pytest.raises(LedgerTampered, match="row 2 cannot be understood"):
             Ledger(path)
+
+
+def test_numbers_of_another_type_buy_nothing(path: Path) -> None:
+    """An own algorithm may compute its price with numpy; equal events are then written differently."""
+    names = [f"c{place}" for place in range(20)]
+    ledger = Ledger.create(path, {name: BudgetTerms(Budget(11.0, 0.0), "client") for name in names})
+    ledger.charge(PureDpEvent(0.01), uses=900, clients=["c0"], unit="client")
+    ledger.charge(PureDpEvent(np.float64(1.0)), clients=["c0"], unit="client")
+    ledger.charge(PureDpEvent(np.float64(0.01)), clients=["c1"], unit="client")
+    with pytest.raises(BudgetExceeded, match="would bring it to 900"):
+        ledger.charge(PureDpEvent(1.0), uses=900, clients=["c1"], unit="client")
+    assert ledger.spent("c1") == 0.01
 
 
 @pytest.mark.parametrize("twice", ["later", "later, many", "in one row"])
