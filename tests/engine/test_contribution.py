@@ -15,7 +15,7 @@ from polyeps.engine.fallback_layers import VmapLayer
 from polyeps.engine.layout import lay_out
 from polyeps.engine.network import Network, add_gradients, lower, record_gradients
 from polyeps.engine.recurrent import LastState
-from polyeps.engine.stable_products import multiply, suits_onednn
+from polyeps.engine.stable_products import align_matrices, multiply, multiply_each, suits_onednn
 from polyeps.models import MODELS, cross_entropy
 
 # Whether rows round alike in any company was measured for one version of torch. Elsewhere a simulated record may move a
@@ -269,6 +269,47 @@ def test_what_is_left_of_weights_that_cancel_does_not_depend_on_the_other_record
                 )
             sums.append(into.double())
         assert torch.linalg.vector_norm(sums[1] - sums[0]) <= MOST
+
+
+@STEADY
+@pytest.mark.parametrize("drawn", [1, 2, 5])
+@pytest.mark.usefixtures("two_threads")
+def test_positions_that_cancel_leave_the_same_wherever_a_record_lies(drawn: int) -> None:
+    """A record that comes first moves all others by a place, where their gradients began at another alignment."""
+    generator = torch.Generator().manual_seed(0)
+    for length, fan_in, fan_out in ((9, 9, 10), (9, 25, 3), (25, 9, 10), (64, 128, 10)):
+        network = lower(nn.Sequential(nn.Linear(fan_in, fan_out), nn.Flatten(), nn.Linear(length * fan_out, 3)))
+        rows = torch.rand(drawn + 1, 1, fan_in, generator=generator).expand(-1, length, -1).contiguous()
+        labels = torch.randint(0, 3, (drawn + 1,), generator=generator)
+        head = 1e10 * torch.randn(3, length, fan_out, generator=generator)
+        head -= head.mean(1, keepdim=True)
+        models = torch.cat([torch.zeros(fan_in * fan_out + fan_out), head.flatten(), torch.zeros(3)])[None]
+        sums = []
+        for some in (slice(1, None), slice(None)):
+            into, count = torch.zeros_like(models), len(labels[some])
+            layout = lay_out(1, [0, 1], np.array([count]), torch.device("cpu"))
+            with torch.no_grad():
+                add_gradients(
+                    network, cross_entropy, models, rows[some].clone(), labels[some], layout, None, torch.ones(1), into
+                )
+            sums.append(into.double())
+        assert torch.linalg.vector_norm(sums[1] - sums[0]) <= MOST
+
+
+@STEADY
+@pytest.mark.parametrize("shape", [(9, 10, 9), (9, 3, 25), (2, 10, 128), (196, 16, 25), (5, 2, 3)])
+@pytest.mark.usefixtures("two_threads")
+def test_products_of_positions_round_alike_at_any_place(shape: tuple[int, int, int]) -> None:
+    positions, rows, columns = shape
+    generator = torch.Generator().manual_seed(2)
+    left = align_matrices(torch.randn(20, positions, rows, generator=generator)).transpose(1, 2)
+    right = align_matrices(torch.randn(20, positions, columns, generator=generator))
+    together = multiply_each(left, right)
+    torch.testing.assert_close(together, torch.bmm(left, right).flatten(1), rtol=1e-4, atol=1e-4)
+    for first, last in ((0, 1), (1, 2), (3, 5), (3, 12), (7, 20)):
+        some = (align_matrices(each[first:last].clone()) for each in (left.transpose(1, 2), right))
+        mine, other = some
+        assert torch.equal(multiply_each(mine.transpose(1, 2), other), together[first:last])
 
 
 @pytest.mark.parametrize("padding", [2, 1])

@@ -81,6 +81,18 @@ def _has_onednn() -> bool:
     return torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def multiply_each(left: Tensor, right: Tensor) -> Tensor:
+    """Return the products of matrices (T, a, b) and (T, b, c), flattened to (T, a * c)."""
+    if left.is_cuda or not left.numel():
+        return torch.bmm(left, right).flatten(1)
+    if len(left) == 1:  # threads would divide a single product
+        return multiply_each(left.expand(2, -1, -1), right.expand(2, -1, -1))[:1]
+    size = left.shape[1] * right.shape[2]
+    room = left.new_empty(len(left), _rounded_up(size, LINE))[:, :size]  # each product begins a cache line
+    torch.bmm(left, right, out=torch.unflatten(room, 1, (left.shape[1], right.shape[2])))
+    return room
+
+
 def align_matrices(items: Tensor) -> Tensor:
     """Return matrices (T, rows, columns), copied if needed so that all have the same alignment."""
     columns = items.shape[2]
