@@ -499,6 +499,19 @@ def test_the_noise_has_the_variance_that_is_paid_for() -> None:
     )
 
 
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_noise_of_clients_that_take_more_steps_does_not_reach_those_that_have_finished(
+    rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was left in the buffer of a client that had finished grew with every later step, until it was infinite."""
+    monkeypatch.setattr(loop, "NOISE_BLOCK", 1)
+    records = cohort(counts=[12, 12])
+    way = of_each(dp_sgd, SMALL, rate=[rate, rate], steps=[1, 60], clip=[1.0, 1.0], learning_rate=[0.1, 0.1])
+    found = way.run(start(), records, streams([0, 1]), [20.0, 1.0])
+    alone = dp_sgd(SMALL, rate=rate, steps=1, clip=1.0, learning_rate=0.1)
+    torch.testing.assert_close(found[:1], alone.run(start(), rows_of(records, [0]), streams([0]), 20.0))
+
+
 def test_price_is_per_client_where_clients_differ() -> None:
     price = varied().price
     assert price is not None

@@ -1,4 +1,6 @@
+import numpy as np
 import pytest
+from dp_accounting.dp_event import DpEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +42,18 @@ def test_mixed_histories_are_compared_step_by_step() -> None:
     assert affordability.fits({step: 100, report: 2}, budget, "add-remove", "pld")
     assert affordability.fits({report: 1, step: 100}, budget, "add-remove", "pld")
     assert not affordability.fits({step: 100, report: 100}, budget, "add-remove", "pld")
+
+
+@pytest.mark.parametrize("small", [0.01, np.float64(0.01)])
+@pytest.mark.parametrize("large", [1.0, 1, np.float64(1.0)])
+def test_equal_steps_that_are_written_differently_are_not_mixed_up(small: float, large: float) -> None:
+    """900 small steps and a large one must not vouch for a small one and 900 large ones, whatever type numbers have."""
+    budget = Budget(11.0, 0.0)
+    known: dict[DpEvent, int] = {PureDpEvent(0.01): 900, PureDpEvent(1.0): 1}
+    assert affordability.known_epsilon(known, 0.0, "zero-out", "pld") == pytest.approx(10.0)
+    asked: dict[DpEvent, int] = {PureDpEvent(small): 1, PureDpEvent(large): 900}
+    assert not affordability.fits(asked, budget, "zero-out", "pld")
+    assert affordability.known_epsilon(asked, 0.0, "zero-out", "pld") == pytest.approx(900.01)
 
 
 def test_integer_noise_is_priced_by_renyi() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from polyeps.engine.fallback_layers import VmapLayer
 from polyeps.engine.layout import lay_out
 from polyeps.engine.network import Network, add_gradients, lower, record_gradients
 from polyeps.engine.recurrent import LastState
-from polyeps.engine.stable_products import multiply, suits_onednn
+from polyeps.engine.stable_products import align_matrices, multiply, multiply_each, suits_onednn
 from polyeps.models import MODELS, cross_entropy
 
 # Whether rows round alike in any company was measured for one version of torch. Elsewhere a simulated record may move a
@@ -25,6 +25,14 @@ STEADY = pytest.mark.skipif(not MEASURED, reason="rounding in company was measur
 MOST = 1 + (1e-6 if MEASURED else 1e-4)
 CLIPS = torch.tensor([1e-10, 1e-5, 1e-4, 1.0, 1e4])
 VOCABULARY = 7
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
 
 
 class Mean(nn.Module):
@@ -217,22 +225,91 @@ def test_a_record_alone_is_the_same_in_any_company(name: str) -> None:
 
 @STEADY
 @pytest.mark.parametrize(
-    "shape", [(784, 10), (50, 10), (123, 1), (9, 4), (25, 32), (40, 2), (208, 14), (3, 3), (784, 700)]
+    "shape", [(784, 10), (50, 10), (123, 1), (9, 4), (25, 32), (40, 2), (208, 14), (3, 3), (784, 700), (400, 17)]
 )
 @pytest.mark.parametrize("turned", [False, True])
-def test_products_round_a_row_alike_in_any_company(shape: tuple[int, int], turned: bool) -> None:
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.usefixtures("two_threads")
+def test_products_round_a_row_alike_in_any_company(shape: tuple[int, int], turned: bool, clients: int) -> None:
     fan_in, fan_out = shape
     generator = torch.Generator().manual_seed(1)
-    weights = torch.randn(3, fan_out, fan_in, generator=generator).transpose(1, 2)
+    weights = torch.randn(clients, fan_out, fan_in, generator=generator).transpose(1, 2)
     weights = weights.contiguous() if turned else weights
-    row, bias = torch.randn(3, 1, fan_in, generator=generator), torch.randn(3, 1, fan_out, generator=generator)
+    row, bias = (torch.randn(clients, 1, size, generator=generator) for size in (fan_in, fan_out))
     found = set()
-    for width in (*range(1 if suits_onednn(fan_in * fan_out) else 2, 20), 33, 64):
-        into = torch.empty(3, width, fan_out)
-        multiply(row.expand(3, width, fan_in).contiguous(), weights, bias, into)
+    for width in (*range(1, 20), 25, 33, 64):
+        into = torch.empty(clients, width, fan_out)
+        multiply(row.expand(clients, width, fan_in).contiguous(), weights, bias, into)
         found |= {into[:, place].numpy().tobytes() for place in range(width)}
     torch.testing.assert_close(into[:, :1], torch.baddbmm(bias, row, weights), rtol=1e-4, atol=1e-4)
     assert len(found) == 1
+
+
+@STEADY
+@pytest.mark.parametrize("drawn", [1, 4, 7, 11])
+@pytest.mark.usefixtures("two_threads")
+def test_what_is_left_of_weights_that_cancel_does_not_depend_on_the_other_records(drawn: int) -> None:
+    """Hidden units orthogonal to all records show nothing but rounding, by which a record's gradient turns around."""
+    generator = torch.Generator().manual_seed(0)
+    network = lower(nn.Sequential(nn.Linear(400, 64), nn.ReLU(), nn.Linear(64, 10)))
+    clip = torch.ones(1)
+    for _ in range(20):
+        rows = torch.rand(drawn + 1, 400, generator=generator)
+        labels = torch.randint(0, 10, (drawn + 1,), generator=generator)
+        apart = torch.linalg.svd(rows.double())[2][drawn + 1 :]
+        hidden = 1e6 * torch.randn(64, len(apart), generator=generator, dtype=torch.float64) @ apart
+        head = 1e4 * torch.randn(640, generator=generator)
+        models = torch.cat([hidden.float().flatten(), torch.zeros(64), head, torch.zeros(10)])[None]
+        sums = []
+        for count in (drawn, drawn + 1):
+            into, layout = torch.zeros_like(models), lay_out(1, [0, 1], np.array([count]), torch.device("cpu"))
+            with torch.no_grad():
+                add_gradients(
+                    network, cross_entropy, models, rows[:count].clone(), labels[:count], layout, None, clip, into
+                )
+            sums.append(into.double())
+        assert torch.linalg.vector_norm(sums[1] - sums[0]) <= MOST
+
+
+@STEADY
+@pytest.mark.parametrize("drawn", [1, 2, 5])
+@pytest.mark.usefixtures("two_threads")
+def test_positions_that_cancel_leave_the_same_wherever_a_record_lies(drawn: int) -> None:
+    """A record that comes first moves all others by a place, where their gradients began at another alignment."""
+    generator = torch.Generator().manual_seed(0)
+    for length, fan_in, fan_out in ((9, 9, 10), (9, 25, 3), (25, 9, 10), (64, 128, 10)):
+        network = lower(nn.Sequential(nn.Linear(fan_in, fan_out), nn.Flatten(), nn.Linear(length * fan_out, 3)))
+        rows = torch.rand(drawn + 1, 1, fan_in, generator=generator).expand(-1, length, -1).contiguous()
+        labels = torch.randint(0, 3, (drawn + 1,), generator=generator)
+        head = 1e10 * torch.randn(3, length, fan_out, generator=generator)
+        head -= head.mean(1, keepdim=True)
+        models = torch.cat([torch.zeros(fan_in * fan_out + fan_out), head.flatten(), torch.zeros(3)])[None]
+        sums = []
+        for some in (slice(1, None), slice(None)):
+            into, count = torch.zeros_like(models), len(labels[some])
+            layout = lay_out(1, [0, 1], np.array([count]), torch.device("cpu"))
+            with torch.no_grad():
+                add_gradients(
+                    network, cross_entropy, models, rows[some].clone(), labels[some], layout, None, torch.ones(1), into
+                )
+            sums.append(into.double())
+        assert torch.linalg.vector_norm(sums[1] - sums[0]) <= MOST
+
+
+@STEADY
+@pytest.mark.parametrize("shape", [(9, 10, 9), (9, 3, 25), (2, 10, 128), (196, 16, 25), (5, 2, 3)])
+@pytest.mark.usefixtures("two_threads")
+def test_products_of_positions_round_alike_at_any_place(shape: tuple[int, int, int]) -> None:
+    positions, rows, columns = shape
+    generator = torch.Generator().manual_seed(2)
+    left = align_matrices(torch.randn(20, positions, rows, generator=generator)).transpose(1, 2)
+    right = align_matrices(torch.randn(20, positions, columns, generator=generator))
+    together = multiply_each(left, right)
+    torch.testing.assert_close(together, torch.bmm(left, right).flatten(1), rtol=1e-4, atol=1e-4)
+    for first, last in ((0, 1), (1, 2), (3, 5), (3, 12), (7, 20)):
+        some = (align_matrices(each[first:last].clone()) for each in (left.transpose(1, 2), right))
+        mine, other = some
+        assert torch.equal(multiply_each(mine.transpose(1, 2), other), together[first:last])
 
 
 @pytest.mark.parametrize("padding", [2, 1])

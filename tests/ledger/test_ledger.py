@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dp_accounting as dp
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from polyeps.core import Budget
 from polyeps.errors import BudgetExceeded, InputError, LedgerError, LedgerTampered, UnknownEvent
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import BudgetTerms, Charge
+from polyeps.ledger.hash_chain import Chain, Draft
 
 STEP = Poisson(0.01, Gaussian(1.0))
 BUDGET = Budget(1.0, 1e-5)
@@ -445,8 +447,6 @@ def fits(terms: BudgetTerms, plan: dp.DpEvent, uses: int) -> bool:
 
 def test_a_forged_row_of_budgets_is_refused(path: Path) -> None:
     """Rewritten together with its head, so that only its content is wrong."""
-    from polyeps.ledger.hash_chain import Chain
-
     content = {"clients": ["a", "b"], "epsilons": [1.0, math.nan], "delta": 1e-5, "unit": "record"}
     content |= {"adjacency": "zero-out", "schedule": "fixed", "order": None, "plan": None}
     for epsilons in ([1.0], [1.0, -1.0], [1.0, "2"], [1.0, None]):
@@ -455,6 +455,36 @@ def test_a_forged_row_of_budgets_is_refused(path: Path) -> None:
         Chain.create(path, [("opened", {"ledger": "x"}), ("budgets", {**content, "epsilons": epsilons})])
         with pytest.raises(LedgerTampered, match="row 2 cannot be understood"):
             Ledger(path)
+
+
+def test_numbers_of_another_type_buy_nothing(path: Path) -> None:
+    """An own algorithm may compute its price with numpy; equal events are then written differently."""
+    names = [f"c{place}" for place in range(20)]
+    ledger = Ledger.create(path, {name: BudgetTerms(Budget(11.0, 0.0), "client") for name in names})
+    ledger.charge(PureDpEvent(0.01), uses=900, clients=["c0"], unit="client")
+    ledger.charge(PureDpEvent(np.float64(1.0)), clients=["c0"], unit="client")
+    ledger.charge(PureDpEvent(np.float64(0.01)), clients=["c1"], unit="client")
+    with pytest.raises(BudgetExceeded, match="would bring it to 900"):
+        ledger.charge(PureDpEvent(1.0), uses=900, clients=["c1"], unit="client")
+    assert ledger.spent("c1") == 0.01
+
+
+@pytest.mark.parametrize("twice", ["later", "later, many", "in one row"])
+def test_no_row_opens_an_account_again(path: Path, twice: str) -> None:
+    """It would forget what the client has spent, and a head that was stored elsewhere would still be continued."""
+    content = {"delta": 1e-5, "unit": "record", "adjacency": "zero-out", "schedule": "adaptive", "order": 20.0}
+    charge = {"clients": ["a"], "event": {"kind": "gaussian", "noise_multiplier": 20.0}, "uses": 1, "unit": "record"}
+    opened: list[Draft] = [("opened", {"ledger": "x"}), ("budget", {"client": "a", "epsilon": 1.0, **content})]
+    match twice:
+        case "later":
+            opened += [("charge", charge), ("budget", {"client": "a", "epsilon": 1.0, **content})]
+        case "later, many":
+            opened += [("charge", charge), ("budgets", {"clients": ["b", "a"], "epsilons": [1.0, 1.0], **content})]
+        case _:
+            opened[1] = ("budgets", {"clients": ["a", "b", "a"], "epsilons": [1.0, 1.0, 9.0], **content})
+    Chain.create(path, opened)
+    with pytest.raises(LedgerTampered, match=f"row {len(opened)} cannot be understood: one of the clients"):
+        Ledger(path)
 
 
 def test_verifying_a_file_opens_no_account_and_finds_the_same(path: Path, tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from polyeps.accounting.histories import History
 from polyeps.core import Adjacency, Budget
 
 _Key = tuple[frozenset[DpEvent], float, Adjacency, Accountant]
-# For each set of steps: how often each was used (steps sorted by their repr), and the ε of that.
+# For each set of steps: how often each was used, and the ε of that. Counts are in the order in which the set was first
+# seen: texts would not do, since equal steps may be written differently (2.0, np.float64(2.0)).
 _known: dict[_Key, dict[tuple[int, ...], float]] = {}
+_ordered: dict[frozenset[DpEvent], tuple[DpEvent, ...]] = {}
 
 
 def known_epsilon(history: History, delta: float, adjacency: Adjacency, accountant: Accountant) -> float:
@@ -57,6 +59,6 @@ def affordable(within: Callable[[int], bool], most: int | None = None) -> int:
 def _look_up(
     history: History, delta: float, adjacency: Adjacency, accountant: Accountant
 ) -> tuple[dict[tuple[int, ...], float], tuple[int, ...]]:
-    steps = sorted(history, key=repr) if len(history) > 1 else list(history)
-    key = (frozenset(steps), delta, adjacency, accountant)
-    return _known.setdefault(key, {}), tuple(history[step] for step in steps)
+    steps = frozenset(history)
+    key = (steps, delta, adjacency, accountant)
+    return _known.setdefault(key, {}), tuple(history[step] for step in _ordered.setdefault(steps, tuple(history)))

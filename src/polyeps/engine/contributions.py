@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.row_norms import squared_row_norms
-from polyeps.engine.stable_products import align_matrices
+from polyeps.engine.stable_products import align_matrices, multiply_each
 
 # Clients with more rows than this sum in float64: float32 would round by more than the margin of the clip.
 _WIDE = 32
@@ -106,8 +106,8 @@ class PositionProducts:
         return self.gradients.shape[-1] * self.inputs.shape[-1]
 
     def squared_norms(self) -> Tensor:
-        weights = torch.bmm(align_matrices(self.gradients).transpose(1, 2), align_matrices(self.inputs))
-        formed = [weights.flatten(1), *([self.gradients.sum(1)] if self.bias else [])]  # (T, out * in), (T, out)
+        weights = multiply_each(align_matrices(self.gradients).transpose(1, 2), align_matrices(self.inputs))
+        formed = [weights, *([self.gradients.sum(1)] if self.bias else [])]  # (T, out * in), (T, out)
         self._formed = ContributionParts([(each.shape[1], RowGradients(self.layout, each)) for each in formed])
         return self._formed.squared_norms()
 

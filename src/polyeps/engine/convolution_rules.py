@@ -20,7 +20,7 @@ from polyeps.engine.contributions import SMALLEST, Contribution, RowGradients
 from polyeps.engine.gram_norms import Taps, position_sums
 from polyeps.engine.layout import Layout
 from polyeps.engine.row_norms import squared_row_norms
-from polyeps.engine.stable_products import align_matrices
+from polyeps.engine.stable_products import align_matrices, multiply_each
 from polyeps.engine.uses import Range, RowUse
 
 _FORMED = 1 << 18  # numbers of a row's gradient from which on it is not kept, if that can be avoided
@@ -182,7 +182,7 @@ class ConvolutionUse:
         size = self.range[1] - self.range[0]
         if self.plain and (self.images.is_cuda or self.positions * size < _SMALL):
             patches, gradients = self.matrices(slice(None))
-            return torch.bmm(align_matrices(gradients), align_matrices(patches).transpose(1, 2)).flatten(1)
+            return multiply_each(align_matrices(gradients), align_matrices(patches).transpose(1, 2))
         found = [
             self.kind.of_weight(_aligned(given), _aligned(mine), self.weights[0]).flatten()
             for given, mine in zip(self.gradients, self.images, strict=True)

@@ -325,6 +325,9 @@ def draw_noise(streams: Streams, settings: Settings, size: int) -> Iterator[Tens
     block = max(1, min(total, NOISE_BLOCK // (clients * size)))
     normals = torch.zeros(block, clients, size)
     for step in range(0, total, block):
-        streams.normals(normals.transpose(0, 1), np.flatnonzero(settings.steps > step).tolist())
+        active = np.flatnonzero(settings.steps > step).tolist()
+        if len(active) < clients:  # what is left of clients that have finished would be scaled again and again
+            normals.zero_()
+        streams.normals(normals.transpose(0, 1), active)
         for ahead in range(min(block, total - step)):
             yield normals[ahead].mul_(deviation)

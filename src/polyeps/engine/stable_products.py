@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 LINE = 16  # numbers per cache line
-_FEWEST_ROWS = 4
+_FEWEST_ROWS = 4  # threads, too, leave rows beyond a multiple of it to another kernel
 _FEWEST_PRODUCTS = 400  # torch itself multiplies smaller matrices
 _LARGE = 1 << 19  # products of a record from which on a call per client is worth it
 
@@ -34,13 +34,15 @@ def multiply(rows: Tensor, weights: Tensor, bias: Tensor | None, into: Tensor, p
             into[client] = by_onednn(rows[client], weights[client].T, None if bias is None else bias[client, 0])
         return
     wanted = max(width, _FEWEST_ROWS, -(-_FEWEST_PRODUCTS // (fan_in * fan_out)))
-    if width == 1:  # single records: only their alignment matters
-        wanted = 1
-    few = fan_out < LINE and width > 1
+    few = fan_out < LINE
     if few:
         wanted = _rounded_up(wanted, LINE)
-    by_columns = weights.stride(1) == 1 and fan_in % LINE == 0  # as a linear layer's weights are stored
-    if not few and wanted == width and (by_columns or (fan_out >= LINE and width > 1)):
+    elif count == 1 and width > _FEWEST_ROWS and width % _FEWEST_ROWS:  # one product, which threads may divide
+        whole = width - width % _FEWEST_ROWS
+        for some in (slice(whole), slice(whole, width)):
+            multiply(rows[:, some], weights, bias, into[:, some], positions)
+        return
+    if not few and wanted == width:
         _multiply(rows, weights, bias, into)
         return
     if wanted > width or fan_in % LINE:
@@ -77,6 +79,18 @@ def by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _has_onednn() -> bool:
     """Return whether this torch has the operation that `by_onednn` calls, which is not public."""
     return torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def multiply_each(left: Tensor, right: Tensor) -> Tensor:
+    """Return the products of matrices (T, a, b) and (T, b, c), flattened to (T, a * c)."""
+    if left.is_cuda or not left.numel():
+        return torch.bmm(left, right).flatten(1)
+    if len(left) == 1:  # threads would divide a single product
+        return multiply_each(left.expand(2, -1, -1), right.expand(2, -1, -1))[:1]
+    size = left.shape[1] * right.shape[2]
+    room = left.new_empty(len(left), _rounded_up(size, LINE))[:, :size]  # each product begins a cache line
+    torch.bmm(left, right, out=torch.unflatten(room, 1, (left.shape[1], right.shape[2])))
+    return room
 
 
 def align_matrices(items: Tensor) -> Tensor:

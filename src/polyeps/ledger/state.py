@@ -131,9 +131,9 @@ class LedgerState:
             case "opened":
                 self.id = content["ledger"]
             case "budget":
-                self._open({content["client"]: content["epsilon"]}, content)
+                self._open([content["client"]], [content["epsilon"]], content)
             case "budgets":
-                self._open(dict(zip(content["clients"], content["epsilons"], strict=True)), content)
+                self._open(content["clients"], content["epsilons"], content)
             case "budget-changed":
                 old = self.accounts[content["client"]]
                 terms = replace(old.terms, budget=Budget(content["epsilon"], content["delta"]))
@@ -176,10 +176,12 @@ class LedgerState:
                 after[key] = "", account.standing.released(run)
             self.accounts[client] = ClientAccount(account.epsilon, after[key][1])
 
-    def _open(self, epsilons: Mapping[str, float], content: Mapping[str, Any]) -> None:
-        """Open accounts of clients whose terms differ in ε alone."""
+    def _open(self, clients: Sequence[str], epsilons: Sequence[float], content: Mapping[str, Any]) -> None:
+        """Open accounts of clients whose terms differ in ε alone; refuse to open one again, which would forget."""
+        if len({*clients}) < len(clients) or not self.accounts.keys().isdisjoint(clients):
+            raise ValueError(f"one of the clients {', '.join(map(repr, clients[:5]))} has a budget already")
         first: Standing | None = None
-        for client, epsilon in epsilons.items():
+        for client, epsilon in zip(clients, epsilons, strict=True):
             if first is None or first.terms.order is not None:
                 terms = _terms(content, epsilon)
                 first = self._opened.setdefault(terms.but_epsilon, Standing(terms))
