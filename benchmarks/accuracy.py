@@ -287,19 +287,23 @@ def main() -> None:
     wanted = parser.parse_args()
     wanted.seeds = wanted.seeds or (1 if wanted.quick else 5)
     found: dict[str, dict[str, Any]] = {}
+    refused = False
     try:
         todo = entries(wanted)
         with ProcessPoolExecutor(wanted.processes, mp_context=get_context("spawn")) as pool:
-            for number, (entry, result) in enumerate(zip(todo, pool.map(result_of, todo), strict=True), start=1):
-                found.setdefault(entry.cell, {})[entry.method] = result
-                print(
-                    f"{number}/{len(todo)} {entry.cell} {entry.method} {result['mean']:.1%}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            pending = [pool.submit(result_of, entry) for entry in todo]
+            for number, (entry, result) in enumerate(zip(todo, pending, strict=True), start=1):
+                try:
+                    cell = found.setdefault(entry.cell, {})
+                    cell[entry.method] = result.result()
+                    said = f"{cell[entry.method]['mean']:.1%}"
+                except InputError as problem:  # the others go on
+                    said, refused = f"cannot be run: {problem}", True
+                print(f"{number}/{len(todo)} {entry.cell} {entry.method} {said}", file=sys.stderr, flush=True)
     except InputError as problem:
         sys.exit(f"accuracy.py: {problem}")
     print(json.dumps(found, indent=2) if wanted.json else "\n\n".join(show(*cell) for cell in found.items()))
+    sys.exit(refused)
 
 
 if __name__ == "__main__":
