@@ -23,12 +23,3 @@ def test_other_output_is_found(tmp_path: Path) -> None:
     ((command, block, now),) = page_output.outdated(page)
     assert (command, block) == ("polyeps --version", "0.0.1\n")
     assert now != block
-
-
-def test_the_speed_of_the_readme_is_the_measured_one() -> None:
-    rows = [line.split("|") for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| ")]
-    shown = [[cell.strip() for cell in row[1:-1]] for row in rows if row[-2].strip().replace(".", "").isdigit()]
-    measured = (ROOT / "docs" / "reference" / "performance.md").read_text()
-    assert len(shown) == 3
-    for name, *figures in shown:
-        assert f"| {name} | {' | '.join(figures)} |" in measured
