@@ -149,6 +149,12 @@ def check_guarantee(job: Job, contract: Contract, policy: Policy) -> None:
         )
     if not sums or policy.sums is None:
         return
+    if job.participation.kind != "full" and job.participation.share < 1 and not policy.sums.secret_cohorts:
+        raise InputError(
+            f"participation.share = {job.participation.share:g} makes a round cheap because nobody knows who is drawn, "
+            'and the server, which draws, knows; ask for participation.kind = "full", or set sums.secret_cohorts = true '
+            "if the server is trusted with that"
+        )
     group = (
         "" if job.groups is None or "" in algorithm.largest_sums else job.groups[job.population.ids.index(policy.name)]
     )

@@ -1,7 +1,14 @@
-"""A grid that waits for replies for a finite time, and asks silos that were restarted again."""
+"""A grid that waits for replies for a finite time, and asks silos that were restarted again.
+
+A SuperLink of Flower 1.41 knows which node it talks to, and not whether a reply bears that node's number: a silo could
+speak for another one. So a reply counts only from the node that was asked. Whoever replies names the question, and the
+name of another node's question cannot be guessed: it is a digest of the message, which holds a random word.
+"""
 
 from __future__ import annotations
 
+import logging
+import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,6 +17,7 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+_log = logging.getLogger(__name__)
 _USUAL_PATIENCE = 600.0  # seconds
 _CLOCKS = 10.0  # seconds by which clocks may differ: Flower turns a SuperNode away that is more than 5 s ahead
 _GONE = 40.0  # seconds after which a node that is not connected is not waited for; a SuperNode is heard every 24 s
@@ -33,15 +41,29 @@ class PatientGrid:
     grid: Grid
     poll: float = 0.5  # seconds between two looks for replies
     _absent: dict[int, float] = field(default_factory=dict)  # nodes that are not connected, and since when
+    _asked: dict[str, int] = field(default_factory=dict)  # the node of every question, by its name
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.grid.get_node_ids())
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return list(self.grid.push_messages(list(messages)))
+        some = list(messages)
+        for message in some:
+            message.metadata.group_id = f"{message.metadata.group_id}/{secrets.token_hex(16)}"
+        names = list(self.grid.push_messages(some))
+        self._asked |= {name: one.metadata.dst_node_id for name, one in zip(names, some, strict=True) if name}
+        return names
 
     def pull_messages(self, names: Iterable[str]) -> Iterable[Message]:
-        return list(self.grid.pull_messages(list(names)))
+        """Return the replies to questions of these names; one in the name of another node than was asked is none."""
+        replies = []
+        for reply in self.grid.pull_messages(list(names)):
+            asked, says = self._asked.get(reply.metadata.reply_to_message_id), reply.metadata.src_node_id
+            if asked is not None and asked != says and not reply.has_error():
+                _log.warning("node %d replies as if it were node %d, which is no reply", asked, says)
+            else:
+                replies.append(reply)
+        return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and return the replies that come in time; a silo that was restarted is asked again.

@@ -93,7 +93,10 @@ class SumRules(Section):
     """Secure sums that the silo takes part in."""
 
     least_silos: int = Field(default=3, ge=1)  # whose vectors are in every sum that is opened
-    colluders: int = Field(default=0, ge=0)  # other silos that may help the server, which every sum must withstand
+    # Other silos whose noise an observer may know, which every sum must withstand: each of them knows its own.
+    colluders: int = Field(default=1, ge=0)
+    # Whether prices may assume that nobody learns who was drawn: the server draws, so no such price holds against it.
+    secret_cohorts: bool = False
     # The keys of other silos, from themselves: whoever signs a contract could invent silos. One that is not known here
     # counts as a further colluder.
     silos: dict[str, str] = Field(default_factory=dict)
