@@ -33,6 +33,14 @@ def _need_flower() -> None:
         raise InputError("deployment needs Flower; pip install 'polyeps[flower]'") from None
 
 
+class _Lines(logging.Formatter):
+    """Log lines whose text a server cannot make look like other lines, or like commands to a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record).replace("\n", "\n  ")
+        return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
+
+
 class _JsonLines(logging.Formatter):
     """One JSON object a line."""
 
@@ -40,13 +48,13 @@ class _JsonLines(logging.Formatter):
         facts = {"time": self.formatTime(record), "level": record.levelname, "message": record.getMessage()}
         if record.exc_info:
             facts["error"] = self.formatException(record.exc_info)
-        return json.dumps(facts, ensure_ascii=False)
+        return json.dumps(facts)
 
 
 def _logging(as_json: bool) -> None:
     """Log to stderr with times: a silo runs for days, and under a service manager."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_JsonLines() if as_json else _Lines("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING if quiet() else logging.INFO)
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

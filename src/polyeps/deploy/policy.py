@@ -72,6 +72,9 @@ class PolicyLimits(Section):
     """What contracts may ask for; they are refused beyond it."""
 
     rounds: int = Field(ge=1)
+    silos: int = Field(
+        default=100, ge=1
+    )  # that a contract enrols; each costs memory for as many records as this silo's
     parameters: int = Field(default=1_000_000, ge=1)
     message_bytes: int = Field(default=64_000_000, ge=1000)
     training: dict[str, Bounds] = Field(default_factory=dict)  # the range of each number in [training]
