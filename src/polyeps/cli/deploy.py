@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from polyeps.cli.output import Json, print_json, print_table, quiet, remark
-from polyeps.errors import InputError
+from polyeps.errors import InputError, escaped
 
 deploy_app = typer.Typer(help="Set up a federation of silos on Flower, try it, check it.", no_args_is_help=True)
 SuperLink = Annotated[str, typer.Option(help="The SuperLink, as HOST:PORT.")]
@@ -37,8 +37,7 @@ class _Lines(logging.Formatter):
     """Log lines whose text a server cannot make look like other lines, or like commands to a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record).replace("\n", "\n  ")
-        return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
+        return "\n  ".join(map(escaped, super().format(record).split("\n")))
 
 
 class _JsonLines(logging.Formatter):
@@ -275,7 +274,7 @@ def status(
         print_json(found)
         return
     if folder is not None:
-        print(f"{found['name']}: {found['status']}, {found['rounds']} rounds {found['reason']}".rstrip())
+        print(f"{found['name']}: {found['status']}, {found['rounds']} rounds: {found['reason']}".removesuffix(": "))
     for title, rows in tables.items():
         if rows:
             columns = list(dict.fromkeys(key for row in rows for key in row))
