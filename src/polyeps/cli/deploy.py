@@ -74,6 +74,20 @@ def silo_command(
         run_silo(read_policy(policy), stop)
 
 
+def superlink(
+    folder: Annotated[Path, typer.Option("--kit", help="Folder with the server's keys, certificates and secret.")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
+) -> None:
+    """Run Flower's SuperLink with TLS, authenticated SuperNodes and an operator who knows the kit's secret."""
+    _need_flower()
+    from polyeps.deploy.flower_runtime import check_flower
+    from polyeps.deploy.guarded_superlink import run_superlink
+
+    check_flower()
+    run_superlink(folder, host, port)
+
+
 def serve_command(
     contract: Annotated[Path, typer.Argument(help="The contract, signed with `polyeps deploy sign`.")],
     superlink: SuperLink = "127.0.0.1:8000",
