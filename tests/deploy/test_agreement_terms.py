@@ -192,7 +192,7 @@ def test_a_policy_that_was_changed_does_not_keep_an_older_agreement(sites: Sites
     contract = sites.contract()
     agreed(sites, contract)
     sites.write_policy("aspen", budget={"epsilon_per_run": 1.5})
-    with pytest.raises(InputError, match="has reserved its price already"):
+    with pytest.raises(InputError, match="the policy, the records or polyeps have changed since"):
         agreed(sites, contract)
     sites.write_policy("aspen", budget={"epsilon": 60.0})
     with pytest.raises(InputError, match=r"ε = 6, δ = 1e-05.*the policy says otherwise"):

@@ -262,7 +262,21 @@ def _reserve(contract: Contract, policy: Policy, price: Charge, ledger: Ledger) 
     if account not in ledger.clients:
         ledger.enroll({account: terms})
     _check_account(ledger, policy, account, terms)
-    ledger.reserve(contract.run, [price])
+    held = ledger.runs.get(contract.run)
+    try:
+        ledger.reserve(contract.run, [price])
+    except InputError:
+        if held is None:
+            raise
+        if not held.open:
+            raise InputError(
+                f"the contract {contract.name!r} has ended already, or this silo has withdrawn from it; it is not "
+                "answered again"
+            ) from None
+        raise InputError(
+            f"the price of {contract.name!r} is another than was agreed to: the policy, the records or polyeps have "
+            f"changed since; put back what was, or leave with `polyeps deploy withdraw {contract.name}`"
+        ) from None
 
 
 def release_ended(run: str, ledger: Ledger) -> None:
