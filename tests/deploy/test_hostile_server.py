@@ -66,7 +66,9 @@ def demands(run: str) -> Iterator[Message]:
     for action in ("embed", "subspace", "enter", "report", "project", "evaluate", "", "__init__"):
         yield tasking(run, model(), action=action)
     forged = tasking(run, model())
-    forged.content["payload"] = ArrayRecord({"model": Array("float32", (SIZE,), "a\n2026-01-01 agreed\x1b[2J", b"")})
+    forged.content["payload"] = ArrayRecord(
+        {"model": Array("float32", (SIZE,), "a\n2026-01-01 agreed\x1b[2J" + "x" * 500_000, b"")}
+    )
     yield forged
     for bits in (1, 63, 2**40):
         yield tasking(run, model(), bits=bits)
@@ -148,6 +150,7 @@ def test_a_hostile_server_gets_what_was_agreed_and_nothing_else(tmp_path: Path) 
         assert "2026-01-01 agreed" in said  # in the sentence that refuses it, and in no line of its own
         assert "\n2026-01-01 agreed" not in said
         assert "\x1b" not in said
+        assert len(said) < 400_000
     with closing(Ledger(tmp_path / "aspen" / "ledger.db")) as ledger:
         account = ledger.account("aspen")
         assert account.spent(account.committed) <= account.terms.budget.epsilon

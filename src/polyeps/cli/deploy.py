@@ -33,20 +33,23 @@ def _need_flower() -> None:
         raise InputError("deployment needs Flower; pip install 'polyeps[flower]'") from None
 
 
+_LONGEST = 10_000  # letters of one entry of a log: a server decides what is quoted
+
+
 class _Lines(logging.Formatter):
     """Log lines whose text a server cannot make look like other lines, or like commands to a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n  ".join(map(escaped, super().format(record).split("\n")))
+        return "\n  ".join(map(escaped, super().format(record)[:_LONGEST].split("\n")))
 
 
 class _JsonLines(logging.Formatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        facts = {"time": self.formatTime(record), "level": record.levelname, "message": record.getMessage()}
+        facts = {"time": self.formatTime(record), "level": record.levelname, "message": record.getMessage()[:_LONGEST]}
         if record.exc_info:
-            facts["error"] = self.formatException(record.exc_info)
+            facts["error"] = self.formatException(record.exc_info)[:_LONGEST]
         return json.dumps(facts)
 
 

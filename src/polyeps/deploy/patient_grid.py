@@ -41,7 +41,7 @@ class PatientGrid:
     grid: Grid
     poll: float = 0.5  # seconds between two looks for replies
     _absent: dict[int, float] = field(default_factory=dict)  # nodes that are not connected, and since when
-    _asked: dict[str, int] = field(default_factory=dict)  # the node of every question, by its name
+    _asked: dict[str, int] = field(default_factory=dict)  # the nodes of questions without a reply, by their names
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.grid.get_node_ids())
@@ -58,11 +58,11 @@ class PatientGrid:
         """Return the replies to questions of these names; one in the name of another node than was asked is none."""
         replies = []
         for reply in self.grid.pull_messages(list(names)):
-            asked, says = self._asked.get(reply.metadata.reply_to_message_id), reply.metadata.src_node_id
-            if asked is not None and asked != says and not reply.has_error():
-                _log.warning("node %d replies as if it were node %d, which is no reply", asked, says)
-            else:
+            asked, says = self._asked.pop(reply.metadata.reply_to_message_id, None), reply.metadata.src_node_id
+            if reply.has_error() or asked == says:  # an error may be the SuperLink's own
                 replies.append(reply)
+            else:
+                _log.warning("node %s replies as if it were node %s, which is no reply", asked, says)
         return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
