@@ -122,7 +122,8 @@ def test_from_empty_folders_to_a_model(tmp_path: Path) -> None:
         assert "would be left" in silo.follow(4)
 
         assert f"done, {ROUNDS} of {ROUNDS} rounds" in server.follow(5)
-        assert "aspen" in silo.follow(5)
+        silo.follow(5)
+        assert "aspen" in (silo.folder / "ledger.html").read_text(encoding="utf-8")
         assert silo.commands == {6: []}
         assert server.commands == {6: []}
     assert left_running(tmp_path) == []
