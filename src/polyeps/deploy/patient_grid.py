@@ -2,7 +2,8 @@
 
 A SuperLink of Flower 1.41 knows which node it talks to, and not whether a reply bears that node's number: a silo could
 speak for another one. So a reply counts only from the node that was asked. Whoever replies names the question, and the
-name of another node's question cannot be guessed: it is a digest of the message, which holds a random word.
+name of another node's question cannot be guessed: it is a digest of the message, which holds a random word. And a reply
+that Flower cannot read is that of one node, and ends the run of none.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import httpx
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
@@ -41,6 +43,7 @@ class PatientGrid:
     grid: Grid
     poll: float = 0.5  # seconds between two looks for replies
     _absent: dict[int, float] = field(default_factory=dict)  # nodes that are not connected, and since when
+    _wary: bool = False  # whether some reply could not be read
     _asked: dict[str, int] = field(default_factory=dict)  # the nodes of questions without a reply, by their names
 
     def get_node_ids(self) -> Iterable[int]:
@@ -57,13 +60,31 @@ class PatientGrid:
     def pull_messages(self, names: Iterable[str]) -> Iterable[Message]:
         """Return the replies to questions of these names; one in the name of another node than was asked is none."""
         replies = []
-        for reply in self.grid.pull_messages(list(names)):
+        for reply in self._pulled(list(names)):
             asked, says = self._asked.pop(reply.metadata.reply_to_message_id, None), reply.metadata.src_node_id
             if reply.has_error() or asked == says:  # an error may be the SuperLink's own
                 replies.append(reply)
             else:
                 _log.warning("node %s replies as if it were node %s, which is no reply", asked, says)
         return replies
+
+    def _pulled(self, names: list[str]) -> Iterator[Message]:
+        """Yield replies; those that cannot be read are none, and from the first one on each is read by itself."""
+        if not self._wary:
+            try:
+                yield from list(self.grid.pull_messages(names))
+                return
+            except httpx.HTTPError:  # of the way to the SuperLink, not of a reply
+                raise
+            except Exception:
+                self._wary = True
+        for name in names:
+            try:
+                yield from list(self.grid.pull_messages([name]))
+            except httpx.HTTPError:
+                raise
+            except Exception as problem:
+                _log.warning("node %s sends what cannot be read (%s)", self._asked.get(name), type(problem).__name__)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and return the replies that come in time; a silo that was restarted is asked again.
