@@ -58,16 +58,21 @@ class Timed:
         some, began = list(messages), time.monotonic()
         names = list(self.grid.push_messages(some))
         for message in some:
-            if message.metadata.group_id:
-                self.sent.setdefault(message.metadata.group_id, began)
-                self.times[message.metadata.group_id] = time.monotonic() - began
+            if round := round_of(message):
+                self.sent.setdefault(round, began)
+                self.times[round] = time.monotonic() - began
         return names
 
     def pull_messages(self, names: Iterable[str]) -> Iterable[Message]:
         replies = list(self.grid.pull_messages(names))
         for reply in replies:
-            self.heard[reply.metadata.group_id] = time.monotonic()
+            self.heard[round_of(reply)] = time.monotonic()
         return replies
+
+
+def round_of(message: Message) -> str:
+    """Return the round of a message; "" for one that asks a silo to enrol."""
+    return str(message.metadata.group_id).partition("/")[0]
 
 
 def watch(note: Path, found: list[tuple[float, float]], over: threading.Event) -> None:

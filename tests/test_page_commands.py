@@ -38,6 +38,7 @@ NOT_RUN = {
     "flower-su": "runs until it is stopped; tests/deploy starts it",
     "flwr ": "needs a running SuperLink; tests/deploy has one",
     "polyeps silo": "runs until it is stopped; tests/deploy starts it",
+    "polyeps superlink": "runs until it is stopped; tests/deploy starts it",
     "polyeps serve": "runs until silos answer; tests/deploy starts it",
     "polyeps watch": "runs until it is stopped; tests/report starts it",
     "polyeps ledger page --policy": "needs a silo; tests/report has one",

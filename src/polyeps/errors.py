@@ -73,6 +73,15 @@ class LedgerTampered(LedgerError):  # noqa: N818
     """A ledger, or its head, was changed."""
 
 
+def escaped(text: str) -> str:
+    """Return a text of others in which nothing ends a line or steers a terminal.
+
+    >>> print(escaped("one\\nline\\x1b[2J"))
+    one\\nline\\x1b[2J
+    """
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 def suggest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """Return the end of a refusal of an unknown name: the one that may be meant, or else those there are.
 

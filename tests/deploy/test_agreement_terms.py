@@ -103,6 +103,7 @@ def test_a_contract_beyond_the_policy_is_refused(sites: Sites, terms: dict[str, 
     [
         ({"algorithms": ["weiavg"]}, "algorithm.name = 'fedavg' is not in"),
         ({"limits": {"rounds": 2}}, "limits.rounds = 2"),
+        ({"limits": {"silos": 2}}, "3 silos are more than the policy's limits.silos = 2"),
         ({"limits": {"parameters": 5}}, "6 parameters, more than"),
         ({"limits": {"training": {"clip": [0.1, 0.5]}}}, "training.clip = 1.0 is outside"),
         ({"rehearsal": True}, "for rehearsals alone"),
@@ -146,9 +147,9 @@ def test_a_huge_model_is_refused_before_it_is_built(sites: Sites, monkeypatch: p
     sites.write_policy("aspen", models=["mlp"])
     contract = sites.contract(model={"name": "mlp", "hidden": [8]})
     monkeypatch.setattr("polyeps.deploy.contract_job.model_for", lambda *_: pytest.fail("built"))
-    for hidden in [(10**9,), (5000, 5000), (10**7, 10**7)]:
+    for hidden in [(10**9,), (5000, 5000), (10**7, 10**7), (1,) * 10_000]:
         model = contract.model.model_copy(update={"hidden": hidden})
-        refused(sites, contract.model_copy(update={"model": model}), "makes more parameters than the policy")
+        refused(sites, contract.model_copy(update={"model": model}), "makes more parameters|has 10000 layers")
 
 
 # Budgets over several contracts
@@ -191,7 +192,7 @@ def test_a_policy_that_was_changed_does_not_keep_an_older_agreement(sites: Sites
     contract = sites.contract()
     agreed(sites, contract)
     sites.write_policy("aspen", budget={"epsilon_per_run": 1.5})
-    with pytest.raises(InputError, match="has reserved its price already"):
+    with pytest.raises(InputError, match="the policy, the records or polyeps have changed since"):
         agreed(sites, contract)
     sites.write_policy("aspen", budget={"epsilon": 60.0})
     with pytest.raises(InputError, match=r"ε = 6, δ = 1e-05.*the policy says otherwise"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -38,6 +39,24 @@ def test_an_interrupted_demonstration_leaves_nothing(when: str, number: int, aga
             wait(lambda: process.poll() is not None or len(left_running(folder)) < 6, "it stops", pause=0.01)
             process.send_signal(number)
         assert process.wait(60) != 0
+    assert left_running(folder) == []
+
+
+def test_a_demonstration_from_its_command_to_its_figures(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    command = polyeps_command("deploy", "demo", "-o", str(folder), "--rounds", "2", "--json")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert (figures["rounds"], figures["reason"]) == (2, "all rounds were run")
+    assert Path(figures["model"]).is_file()
+    assert 0.5 < figures["metrics"]["accuracy"] < 1
+    assert figures["seconds"] < 180  # two quiet cores take half a minute
+    for name, (in_a_run, in_all) in demo.BUDGETS.items():
+        silo = figures["silos"][name]
+        assert silo["charges"] == 2
+        assert 0 < silo["this run"] <= in_a_run
+        assert 0 < silo["spent in all"] <= in_all
     assert left_running(folder) == []
 
 

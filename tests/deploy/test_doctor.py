@@ -272,6 +272,8 @@ def test_what_listens_in_place_of_flower(kit: Path, sites: Sites) -> None:
         assert "give it the same secret file, and the same clock" in faults(check_server(kit, address))["superlink"]
     with listening(kit, status=404) as address:
         assert "is no SuperLink (it answers 404)" in faults(check_server(kit, address))["superlink"]
+    with listening(kit) as address:  # Flower's own SuperLink takes every order
+        assert "start it with `polyeps superlink`" in faults(check_server(kit, address))["superlink"]
     for status, said in [(403, "give it the same secret"), (404, "is no SuperNode (it answers 404); stop it")]:
         with listening(None, status=status) as address:
             sites.write_policy("aspen", supernode={"address": address})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_to_proto
@@ -19,10 +22,11 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from support.silos import being, over_the_wire, tasking
 
 from polyeps.deploy import flower_runtime as flower
+from polyeps.deploy.guarded_superlink import OPERATOR, Guard, operator_token, superlink_options
 from polyeps.deploy.keys import new_node_key, read_secret
 from polyeps.deploy.kits import server_kit
 from polyeps.deploy.patient_grid import is_restarted, restarted
-from polyeps.deploy.processes import OFFLINE, free_ports, superlink_command, supernode_command
+from polyeps.deploy.processes import OFFLINE, free_ports, supernode_command
 from polyeps.deploy.refusing_bundle import REFUSING
 from polyeps.errors import InputError
 
@@ -69,12 +73,46 @@ def test_every_process_is_offline_and_without_telemetry(tmp_path: Path) -> None:
     for name in ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK"):
         assert name in OFFLINE
         assert name in sources  # else Flower has renamed it
-    link = superlink_command(tmp_path, "127.0.0.1", 8000)
+    link = superlink_options(tmp_path, "127.0.0.1", 8000)
     assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(link)
     node = supernode_command(tmp_path, tmp_path / "ca.crt", "127.0.0.1:8000", 9094)
     for command in (link, node):
         assert command[command.index("--isolation") + 1] == "process"
         assert "--insecure" not in command
+
+
+def test_an_operator_shows_the_secret_of_the_superlink() -> None:
+    """Of Flower's routes, those of SuperNodes and executors are let through: there both are asked who they are."""
+    from flwr.superlink import extensions, main
+    from flwr.superlink.routers.control import router as control
+
+    assert "extensions.get_middleware()" in inspect.getsource(main._get_middleware)  # where the guard is put
+    assert callable(extensions.get_middleware)
+    app, token = FastAPI(), operator_token(b"secret")
+    reached: list[str] = []
+
+    @app.api_route("/{path:path}", methods=["GET", "POST"])
+    def reach(path: str) -> None:
+        reached.append(path)
+
+    app.add_middleware(Guard, token=token)
+
+    def post(path: str, headers: dict[str, str] | None = None) -> int:
+        async def asked() -> httpx.Response:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://link") as client:
+                return await client.post(path, headers=headers)
+
+        return asyncio.run(asked()).status_code
+
+    operators = [route.path for route in control.routes]
+    assert len(operators) > 10
+    for path in (*operators, "/docs", "/openapi.json", "/v1/fleetcontrol", "/v1/fleet/../control/x"):
+        for headers in ({}, {OPERATOR: ""}, {OPERATOR: operator_token(b"another")}):
+            assert post(path, headers) == 403
+    assert reached == []
+    assert post(operators[0], {OPERATOR: token}) == 200
+    assert post("/v1/fleet/pull-messages") == 200
+    assert post("/v1/runtime/acquire-task") == 200
 
 
 def test_plain_http_stays_on_this_machine() -> None:

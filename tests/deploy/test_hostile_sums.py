@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from support.silos import NAMES, SiloGrid, Sites, being, enrolling, over_the_wire, tasking
 from support.summing import quick_polls, summing_sites, terms_of
 
+from polyeps.accounting import epsilon_if_draws_known
 from polyeps.algorithms._secure_sums import DRAWN
 from polyeps.core import AGREED, ENTER, Payload
 from polyeps.deploy.agreement import accept_contract
@@ -210,6 +212,12 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"sums": None}, {}, "needs secure sums, which the policy does not allow"),
     ({"sums": {"least_silos": 4}}, {}, "could be opened with 3 of them"),
     ({"sums": {"colluders": 1}}, {}, "withstands 0 colluders; the policy wants 3 .* and 1 "),
+    (
+        {"sums": {"colluders": None}},
+        {},
+        "withstands 0 colluders; the policy wants 3 .* and 1 ",
+    ),  # each knows its own noise
+    ({}, {"participation": {"kind": "poisson", "share": 0.5}}, "and the server, which draws, knows"),
     ({"sums": {"silos": {}}}, {}, "withstands 0 colluders; the policy wants 3 .* and 2 "),  # they may be invented
     ({"sums": {"silos": {"birch": "0" * 64}}}, {}, "enrols 'birch' with another key than the policy's"),
     ({"budget": {"protects": "records"}}, {}, "protects the silo as a whole, and budget.protects = 'records'"),
@@ -239,6 +247,26 @@ def test_a_policy_allows_sums_on_its_own_terms(
     with pytest.raises(InputError, match=said):
         accept_contract(contract, sites.policy(), public_of(sites.keys["aspen"]), silo.ledger)
     assert not silo.ledger.runs
+
+
+def test_whom_a_price_holds_against_is_the_policys_choice(tmp_path: Path) -> None:
+    """Sampling makes a round cheap for those who do not know who is drawn; the server does. Each silo knows its noise.
+
+    Against the server ε is 3.6, where the sampled price is 1.
+    """
+    sites = summing_sites(tmp_path)
+    noisier = {"name": "dp-randagg", "rank": 0, "noise": "discrete-gaussian", "colluders": 0.3}
+    others: dict[str, Any] = {"budget": {"protects": "silo"}, "discloses": ["epsilon"], "models": ["mlp"]}
+    with closing(sites.silo().ledger) as ledger:
+        for rules, terms in (
+            ({"colluders": None}, {"algorithm": noisier}),
+            ({"least_silos": 1, "secret_cohorts": True}, {"participation": {"kind": "poisson", "share": 0.1}}),
+        ):
+            sites.write_policy("aspen", sums=rules, **others)
+            contract = sites.contract(**{**terms_of("dp-fedavg"), **terms})
+            price = accept_contract(contract, sites.policy(), public_of(sites.keys["aspen"]), ledger).price
+    known = epsilon_if_draws_known({price.event: price.uses}, contract.delta, "zero-out")
+    assert known > 3 * sites.policy().budget.epsilon_per_run
 
 
 def test_a_contract_names_every_silos_epsilon(tmp_path: Path) -> None:

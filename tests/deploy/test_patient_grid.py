@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+import httpx
 import pytest
 from flwr.app import Message, MessageType, RecordDict
 from support.silos import being
@@ -80,6 +81,29 @@ def test_a_silo_that_is_restarted_for_ever_is_asked_five_times() -> None:
     nodes = Nodes({1: 2, 2: 1000})
     assert ask(PatientGrid(nodes, 0.01), [1, 2], 60.0) == {1}
     assert len(nodes.sent) == 3 + 5
+
+
+def test_a_reply_that_cannot_be_read_is_that_of_one_silo(caplog: pytest.LogCaptureFixture) -> None:
+    """Flower reads all replies at once, and fails if one is no message."""
+    nodes = Nodes({1: 0, 2: 0, 3: 0})
+    usual = nodes.pull_messages
+
+    def reading(message_ids: Iterable[str]) -> Iterable[Message]:
+        names = list(message_ids)
+        if any(nodes.waiting[name].metadata.dst_node_id == 2 for name in names):
+            raise ValueError("no message")
+        return usual(names)
+
+    nodes.pull_messages = reading  # type: ignore[method-assign]
+    assert ask(PatientGrid(nodes, 0.01), [1, 2, 3], 0.5) == {1, 3}
+    assert "node 2 sends what cannot be read" in caplog.text
+
+    def gone(message_ids: Iterable[str]) -> Iterable[Message]:
+        raise httpx.ConnectError("gone")
+
+    nodes.pull_messages = gone  # type: ignore[method-assign]
+    with pytest.raises(httpx.ConnectError):
+        ask(PatientGrid(nodes, 0.01), [1], 0.5)
 
 
 def test_no_message_outlives_the_wait_for_its_reply() -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,20 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'polyeps[flower]'")
 
+import httpx
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.proto.control_pb2 import ListNodesRequest
 from support.real_federation import left_running, wait
 
 from polyeps.deploy.demo import BUDGETS, DemoFederation
 from polyeps.deploy.doctor import check_server, check_silo
-from polyeps.deploy.flower_runtime import register_node, started_run
+from polyeps.deploy.flower_runtime import Endpoint, register_node, started_run
 from polyeps.deploy.keys import new_node_key
 from polyeps.deploy.kits import ServerTerms, server_kit
 from polyeps.deploy.patient_grid import PatientGrid
 from polyeps.deploy.processes import free_ports, polyeps_command, supernode_command
 from polyeps.deploy.refusing_bundle import REFUSING
+from polyeps.errors import InputError
 
 pytestmark = [
     pytest.mark.processes,
@@ -66,6 +70,13 @@ def demo(tmp_path: Path) -> Iterator[DemoFederation]:
 def test_a_federation_with_a_thief_and_a_killed_silo(demo: DemoFederation, tmp_path: Path) -> None:
     demo.start()
     default, unknown = start_default_node(demo, tmp_path), start_unknown_node(demo, tmp_path)
+
+    # Somebody without the server's secret registers no node, and stops no run.
+    outside = Endpoint(f"127.0.0.1:{demo.port}", root_certificates=demo.server / "ca.crt")
+    with pytest.raises(InputError, match="did not register"):
+        register_node(outside, tmp_path / "unknown" / "node.pub")
+    with closing(outside.control()) as control, pytest.raises(httpx.HTTPStatusError, match="403"):
+        control.ListNodes(ListNodesRequest())
 
     # A hostile operator of the SuperLink sends a bundle of its own to all nodes.
     wanted = [str(demo.silo(name) / file) for name in BUDGETS for file in ("records.csv", "silo.key")]

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType
+from flwr.common.serde import message_from_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from support.silos import NAMES, Lost, SiloGrid, Sites, simulated
 
 from polyeps.algorithms import ALGORITHMS
@@ -170,7 +172,8 @@ def test_a_straggler_misses_a_round_and_stays_in_the_run(sites: Sites) -> None:
     calls = {"late": 0}
 
     def late(node: int, message: Message) -> None:
-        if node == 101 and message.metadata.message_type == MessageType.TRAIN and message.metadata.group_id == "1":
+        task = message.metadata.message_type == MessageType.TRAIN
+        if node == 101 and task and message.metadata.group_id.startswith("1/"):
             calls["late"] += 1
             raise Lost
 
@@ -190,7 +193,8 @@ def test_a_silo_that_was_restarted_in_a_task_is_asked_again(sites: Sites, monkey
     def crash_once(names: Any) -> Any:
         replies = list(usual(names))
         for place, reply in enumerate(replies):
-            key = f"{reply.metadata.src_node_id}/{reply.metadata.group_id}/{reply.metadata.message_type}"
+            round = reply.metadata.group_id.partition("/")[0]
+            key = f"{reply.metadata.src_node_id}/{round}/{reply.metadata.message_type}"
             if key not in failed:  # the silo has answered, and was killed before the reply was on its way
                 failed.add(key)
                 replies[place] = _as_restarted(reply)
@@ -217,7 +221,7 @@ def test_a_silo_that_joins_late_takes_part(sites: Sites) -> None:
     grid = SiloGrid(sites, NAMES[:2])
 
     def join(_: int, message: Message) -> None:
-        if message.metadata.message_type == MessageType.TRAIN and message.metadata.group_id == "0":
+        if message.metadata.message_type == MessageType.TRAIN and message.metadata.group_id.startswith("0/"):
             grid.nodes[102] = "cedar"
 
     grid.before = join
@@ -240,7 +244,7 @@ def test_a_round_that_nobody_answers_is_not_counted(sites: Sites) -> None:
     signed, grid = sites.signed(patience={"reply": 0.2}), SiloGrid(sites)
 
     def cut(_: int, message: Message) -> None:
-        if message.metadata.group_id == "1":
+        if message.metadata.group_id.startswith("1/"):
             raise Lost
 
     grid.before = cut
@@ -267,6 +271,29 @@ def test_an_imposter_is_left_out(sites: Sites) -> None:
     assert found.rounds == 3
     rows = Journal(sites.folder / "run" / "serving.db").query("SELECT DISTINCT client FROM answers ORDER BY client")
     assert [row["client"] for row in rows] == ["aspen", "birch"]
+
+
+def test_a_silo_does_not_speak_for_another_one(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SuperLink does not look whose number a reply bears: aspen says that birch has nothing left to spend."""
+    signed, grid = sites.signed(patience={"reply": 0.4}), SiloGrid(sites)
+    usual = grid.pull_messages
+
+    def lying(names: Any) -> Any:
+        replies = list(usual(names))
+        for reply in replies:
+            if reply.metadata.src_node_id == 100 and reply.metadata.message_type == MessageType.TRAIN:
+                reply.metadata.__dict__["_src_node_id"] = 101
+                reply.content["reply"] = ConfigRecord({"answered": False, "ready": False})
+        return replies[::-1]  # what aspen says comes last
+
+    monkeypatch.setattr(grid, "pull_messages", lying)
+    assert served(sites, grid, signed).rounds == 3
+    journal = Journal(sites.folder / "run" / "serving.db")
+    heard = journal.query("SELECT DISTINCT client FROM answers WHERE answered ORDER BY client")
+    assert [row["client"] for row in heard] == ["birch", "cedar"]
+    assert {row["answered"] for row in journal.query("SELECT answered FROM rounds")} == {2}
+    ids = [message_from_proto(ProtoMessage.FromString(sent)).metadata.group_id for sent in grid.sent]
+    assert len(set(ids)) == len(ids)  # a name that could be guessed would let aspen reply to birch's question
 
 
 def test_a_silo_whose_budget_is_used_up_leaves_and_the_others_go_on(sites: Sites) -> None:

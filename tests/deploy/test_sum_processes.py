@@ -50,7 +50,9 @@ def demo(tmp_path: Path) -> Iterator[DemoFederation]:
         text = text.replace("discloses = []", 'discloses = ["epsilon"]')
         text = text.replace("[budget]", '[budget]\nprotects = "silo"')
         known = "".join(f'{one} = "{key}"\n' for one, key in found.signed.contract.silos.items() if one != name)
-        policy.write_text("rehearsal = true\n" + text + "\n[sums]\nleast_silos = 3\n[sums.silos]\n" + known)
+        policy.write_text(
+            "rehearsal = true\n" + text + "\n[sums]\nleast_silos = 3\ncolluders = 0\n[sums.silos]\n" + known
+        )
     found.sign()
     with found.processes:
         yield found

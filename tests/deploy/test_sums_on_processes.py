@@ -39,7 +39,7 @@ def it(tmp_path: Path) -> Iterator[RealFederation]:
         )
         text = text.replace('schedule = "adaptive"', 'schedule = "adaptive"\nprotects = "silo"')
         others = "".join(f'{one} = "{key}"\n' for one, key in keys.items() if one != name)
-        path.write_text(f"{text}\n[sums]\nleast_silos = 3\n[sums.silos]\n{others}")
+        path.write_text(f"{text}\n[sums]\nleast_silos = 3\ncolluders = 0\n[sums.silos]\n{others}")
     with found.running():
         yield found
 

@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import sqlite3
+import stat
 from html import unescape
 from pathlib import Path
 
@@ -138,5 +139,6 @@ def test_the_command(path: Path, tmp_path: Path) -> None:
     shown = run_json("ledger", "page", str(path), "-o", str(tmp_path / "page.html"))
     assert shown["rows"] == Ledger(path).head.seq
     assert (tmp_path / "page.html").stat().st_size < 200_000
+    assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == 0o600  # reasons of refusals may quote records
     refused("ledger", "page", "-o", str(tmp_path / "page.html"), naming=("--policy",))
     refused("ledger", "page", str(tmp_path / "absent.db"), naming=("absent.db",))

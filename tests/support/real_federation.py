@@ -24,6 +24,7 @@ from polyeps.deploy.kits import ServerTerms
 from polyeps.deploy.processes import free_ports, polyeps_command, supernode_command
 from polyeps.deploy.serving import JOURNAL
 from polyeps.ledger import Ledger
+from support.namespaces import Namespace, can_separate
 
 # Flower's SuperNode as it is, but for its pauses of 3 s: a sum takes seven exchanges, and more
 HASTY_SUPERNODE = """
@@ -64,8 +65,8 @@ class Link:
     """A line between two machines: bytes pass until it is cut, and those under way then wait until it is mended."""
 
     def __init__(self, port: int) -> None:
-        self.whole = threading.Event()
-        self.whole.set()
+        self._whole = threading.Event()
+        self._whole.set()
         self._to = port
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listening.getsockname()[1])
@@ -88,7 +89,7 @@ class Link:
     def _join(self, near: socket.socket) -> None:
         with near, contextlib.suppress(OSError):
             self._ends.append(near)
-            self.whole.wait()
+            self._whole.wait()
             with self._connected() as far:
                 self._ends.append(far)
                 back = self._begin(self._carry, far, near)
@@ -106,15 +107,21 @@ class Link:
     def _carry(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while content := source.recv(65536):
-                self.whole.wait()
+                self._whole.wait()
                 target.sendall(content)
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
+    def cut(self) -> None:
+        self._whole.clear()
+
+    def mend(self) -> None:
+        self._whole.set()
+
     def close(self) -> None:
         self._closed = True
-        self.whole.set()
+        self.mend()
         for end in (self._listening, *self._ends):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -130,7 +137,10 @@ class RealFederation(DemoFederation):
     ) -> None:
         super().__init__(folder, terms, {"OMP_NUM_THREADS": "1"}, budgets)
         self.hasty = False  # whether SuperNodes pause for a moment only
-        self.links = {name: Link(self.port) for name in lines}  # of silos whose line can be cut
+        # Of silos whose line can be cut: with a network of its own, or where that is not allowed, through a relay.
+        self.links: dict[str, Link | Namespace] = {
+            name: Namespace() if can_separate() else Link(self.port) for name in lines
+        }
         self._kept: dict[str, threading.Thread] = {}
         self._over, self._starting = threading.Event(), threading.Lock()
         self._let_go: set[str] = set()
@@ -183,13 +193,25 @@ class RealFederation(DemoFederation):
         self.processes.running["superlink"].wait()
         self.start_superlink()
 
+    def start_superlink(self) -> None:
+        others = any(isinstance(link, Namespace) for link in self.links.values())
+        self.start_superlink_at("0.0.0.0" if others else "127.0.0.1")
+
     def start_supernode(self, name: str) -> None:
-        port = self.links[name].port if name in self.links else self.port
-        command = supernode_command(self.silo(name), self.server / "ca.crt", f"127.0.0.1:{port}", self.ports[name])
-        self.keep(f"supernode-{name}", [sys.executable, "-c", HASTY_SUPERNODE, *command[1:]] if self.hasty else command)
+        link = self.links.get(name)
+        address = f"localhost:{self.port}" if isinstance(link, Namespace) else f"127.0.0.1:{(link or self).port}"
+        command = supernode_command(self.silo(name), self.server / "ca.crt", address, self.ports[name])
+        if self.hasty:
+            command = [sys.executable, "-c", HASTY_SUPERNODE, *command[1:]]
+        self.keep(f"supernode-{name}", [*self._where(name), *command])
 
     def start_silo(self, name: str) -> None:
-        self.keep(f"silo-{name}", polyeps_command("silo", "--policy", str(self.silo(name) / "policy.toml")))
+        command = polyeps_command("silo", "--policy", str(self.silo(name) / "policy.toml"))
+        self.keep(f"silo-{name}", [*self._where(name), *command])
+
+    def _where(self, name: str) -> list[str]:
+        link = self.links.get(name)
+        return link.inside if isinstance(link, Namespace) else []
 
     def keep(self, name: str, command: list[str], *, while_failing: bool = False, pause: float = 1.0) -> None:
         """Start a process, and start it again whenever it ends: always, or while it fails."""

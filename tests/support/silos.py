@@ -71,6 +71,7 @@ class Sites:
             "supernode": {"secret": "supernode.secret"},
             "sums": {
                 "least_silos": 3,
+                "colluders": 0,
                 "silos": {one: public_of(key) for one, key in self.keys.items() if one != name},
             },
             "rehearsal": self.rehearsal is not None,
@@ -136,7 +137,8 @@ def simulated(sites: Sites, contract: Contract) -> Job:
 def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     for name, value in changes.items():
         added = isinstance(value, dict) and name in values and "kind" not in value  # another kind has other settings
-        values[name] = {**values[name], **value} if added else value
+        both = {**values[name], **value} if added else value
+        values[name] = {key: one for key, one in both.items() if one is not None} if isinstance(both, dict) else both
     return {name: value for name, value in values.items() if value is not None}
 
 

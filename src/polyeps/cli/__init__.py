@@ -51,6 +51,7 @@ app.add_typer(ledger.ledger_app, name="ledger")
 app.add_typer(data.data_app, name="data")
 app.add_typer(model.model_app, name="model")
 app.command("silo")(deploy.silo_command)
+app.command("superlink")(deploy.superlink)
 app.command("serve")(deploy.serve_command)
 app.add_typer(deploy.deploy_app, name="deploy")
 _OWN = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}

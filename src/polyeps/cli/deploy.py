@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from polyeps.cli.output import Json, print_json, print_table, quiet, remark
-from polyeps.errors import InputError
+from polyeps.errors import InputError, escaped
 
 deploy_app = typer.Typer(help="Set up a federation of silos on Flower, try it, check it.", no_args_is_help=True)
 SuperLink = Annotated[str, typer.Option(help="The SuperLink, as HOST:PORT.")]
@@ -33,20 +33,30 @@ def _need_flower() -> None:
         raise InputError("deployment needs Flower; pip install 'polyeps[flower]'") from None
 
 
+_LONGEST = 10_000  # letters of one entry of a log: a server decides what is quoted
+
+
+class _Lines(logging.Formatter):
+    """Log lines whose text a server cannot make look like other lines, or like commands to a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n  ".join(map(escaped, super().format(record)[:_LONGEST].split("\n")))
+
+
 class _JsonLines(logging.Formatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        facts = {"time": self.formatTime(record), "level": record.levelname, "message": record.getMessage()}
+        facts = {"time": self.formatTime(record), "level": record.levelname, "message": record.getMessage()[:_LONGEST]}
         if record.exc_info:
-            facts["error"] = self.formatException(record.exc_info)
-        return json.dumps(facts, ensure_ascii=False)
+            facts["error"] = self.formatException(record.exc_info)[:_LONGEST]
+        return json.dumps(facts)
 
 
 def _logging(as_json: bool) -> None:
     """Log to stderr with times: a silo runs for days, and under a service manager."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_JsonLines() if as_json else _Lines("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING if quiet() else logging.INFO)
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -65,6 +75,20 @@ def silo_command(
     _few_threads()
     with stopping() as stop:
         run_silo(read_policy(policy), stop)
+
+
+def superlink(
+    folder: Annotated[Path, typer.Option("--kit", help="Folder with the server's keys, certificates and secret.")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="The port to listen on.")] = 8000,
+) -> None:
+    """Run Flower's SuperLink with TLS, authenticated SuperNodes and an operator who knows the kit's secret."""
+    _need_flower()
+    from polyeps.deploy.flower_runtime import check_flower
+    from polyeps.deploy.guarded_superlink import run_superlink
+
+    check_flower()
+    run_superlink(folder, host, port)
 
 
 def serve_command(
@@ -267,7 +291,7 @@ def status(
         print_json(found)
         return
     if folder is not None:
-        print(f"{found['name']}: {found['status']}, {found['rounds']} rounds {found['reason']}".rstrip())
+        print(f"{found['name']}: {found['status']}, {found['rounds']} rounds: {found['reason']}".removesuffix(": "))
     for title, rows in tables.items():
         if rows:
             columns = list(dict.fromkeys(key for row in rows for key in row))

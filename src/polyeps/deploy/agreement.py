@@ -107,6 +107,8 @@ def check_terms(contract: Contract, policy: Policy) -> None:
         raise InputError(f"epsilon.{policy.name} = {wanted:g} is more than budget.epsilon_per_run = {most:g}")
     if contract.rounds > policy.limits.rounds:
         raise InputError(f"rounds = {contract.rounds} is more than the policy's limits.rounds = {policy.limits.rounds}")
+    if len(contract.silos) > policy.limits.silos:
+        raise InputError(f"{len(contract.silos)} silos are more than the policy's limits.silos = {policy.limits.silos}")
     if contract.delta > policy.budget.delta:
         raise InputError(f"delta = {contract.delta:g} is more than the policy's budget.delta = {policy.budget.delta:g}")
     settings = contract.training.model_dump(exclude_none=True)
@@ -149,6 +151,12 @@ def check_guarantee(job: Job, contract: Contract, policy: Policy) -> None:
         )
     if not sums or policy.sums is None:
         return
+    if job.participation.kind != "full" and job.participation.share < 1 and not policy.sums.secret_cohorts:
+        raise InputError(
+            f"participation.share = {job.participation.share:g} makes a round cheap because nobody knows who is drawn, "
+            'and the server, which draws, knows; ask for participation.kind = "full", or set sums.secret_cohorts if '
+            "the server is trusted with that"
+        )
     group = (
         "" if job.groups is None or "" in algorithm.largest_sums else job.groups[job.population.ids.index(policy.name)]
     )
@@ -254,7 +262,21 @@ def _reserve(contract: Contract, policy: Policy, price: Charge, ledger: Ledger) 
     if account not in ledger.clients:
         ledger.enroll({account: terms})
     _check_account(ledger, policy, account, terms)
-    ledger.reserve(contract.run, [price])
+    held = ledger.runs.get(contract.run)
+    try:
+        ledger.reserve(contract.run, [price])
+    except InputError:
+        if held is None:
+            raise
+        if not held.open:
+            raise InputError(
+                f"the contract {contract.name!r} has ended already, or this silo has withdrawn from it; it is not "
+                "answered again"
+            ) from None
+        raise InputError(
+            f"the price of {contract.name!r} is another than was agreed to: the policy, the records or polyeps have "
+            f"changed since; put back what was, or leave with `polyeps deploy withdraw {contract.name}`"
+        ) from None
 
 
 def release_ended(run: str, ledger: Ledger) -> None:

@@ -33,6 +33,7 @@ from polyeps.experiment.seeds import seed_for
 from polyeps.models import Model
 
 _SERVER_BUDGET, _SERVER_NOISE = 100.0, 1000.0  # of the server's stand-ins: any that a round is affordable with
+_MOST_LAYERS = 100  # of an mlp: narrow ones have few parameters, and each costs time and memory
 _EXAMPLES = "fedavg, weiavg, pfa or pdp-fl"
 
 
@@ -166,6 +167,10 @@ def _digest(contract: Contract, model: Model) -> str:
 
 def check_contract_model(contract: Contract, most: float = inf) -> None:
     """Refuse a model that is too large, or another one than the contract was signed for."""
+    if len(contract.model.hidden or ()) > _MOST_LAYERS:
+        raise InputError(
+            f"model.hidden has {len(contract.model.hidden or ())} layers; at most {_MOST_LAYERS} are allowed"
+        )
     widest = max(*(contract.model.hidden or ()), contract.model.encoder_size or 1, 1)
     if widest > most or sum(map(prod, pairwise(contract.model.hidden or ()))) > most:  # before it is built
         raise InputError(

@@ -85,7 +85,10 @@ class DemoFederation:
         return Endpoint(f"127.0.0.1:{self.port}", secret, self.server / "ca.crt")
 
     def start_superlink(self) -> None:
-        process = self.processes.start("superlink", superlink_command(self.server, "127.0.0.1", self.port))
+        self.start_superlink_at("127.0.0.1")
+
+    def start_superlink_at(self, host: str) -> None:
+        process = self.processes.start("superlink", superlink_command(self.server, host, self.port))
         wait_for_port(self.port, process)
 
     def start_supernode(self, name: str) -> None:

@@ -21,6 +21,7 @@ from polyeps.deploy import flower_runtime as flower
 from polyeps.deploy.agreement import accept_contract, open_ledger, today
 from polyeps.deploy.certificate_checks import check_pair, check_private, look_at_superlink, read_certificate
 from polyeps.deploy.contract import read_signed
+from polyeps.deploy.guarded_superlink import check_guarded
 from polyeps.deploy.keys import public_of, read_key, read_secret
 from polyeps.deploy.policy import Policy, read_policy
 from polyeps.errors import InputError, LedgerError, PolyepsError
@@ -210,8 +211,9 @@ def _private(kit: Path) -> str:
 def _superlink(kit: Path, address: str) -> str:
     endpoint = flower.Endpoint(address, read_secret(kit / "superlink.secret"), kit / "ca.crt")
     said = look_at_superlink(address, kit / "ca.crt")
-    _reach(endpoint, "SuperLink", "start it with --isolation process")
-    return f"{said}; it takes our secret"
+    _reach(endpoint, "SuperLink", "start it with `polyeps superlink`")
+    check_guarded(endpoint)
+    return f"{said}; it takes our secret, and asks for it"
 
 
 def _agreeable(policy: Policy, path: Path) -> str:

@@ -66,6 +66,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from polyeps.deploy.bounded_http import bounded_client
+from polyeps.deploy.guarded_superlink import as_operator
 from polyeps.deploy.keys import read_node_key
 from polyeps.deploy.refusing_bundle import REFUSING
 from polyeps.errors import InputError
@@ -113,7 +114,7 @@ class Endpoint:
 
     def control(self) -> ControlHttpClient:
         """Return a client of the Control API of a SuperLink."""
-        return self._client(ControlHttpClient)
+        return as_operator(self._client(ControlHttpClient), self.secret)
 
     def _client(self, kind: Any, *interceptors: Any) -> Any:
         certificates = self.certificates
@@ -284,8 +285,7 @@ def started_run(
 ) -> Iterator[Grid]:
     """Start a run on a SuperLink, execute its server task here, and end it; other tasks there are refused.
 
-    The number of the run is noted in a file. A run that is still noted there was cut off, and is stopped first: until
-    then, SuperNodes may wait for the rest of a message that will never come.
+    The number of the run is noted in a file. One that is still there was cut off, and its SuperNodes may wait: stop it.
     """
     check_flower()
     try:

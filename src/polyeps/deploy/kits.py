@@ -86,6 +86,7 @@ training = {{ batch = [8, 256], local_steps = [1, 100], learning_rate = [1e-4, 1
 # Secure sums protect the silo as a whole, not single records: budget.protects = "silo", and
 # [sums]
 # least_silos = 3
+# colluders = 1
 # [sums.silos]  # the key of every other silo, from itself
 
 [signers.{signer_name}]

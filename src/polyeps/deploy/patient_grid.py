@@ -1,15 +1,25 @@
-"""A grid that waits for replies for a finite time, and asks silos that were restarted again."""
+"""A grid that waits for replies for a finite time, and asks silos that were restarted again.
+
+A SuperLink of Flower 1.41 knows which node it talks to, and not whether a reply bears that node's number: a silo could
+speak for another one. So a reply counts only from the node that was asked. Whoever replies names the question, and the
+name of another node's question cannot be guessed: it is a digest of the message, which holds a random word. And a reply
+that Flower cannot read is that of one node, and ends the run of none.
+"""
 
 from __future__ import annotations
 
+import logging
+import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import httpx
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+_log = logging.getLogger(__name__)
 _USUAL_PATIENCE = 600.0  # seconds
 _CLOCKS = 10.0  # seconds by which clocks may differ: Flower turns a SuperNode away that is more than 5 s ahead
 _GONE = 40.0  # seconds after which a node that is not connected is not waited for; a SuperNode is heard every 24 s
@@ -33,15 +43,48 @@ class PatientGrid:
     grid: Grid
     poll: float = 0.5  # seconds between two looks for replies
     _absent: dict[int, float] = field(default_factory=dict)  # nodes that are not connected, and since when
+    _wary: bool = False  # whether some reply could not be read
+    _asked: dict[str, int] = field(default_factory=dict)  # the nodes of questions without a reply, by their names
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.grid.get_node_ids())
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return list(self.grid.push_messages(list(messages)))
+        some = list(messages)
+        for message in some:
+            message.metadata.group_id = f"{message.metadata.group_id}/{secrets.token_hex(16)}"
+        names = list(self.grid.push_messages(some))
+        self._asked |= {name: one.metadata.dst_node_id for name, one in zip(names, some, strict=True) if name}
+        return names
 
     def pull_messages(self, names: Iterable[str]) -> Iterable[Message]:
-        return list(self.grid.pull_messages(list(names)))
+        """Return the replies to questions of these names; one in the name of another node than was asked is none."""
+        replies = []
+        for reply in self._pulled(list(names)):
+            asked, says = self._asked.pop(reply.metadata.reply_to_message_id, None), reply.metadata.src_node_id
+            if reply.has_error() or asked == says:  # an error may be the SuperLink's own
+                replies.append(reply)
+            else:
+                _log.warning("node %s replies as if it were node %s, which is no reply", asked, says)
+        return replies
+
+    def _pulled(self, names: list[str]) -> Iterator[Message]:
+        """Yield replies; those that cannot be read are none, and from the first one on each is read by itself."""
+        if not self._wary:
+            try:
+                yield from list(self.grid.pull_messages(names))
+                return
+            except httpx.HTTPError:  # of the way to the SuperLink, not of a reply
+                raise
+            except Exception:
+                self._wary = True
+        for name in names:
+            try:
+                yield from list(self.grid.pull_messages([name]))
+            except httpx.HTTPError:
+                raise
+            except Exception as problem:
+                _log.warning("node %s sends what cannot be read (%s)", self._asked.get(name), type(problem).__name__)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages and return the replies that come in time; a silo that was restarted is asked again.

@@ -72,6 +72,9 @@ class PolicyLimits(Section):
     """What contracts may ask for; they are refused beyond it."""
 
     rounds: int = Field(ge=1)
+    silos: int = Field(
+        default=100, ge=1
+    )  # that a contract enrols; each costs memory for as many records as this silo's
     parameters: int = Field(default=1_000_000, ge=1)
     message_bytes: int = Field(default=64_000_000, ge=1000)
     training: dict[str, Bounds] = Field(default_factory=dict)  # the range of each number in [training]
@@ -93,7 +96,10 @@ class SumRules(Section):
     """Secure sums that the silo takes part in."""
 
     least_silos: int = Field(default=3, ge=1)  # whose vectors are in every sum that is opened
-    colluders: int = Field(default=0, ge=0)  # other silos that may help the server, which every sum must withstand
+    # Other silos whose noise an observer may know, which every sum must withstand: each of them knows its own.
+    colluders: int = Field(default=1, ge=0)
+    # Whether prices may assume that nobody learns who was drawn: the server draws, so no such price holds against it.
+    secret_cohorts: bool = False
     # The keys of other silos, from themselves: whoever signs a contract could invent silos. One that is not known here
     # counts as a further colluder.
     silos: dict[str, str] = Field(default_factory=dict)

@@ -33,20 +33,8 @@ _UNASSIGNED = range(10_000, 32_000)  # ports below those that systems give to ou
 
 
 def superlink_command(folder: Path, host: str, port: int) -> list[str]:
-    """Return the command of a SuperLink with TLS and authenticated SuperNodes; `polyeps serve` executes its runs."""
-    return [
-        program("flower-superlink"),
-        *("--ssl-ca-certfile", str(folder / "ca.crt")),
-        *("--ssl-certfile", str(folder / "server.crt")),
-        *("--ssl-keyfile", str(folder / "server.key")),
-        *("--isolation", "process"),
-        *("--superexec-auth-secret-file", str(folder / "superlink.secret")),
-        *("--database", str(folder / "superlink.db")),
-        "--enable-supernode-auth",
-        "--disable-runtime-dependency-installation",
-        *("--host", host),
-        *("--port", str(port)),
-    ]
+    """Return the command of a SuperLink with the kit of a folder."""
+    return polyeps_command("superlink", "--kit", str(folder), "--host", host, "--port", str(port))
 
 
 def supernode_command(folder: Path, certificates: Path, superlink: str, port: int) -> list[str]:

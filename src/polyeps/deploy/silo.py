@@ -31,7 +31,7 @@ from polyeps.deploy.contract import Contract, SignedContract
 from polyeps.deploy.keys import public_of, read_key, verifies
 from polyeps.deploy.own_figures import FIGURES, append_line, figures_of
 from polyeps.deploy.policy import Policy
-from polyeps.errors import InputError, PolyepsError
+from polyeps.errors import InputError, PolyepsError, escaped
 from polyeps.ledger.head_file import replace_file
 from polyeps.secagg.messages import Step
 from polyeps.transport.flower_client import DECLINED, client_app
@@ -170,7 +170,7 @@ class Silo:
 
     def refuse(self, problem: Exception) -> None:
         """Log why something was declined, for the silo alone."""
-        reason = str(problem) if isinstance(problem, PolyepsError) else f"{type(problem).__name__}: {problem}"
+        reason = escaped(str(problem) if isinstance(problem, PolyepsError) else f"{type(problem).__name__}: {problem}")
         _log.warning("declined: %s", reason, exc_info=None if isinstance(problem, PolyepsError) else problem)
         self._note("refused", reason=reason[:500])
 

@@ -42,7 +42,7 @@ def write_ledger_page(path: Path, output: Path, silo: SiloRecords | None = None)
     """Verify a ledger and write its page; return its figures."""
     history = read_history(path)
     refused, unread = refusals(silo.log) if silo and silo.log else ([], 0)
-    write_whole(ledger_page(history, path, silo, refused, unread), output)
+    write_whole(ledger_page(history, path, silo, refused, unread), output, 0o600)  # reasons may quote records
     return {
         "ledger": history.id,
         "rows": history.rows,

@@ -62,14 +62,15 @@ def _digest(name: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(_text(name).encode()).digest()).decode()}"
 
 
-def write_whole(text: str, output: Path) -> None:
-    """Write a page as a whole or not at all."""
+def write_whole(text: str, output: Path, mode: int = 0o666) -> None:
+    """Write a page as a whole or not at all; its mode is `mode` without what the umask takes away."""
     if output.is_dir() or not output.parent.is_dir():
         problem = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
         raise InputError(f"the page cannot be written: {output} {problem}; give the name of a file (report.html)")
     unfinished = output.with_name(f".{output.name}.{os.getpid()}.new")
     try:
-        with unfinished.open("x", encoding="utf-8") as file:  # a new file: follows no link
+        new = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # follows no link
+        with os.fdopen(new, "w", encoding="utf-8") as file:
             file.write(text)
         unfinished.replace(output)
     except OSError as problem:
