@@ -74,6 +74,17 @@ def check_name(what: str, name: Any) -> None:
         raise InputError(f"{what} has {len(name.encode())} bytes, and at most {LONGEST_NAME} are allowed; shorten it")
 
 
+def check_names(what: str, names: Sequence[Any]) -> None:
+    """Refuse any of many names; those that are plainly right are looked at all together."""
+    try:
+        if max(map(len, names), default=0) <= LONGEST_NAME // 4 and "".join(names).isprintable():  # 4 bytes a letter
+            return
+    except TypeError:  # no text
+        pass
+    for name in names:
+        check_name(what, name)
+
+
 def check_person(word: Any) -> None:
     """Refuse a word for persons that sentences and pages cannot show as it is."""
     if not isinstance(word, str) or not word.isalpha() or len(word) > _LONGEST_WORD:
@@ -156,7 +167,7 @@ class Streams(Protocol):
         """Return the streams of some of the clients."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Profile:
     """What a client discloses to the server; None: not disclosed."""
 

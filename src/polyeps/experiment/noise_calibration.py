@@ -59,7 +59,7 @@ class Cost:
                 if (budget := budgets[row]) is not None:
                     if budget.delta not in known:
                         known[budget.delta] = self.terms(budget, self.event(noise[row], row))
-                    found[row] = known[budget.delta].with_epsilon(budget.epsilon)
+                    found[row] = known[budget.delta].with_budget(budget)
         return {client: terms for client, terms in zip(self.ids, found, strict=True) if terms is not None}
 
     def alike(self, rows: Sequence[int] | None = None, noise: NDArray[np.float64] | None = None) -> list[_Rows]:

@@ -6,7 +6,7 @@ from math import inf
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from polyeps.accounting.events import canonical_json, event_from_dict, event_to_dict
-from polyeps.core import Adjacency, Budget, Unit, check_name
+from polyeps.core import Adjacency, Budget, Unit, check_names
 from polyeps.errors import BudgetExceeded, InputError, LedgerError, suggest
 from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount, Obstacle, Standing, joined
 from polyeps.ledger.hash_chain import Draft, LedgerRow
@@ -137,7 +137,7 @@ class LedgerState:
             case "budget-changed":
                 old = self.accounts[content["client"]]
                 terms = replace(old.terms, budget=Budget(content["epsilon"], content["delta"]))
-                standing = replace(old.standing, terms=terms, after={}, _kept=[0.0, inf])
+                standing = replace(old.standing, terms=terms, after={}, _kept=[0.0, inf], least=inf)
                 self.accounts[content["client"]] = ClientAccount(terms.budget.epsilon, standing)
             case "cohort":
                 self._cohorts[row.seq] = tuple(content["clients"])
@@ -187,6 +187,7 @@ class LedgerState:
                 first = self._opened.setdefault(terms.but_epsilon, Standing(terms))
             if type(client) is not str or not 0 < epsilon < inf:
                 raise ValueError(f"the budget of {client!r} is {epsilon!r}")
+            first.least = min(first.least, epsilon)
             self.accounts[client] = ClientAccount(epsilon, first)
 
 
@@ -217,10 +218,11 @@ def budget_rows(terms: Mapping[str, BudgetTerms]) -> Iterator[Draft]:
 
     The order of a filter follows from ε, so clients with adaptive terms share a row only if they are equal in both.
     """
+    check_names("a client's id", list(terms))
     alike: dict[tuple[Any, ...], list[str]] = {}
     for client, agreed in terms.items():
-        check_name("a client's id", client)
-        plain_text(client, "a client needs a name")
+        if not client.strip():
+            raise InputError("a client needs a name")
         # Plans are compared as objects, which is quick: clients of one price share theirs.
         alike.setdefault((*agreed.but_epsilon[:-2], id(agreed.plan), agreed.person), []).append(client)
     for clients in alike.values():
