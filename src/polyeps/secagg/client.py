@@ -155,7 +155,11 @@ class SumClient:
         except ValueError as problem:
             raise self._refused(Step.CONFIRM, f"cannot be read ({problem})", "ask for it again") from None
         near = self.setup.around(self.name) & set(survivors)
-        if self.name not in near or not kept.shares.keys() >= near or not set(survivors) <= self.setup.identities.keys():
+        if (
+            self.name not in near
+            or not kept.shares.keys() >= near
+            or not set(survivors) <= self.setup.identities.keys()
+        ):
             raise self._refused(Step.CONFIRM, "lists other clients than those that sent shares", "list those")
         if len(survivors) < self.setup.least or len(near) < self._fewest:
             few = f"lists {len(survivors)} clients of at least {self.setup.least}"

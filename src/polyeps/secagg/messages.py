@@ -93,7 +93,7 @@ class SumSetup:
                 f"{self.honest} honest clients and {self.colluders} colluders are more than the {clients} there are; "
                 "ask for fewer"
             )
-        if self.neighbours and not neighbours.holds(clients, self.neighbours, self.shares, self.colluders):
+        if self.neighbours and not neighbours.holds(clients, self.neighbours, self.threshold, self.colluders):
             raise InputError(
                 f"{self.neighbours} neighbours of {clients} clients do not protect them from {self.colluders} "
                 f"colluders and a threshold of {self.threshold}; take more, or 0 for all"
@@ -106,10 +106,10 @@ class SumSetup:
 
     @cached_property
     def shares(self) -> int:
-        """The number of shares that restore a secret."""
+        """The number of shares that restore a secret: as many as are left of any neighbourhood, whoever is missing."""
         if not self.neighbours:
             return self.threshold
-        return neighbours.shares_of(len(self.identities), self.neighbours, self.threshold)
+        return self.neighbours + 1 - (len(self.identities) - self.threshold)
 
     @property
     def signatures(self) -> int:
@@ -128,10 +128,8 @@ class SumSetup:
         """Return a client and those that it shares secrets and masks with."""
         if not self.neighbours:
             return self.identities.keys()
-        place, names = self._places[name] - 1, self._names
-        away = neighbours.offsets(len(names), self.neighbours)
-        others = (names[(place + step) % len(names)] for offset in away for step in (offset, -offset))
-        return {name, *others}
+        first, names = self._places[name] - 1 - self.neighbours // 2, self._names
+        return {names[(first + step) % len(names)] for step in range(self.neighbours + 1)}
 
     def point(self, owner: str, holder: str) -> int:
         """Return the point of a holder's shares of an owner's secrets; never 0, where the secret is.

@@ -132,7 +132,9 @@ class Server:
     def _letters(self) -> dict[str, bytes]:
         """Return each client's letters from all others that wrote."""
         written = {name: unpack_table(body) for name, body in self._answers.items()}
-        return {to: pack_table({n: sent[to] for n, sent in self._near(to, written).items() if n != to}) for to in written}
+        return {
+            to: pack_table({n: sent[to] for n, sent in self._near(to, written).items() if n != to}) for to in written
+        }
 
     def _near(self, name: str, table: Mapping[str, _Item]) -> dict[str, _Item]:
         """Return the part of a table that is about a client and those it works with."""
