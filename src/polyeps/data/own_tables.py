@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyeps.core import check_names
+from polyeps.core import check_name
 from polyeps.data.cells import as_text, is_empty, is_missing, listed, of_each, person_key
 from polyeps.data.dataset import Dataset, LabelArray
 from polyeps.data.named_inputs import by_name, inputs_of
@@ -18,8 +18,7 @@ from polyeps.data.schema import Schema, Where, no_column, toml_key
 from polyeps.data.schema_files import TableDeclaration, schema_of
 from polyeps.data.table_features import read_features
 from polyeps.data.table_labels import labels_alike, number_labels, read_targets
-from polyeps.data.table_readers import Cells, RawTable, array_table, role
-from polyeps.data.table_readers import check_names as check_columns
+from polyeps.data.table_readers import Cells, RawTable, array_table, check_names, role
 from polyeps.data.targets import Target, stored
 from polyeps.errors import DataError, InputError
 
@@ -138,7 +137,7 @@ def frame_table(frame: Any, name: str = "table") -> RawTable:
     if names is None or not hasattr(frame, "__getitem__"):
         raise InputError(f"data is a {type(frame).__name__}; give a Dataset, a frame or a dictionary of columns")
     keys = list(names)
-    check_columns(name, [str(key) for key in keys])
+    check_names(name, [str(key) for key in keys])
     return RawTable(name, {str(key): _cells(frame[key]) for key in keys}, np.arange(len(frame)))
 
 
@@ -158,7 +157,7 @@ def assemble(
             whose = f"client {clients[place]} has no records, as " if clients else ""
             raise DataError(f"{whose}{table.source} has no rows: remove it or add records")
     names, groups = _clients(tables, declared, clients)
-    check_names(f"{name}: the name of a client", names)
+    check_name(f"{name}: the name of a client", *names)
     owners = None if clients is not None else groups
     where = [_where(table, names, owners) for table in tables]
     columns, features, remarks = read_features(tables, declared, where, names, groups)

@@ -108,6 +108,7 @@ class Standing:
     reserved: Mapping[str, History] = field(default_factory=dict)  # not yet charged, by open run
     planned: str = ""  # the run whose reservation became the plan of a fixed schedule
     least: float = math.inf  # the smallest ε of these clients, where it is known
+    holders: int = 0  # accounts in this standing
     # By charge: the obstacle that every ε meets ("budget": it depends on ε), and the standing afterwards.
     after: "dict[tuple[Any, ...], tuple[Obstacle, Standing]]" = field(default_factory=dict)
     _kept: list[float] = field(default_factory=lambda: [0.0, math.inf])  # all is above this ε, and within this one
