@@ -445,8 +445,19 @@ def secure_sums() -> Found:
     return found
 
 
-PARTS = (replies, budgets_file, draws, calibration, ledger, start, overhead, growth, secure_sums, shards)
-PARTS += (hundred_thousand,)
+PARTS: tuple[Callable[[], Found], ...] = (
+    replies,
+    budgets_file,
+    draws,
+    calibration,
+    ledger,
+    start,
+    overhead,
+    growth,
+    secure_sums,
+    shards,
+    hundred_thousand,
+)
 LARGE = (million, fedsel)
 
 

@@ -136,7 +136,7 @@ def forecast_rows() -> list[tuple[str, ...]]:
     runs = grouped(found["growth"], _RUN)
     start, each, memory = start_model(runs), round_model(runs), memory_model(runs)
     measured = found.get("million", {})
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for what, clients, seen in (("10⁶", 10**6, measured), ("10⁸", 10**8, dict[str, float]())):
         for name, value, key in (
             ("to the first round, s", predicted(start, (1, clients)), "to the end of the first round, s"),
