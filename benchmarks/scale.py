@@ -1,7 +1,8 @@
 """Measure how times and memory grow with clients, rounds and shards.
 
-    python benchmarks/scale.py                      # all but the million-client run
+    python benchmarks/scale.py                      # all but the million-client runs
     python benchmarks/scale.py --only million --json
+    python benchmarks/scale.py --keep benchmarks/results/scale.json     # part by part, beside those kept before
     PYTHONPATH=OTHER/src python benchmarks/scale.py # another version, as far as it has the parts
 
 Every part runs in a process of its own, so that its peak of memory is its own. Times are CPU seconds: other programs on
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 
 MILLION = 1_000_000
+STEPS = 10  # local steps of the runs that show growth
 Found = dict[str, float | int | str]
 
 
@@ -84,6 +86,39 @@ def budgets_file() -> Found:
     return found
 
 
+def start() -> Found:
+    """From the start of Python to the first round of `polyeps run`, all noise calibrated before, CPU s."""
+    code = (
+        "import sys, time\nfrom polyeps.cli import main\nmarks = []\n"
+        "def noting(of, name):\n"
+        "    real = getattr(of, name)\n"
+        "    def noted(*given, **named):\n"
+        "        marks.append(time.process_time())\n"
+        "        return real(*given, **named)\n"
+        "    setattr(of, name, noted)\n"
+        "import gc; gc.set_threshold(50_000)\n"  # as `main` does before it imports anything
+        "from polyeps.experiment.job import Job\nfrom polyeps.experiment.journal import Journal\n"
+        "marks.append(time.process_time())\nnoting(Job, 'serve'); noting(Journal, 'write_round')\n"
+        "try:\n    main()\nfinally:\n    print(*marks[:3], file=sys.stderr)"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "start.toml").write_text(
+            'rounds = 50\nevaluate_every = 50\n[data]\nclients = 100\npartition = "iid"\n'
+            '[budgets]\ndistribution = "uniform"\ndelta = 1e-4\n'
+            "[training]\nbatch = 4\nlocal_steps = 10\nlearning_rate = 0.1\n"
+            '[[algorithm]]\nname = "weiavg"\n'
+        )
+        times = []
+        for attempt in range(4):  # the first one finds no calibrated noise
+            command = [sys.executable, "-c", code, "run", str(folder / "start.toml"), "-o", str(folder / f"{attempt}")]
+            said = subprocess.run([*command, "-q"], capture_output=True, text=True, check=True).stderr
+            times.append([float(one) for one in said.strip().splitlines()[-1].split()])
+    best = np.array(times[1:]).min(0).tolist()
+    names = ("imports, s", "to the first round, s", "to the end of the first round, s")
+    return {name: round(one, 2) for name, one in zip(names, best, strict=True)}
+
+
 def draws() -> Found:
     """Drawing cohorts among a million clients, the second one, s."""
     from polyeps.participation import Participation
@@ -134,30 +169,24 @@ def ledger() -> Found:
         found: Found = {"create and open, s": seconds(lambda: Ledger.create(path, terms).close())}
         found["open, s"] = seconds(lambda: Ledger(path).close())
         found["file, MB"] = round(path.stat().st_size / 1e6)
-        code = (
-            "import sys, time; from polyeps.ledger import Ledger; began = time.process_time()\n"
-            "check = getattr(Ledger, 'verify_file', lambda path: Ledger(path).verify())\n"
-            "check(sys.argv[1]); print(time.process_time() - began)\n"
-            "status = open('/proc/self/status').read()\n"  # ru_maxrss would be that of the process that started it
-            "print(int(status.split('VmHWM:')[1].split()[0]) / 1024)"
-        )
-        said = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-        found["verify, s"], found["verify, peak MB"] = (round(float(one), 2) for one in said.stdout.split())
+        found |= verified(path)
     return found
 
 
-def prepare_million(folder: Path, clients: int, rounds: int, method: str, share: float, kind: str) -> Path:
+def prepare_million(
+    folder: Path, clients: int, rounds: int, method: str, share: float, kind: str, width: int = 20, steps: int = 2
+) -> Path:
     """Write records, budgets and an experiment, and return the latter."""
     rng = np.random.default_rng(1)
-    features = rng.random((4 * clients, 20), dtype=np.float32)
-    labels = ((features - 0.5) @ rng.standard_normal(20) > 0).astype(np.int64)
+    features = rng.random((4 * clients, width), dtype=np.float32)
+    labels = ((features - 0.5) @ rng.standard_normal(width) > 0).astype(np.int64)
     np.savez(folder / "data.npz", features=features, labels=labels, clients=np.repeat(np.arange(clients), 4))
     lines = "".join(f"{place},{one!r}\n" for place, one in enumerate(epsilons(clients)))
     (folder / "budgets.csv").write_text("client,epsilon\n" + lines)
     (folder / "million.toml").write_text(
         f'rounds = {rounds}\nevaluate_every = {rounds}\nseeds = [1]\n[data]\nfile = "data.npz"\n'
         f'[budgets]\nfile = "budgets.csv"\ndelta = {"1e-7" if method == "weiavg" else "0.0"}\n'
-        f"[training]\nbatch = 2\nlocal_steps = 2\nlearning_rate = 0.2\n"
+        f"[training]\nbatch = 2\nlocal_steps = {steps}\nlearning_rate = 0.2\n"
         f'[participation]\nkind = "{kind}"\nshare = {share}\n[[algorithm]]\nname = "{method}"\n'
     )
     return folder / "million.toml"
@@ -194,7 +223,71 @@ def run_of(clients: int, rounds: int, method: str, share: float, kind: str) -> F
         }
         found["report, s"] = seconds(lambda: write_page([folder / "run"], folder / "page.html"))
         found["report, MB"] = round((folder / "page.html").stat().st_size / 1e6, 2)
+        for path in (folder / "run" / "ledgers").glob("*.db"):
+            found["ledger, MB"] = round(path.stat().st_size / 1e6)
+            found |= verified(path)
         return found
+
+
+def verified(path: Path) -> Found:
+    """Verify a ledger as `polyeps ledger verify` does, in a process of its own."""
+    code = (
+        "import sys, time; from polyeps.ledger import Ledger; began = time.process_time()\n"
+        "check = getattr(Ledger, 'verify_file', lambda path: Ledger(path).verify())\n"
+        "check(sys.argv[1]); print(time.process_time() - began)\n"
+        "status = open('/proc/self/status').read()\n"  # ru_maxrss would be that of the process that started it
+        "print(int(status.split('VmHWM:')[1].split()[0]) / 1024)"
+    )
+    said = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    took, peak = (round(float(one), 2) for one in said.stdout.split())
+    return {"verify, s": took, "verify, peak MB": peak}
+
+
+def growth() -> Found:
+    """Runs that differ in clients, cohort and parameters: CPU s of the start and of a round, ms; memory, MB."""
+    found: Found = {}
+    for clients, cohort, width in GRID:
+        code = f"import json, scale; print(json.dumps(scale.one_of_growth({clients}, {cohort}, {width})))"
+        said = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+        )
+        for name, value in json.loads(said.stdout.splitlines()[-1]).items():
+            found[f"{clients} clients, {cohort} a round, {2 * width + 2} parameters: {name}"] = value
+    return found
+
+
+GRID = (
+    (100, 100, 20),
+    (1_000, 100, 20),
+    (10_000, 100, 20),
+    (100_000, 100, 20),
+    (10_000, 1_000, 20),
+    (10_000, 1_000, 400),
+)
+
+
+def one_of_growth(clients: int, cohort: int, width: int) -> Found:
+    """Return the times and the memory of one run of twelve rounds."""
+    from polyeps.experiment import config
+    from polyeps.experiment import run as runs
+    from polyeps.experiment.progress import Watch
+
+    marks: list[float] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = prepare_million(folder, clients, 12, "weiavg", cohort / clients, "uniform", width, STEPS)
+        runs.run(
+            config.read_experiment(path),
+            folder / "run",
+            watch=replace(Watch(), round_done=lambda *_: marks.append(time.process_time())),
+        )
+    each = float(np.median(np.diff(marks)[4:]))  # the first ones compute prices that later ones know
+    return {
+        "start, s": round(marks[0], 2),
+        "a round, ms": round(1000 * each, 2),
+        "a client-step, µs": round(1e6 * each / (cohort * STEPS), 1),
+        "peak MB": round(peak_memory()),
+    }
 
 
 def million() -> Found:
@@ -316,7 +409,7 @@ def shards() -> Found:
         hosts.clear()
 
         def done(*_: Any, marks: list[list[float]] = marks) -> None:
-            marks.append([time.process_time(), *(cpu(host.process.pid) for host in hosts)])
+            marks.append([time.perf_counter(), time.process_time(), *(cpu(host.process.pid) for host in hosts)])
 
         with tempfile.TemporaryDirectory() as folder:
             outcome = runs.run(
@@ -326,24 +419,45 @@ def shards() -> Found:
                 sharding=making.Sharding(count),
             )
         models[count] = outcome.models["weiavg", 1]
-        own, *workers = np.diff(np.array(marks), axis=0).sum(0).tolist()
+        wall, own, *workers = np.diff(np.array(marks), axis=0).sum(0).tolist()
+        found[f"{count} shards, wall s of 3 rounds"] = round(wall, 2)
         found[f"{count} shards, critical s of 3 rounds"] = round(own + max(workers, default=0.0), 2)
         found[f"{count} shards, largest difference of the model"] = float((models[count] - models[0]).abs().max())
     for count in (2, 4):
-        alone = float(found["0 shards, critical s of 3 rounds"])
-        found[f"{count} shards, speed-up"] = round(alone / float(found[f"{count} shards, critical s of 3 rounds"]), 2)
+        for kind in ("critical", "wall"):  # by the wall only where nothing else uses the cores
+            once, several = (float(found[f"{n} shards, {kind} s of 3 rounds"]) for n in (1, count))
+            found[f"{count} shards, speed-up over one, {kind}"] = round(once / several, 2)
     return found
 
 
 def secure_sums() -> Found:
-    """Secure sums of 1000 numbers, all clients in turn, s."""
+    """Secure sums of 1000 numbers, all clients and the server in turn, CPU s."""
     sys.path.insert(0, str(Path(__file__).parent))
     from secagg import measure
 
-    return {f"{clients} clients, s": seconds(lambda n=clients: measure(n, 1_000, 0)) for clients in (50, 100, 200)}  # type: ignore[misc]
+    found: Found = {}
+    for clients, threshold, colluders in ((100, 90, 5), (200, 180, 10), (1_000, 950, 0), (1_000, 900, 50)):
+        one = measure(clients, 1_000, 0, threshold, colluders)
+        name = f"{clients} clients, {clients - threshold} may fail, {colluders} collude"
+        found[f"{name}: neighbours"] = one["neighbours"] or 0
+        found[f"{name}: s"] = one["cpu_seconds"] or 0
+        found[f"{name}: overhead of a client, kB"] = round((one["overhead_bytes"] or 0) / 1000, 1)
+    return found
 
 
-PARTS = (replies, budgets_file, draws, calibration, ledger, overhead, shards, secure_sums, hundred_thousand)
+PARTS: tuple[Callable[[], Found], ...] = (
+    replies,
+    budgets_file,
+    draws,
+    calibration,
+    ledger,
+    start,
+    overhead,
+    growth,
+    secure_sums,
+    shards,
+    hundred_thousand,
+)
 LARGE = (million, fedsel)
 
 
@@ -352,6 +466,7 @@ def main() -> None:
     known = {part.__name__: part for part in (*PARTS, *LARGE)}
     parser.add_argument("--only", choices=known, action="append", help="a part; may be repeated")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    parser.add_argument("--keep", type=Path, help="also write the results into this JSON file, part by part")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.here:
@@ -363,6 +478,10 @@ def main() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         failed: Found = {"failed": (done.stderr.strip().splitlines() or [str(done.returncode)])[-1]}
         found[name] = failed if done.returncode else json.loads(done.stdout.splitlines()[-1])
+        if asked.keep and not done.returncode:
+            held = json.loads(asked.keep.read_text("utf-8")) if asked.keep.exists() else {}
+            held[name] = found[name]
+            asked.keep.write_text(json.dumps(held, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         if not asked.json:
             print(name, *(f"    {key}: {value}" for key, value in found[name].items()), sep="\n", flush=True)
     if asked.json:

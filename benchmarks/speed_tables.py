@@ -2,6 +2,7 @@
 
 python benchmarks/engine.py --json --keep benchmarks/results/benchmarks.json        # the engine, CPU or --device cuda
 python benchmarks/own_models.py --json > benchmarks/results/own_models.json         # users' modules
+python benchmarks/scale.py --keep benchmarks/results/scale.json                     # scale
 python benchmarks/speed_tables.py --check                                           # status 1 if a page is outdated
 """
 
@@ -15,9 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import scale_model
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "reference" / "performance.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / "reference" / name for name in ("performance.md", "scale.md")))
 PARAMETERS = {"logistic": 7_850, "cnn": 26_010, "mcmahan_cnn": 1_663_370}
 CPU, DEVICE = "x86_64", "NVIDIA H200"
 MODULES = {
@@ -114,7 +119,34 @@ def modules() -> str:
     return table(["model", "ours", "Opacus loop", "ratio"], rows)
 
 
-PARTS: dict[str, Callable[[], str]] = {"summary": summary, "cpu": cpu, "device": device, "modules": modules}
+def of_part(part: str) -> Callable[[], str]:
+    """Return the maker of a table with all figures of a part of `scale.py`."""
+    return lambda: table(["what", "measured"], scale_model.figures(part))
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "summary": summary,
+    "cpu": cpu,
+    "device": device,
+    "modules": modules,
+    **{
+        f"scale-{part}": of_part(part)
+        for part in (
+            "replies", "budgets_file", "draws", "calibration", "ledger",
+            "start", "overhead", "million", "fedsel", "shards",
+        )
+    },
+    "scale-growth": lambda: table(
+        ["clients", "a round", "parameters", "start, s", "a round, ms", "a client-step, µs", "peak MB"],
+        scale_model.growth_rows(),
+    ),
+    "scale-sums": lambda: table(
+        ["clients", "may fail", "collude", "neighbours", "all in turn, s", "beside a client's vector, kB"],
+        scale_model.sum_rows(),
+    ),
+    "scale-model": lambda: table(["of", "takes"], scale_model.model_rows()),
+    "scale-forecast": lambda: table(["clients", "what", "model", "measured"], scale_model.forecast_rows()),
+}  # fmt: skip
 
 
 def filled(page: str) -> str:

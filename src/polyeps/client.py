@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -35,24 +35,19 @@ def profiles(clients: Clients, algorithm: Algorithm, discloses: Iterable[Field])
     everyone = np.arange(len(clients.ids))
     ready = np.ones(len(everyone), dtype=bool)
     for priced in _priced(algorithm):
-        ready &= np.isin(everyone, _able(clients, algorithm, priced, everyone))
-    found = []
-    for place, (client, records) in enumerate(zip(clients.ids, clients.data.counts.tolist(), strict=True)):
-        epsilon = None
-        if clients.declared is not None:
-            epsilon = float(clients.declared[place])
-        elif clients.ledger is not None and clients.guaranteed[place]:
-            epsilon = clients.ledger.account(client).epsilon
-        found.append(
-            Profile(
-                id=client,
-                examples=records if "examples" in disclosed else None,
-                epsilon=epsilon if "epsilon" in disclosed else None,
-                group=clients.groups[place] if clients.groups is not None and "group" in disclosed else None,
-                ready=bool(ready[place]),
-            )
-        )
-    return tuple(found)
+        able = np.zeros(len(everyone), dtype=bool)
+        able[_able(clients, algorithm, priced, everyone)] = True
+        ready &= able
+    nothing = (None,) * len(everyone)
+    epsilons: Sequence[float | None] = nothing
+    if "epsilon" in disclosed and clients.declared is not None:
+        epsilons = clients.declared.tolist()
+    elif "epsilon" in disclosed and (ledger := clients.ledger) is not None:
+        having = zip(clients.ids, clients.guaranteed.tolist(), strict=True)
+        epsilons = [ledger.account(client).epsilon if guaranteed else None for client, guaranteed in having]
+    counts: Sequence[int | None] = clients.data.counts.tolist() if "examples" in disclosed else nothing
+    groups: Sequence[str | None] = clients.groups if clients.groups and "group" in disclosed else nothing
+    return tuple(map(Profile, clients.ids, counts, epsilons, groups, ready.tolist()))
 
 
 def answer(clients: Clients, algorithm: Algorithm, task: Task) -> Replies:

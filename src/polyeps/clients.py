@@ -135,8 +135,7 @@ class Clients:
         self._place = {client: place for place, client in enumerate(self.ids)}
         if len(self._place) != len(self.ids):
             raise InputError("two clients have the same id; give each client its own")
-        for client in self.ids:
-            check_name("a client's id", client)
+        check_name("a client's id", *self.ids)
         if self.keeper is not None and len(self.ids) != 1:
             raise InputError(f"a keeper belongs to one client, and these are {len(self.ids)}; give each its own")
         check_units(self.data)

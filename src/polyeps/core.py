@@ -23,17 +23,15 @@ if TYPE_CHECKING:  # torch takes seconds to import; the command line must start 
 Adjacency = Literal["zero-out", "add-remove", "replace-one"]
 # What one guarantee protects: a record inside a client, all records of a person there, or everything a client holds.
 Unit = Literal["record", "person", "client"]
+_UNITS = get_args(Unit)
 # Whether a guarantee holds for the very bits that are released, or for ideal real numbers in their place.
 # exact-when-deployed: simulations draw noise in floating point, deployed clients on a grid of integers.
 Arithmetic = Literal["exact", "exact-when-deployed", "ideal"]
-# Who sees values without noise and must be trusted with them.
-Trust = Literal["nobody", "secure-sum", "server"]
-# The fields of a profile that a client may leave undisclosed.
-Field = Literal["examples", "epsilon", "group"]
+Trust = Literal["nobody", "secure-sum", "server"]  # who sees values without noise and must be trusted with them
+Field = Literal["examples", "epsilon", "group"]  # of a profile, that a client may leave undisclosed
 LONGEST_NAME = 255  # bytes of the name of a client or a run
 _LONGEST_WORD = 30  # letters of what a person is called
-# Named tensors: all that crosses the wire, and all a client keeps between rounds.
-Payload = Mapping[str, "Tensor"]
+Payload = Mapping[str, "Tensor"]  # all that crosses the wire, and all a client keeps between rounds
 # Public numbers by name that may differ between clients, (n,) each: "records", "batch", "steps", …
 PerClient = Mapping[str, "NDArray[Any]"]
 
@@ -66,12 +64,14 @@ def clip_norms_moved(adjacency: Adjacency) -> int:
     return 2 if adjacency == "replace-one" else 1
 
 
-def check_name(what: str, name: Any) -> None:
-    """Refuse a name that messages, files or a screen cannot show."""
-    if not isinstance(name, str) or not name.isprintable():  # a lone surrogate is not printable
-        raise InputError(f"{what} must be printable text, not {ascii(name)[:80]}; choose another name")
-    if len(name.encode()) > LONGEST_NAME:
-        raise InputError(f"{what} has {len(name.encode())} bytes, and at most {LONGEST_NAME} are allowed; shorten it")
+def check_name(what: str, *names: Any) -> None:
+    """Refuse names that messages, files or a screen cannot show."""
+    plain = len(names) > 1 and set(map(type, names)) == {str} and max(map(len, names)) <= LONGEST_NAME // 4
+    for name in () if plain and "".join(names).isprintable() else names:
+        if not isinstance(name, str) or not name.isprintable():  # a lone surrogate is not printable
+            raise InputError(f"{what} must be printable text, not {ascii(name)[:80]}; choose another name")
+        if len(size := name.encode()) > LONGEST_NAME:
+            raise InputError(f"{what} has {len(size)} bytes, and at most {LONGEST_NAME} are allowed; shorten it")
 
 
 def check_person(word: Any) -> None:
@@ -84,8 +84,8 @@ def check_person(word: Any) -> None:
 
 def person_of(unit: Unit, word: str) -> str:
     """Return what a person is called where the unit is one, "person" by default; "" elsewhere."""
-    if unit not in get_args(Unit):
-        raise InputError(f"the unit is {ascii(unit)[:80]}; it must be one of {', '.join(get_args(Unit))}")
+    if unit not in _UNITS:
+        raise InputError(f"the unit is {ascii(unit)[:80]}; it must be one of {', '.join(_UNITS)}")
     if unit != "person":
         if word:
             raise InputError(f"{ascii(word)[:80]} is a word for persons, but the unit is a {unit}; leave it out")
@@ -156,7 +156,7 @@ class Streams(Protocol):
         """Return the streams of some of the clients."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Profile:
     """What a client discloses to the server; None: not disclosed."""
 

@@ -200,23 +200,24 @@ def serve(
     if not isinstance(seed, int) and participation.kind == "epoch":
         seed = secrets.randbits(63)  # not secret, but the same for all rounds
     left = dict.fromkeys([p.id for p in roster.values() if p.ready] if active is None else active)
+    everyone, enrolled = tuple(roster), tuple(roster.values())
     state = replace(state, stopped="")
     for number in range(state.round, rounds):
-        for profile in _admitted(algorithm, transport.newcomers()):
-            if profile.ready:
-                left[profile.id] = None
-            roster[profile.id] = profile
+        if new := {profile.id: profile for profile in _admitted(algorithm, transport.newcomers())}:
+            left |= dict.fromkeys(client for client, profile in new.items() if profile.ready)
+            roster |= new
+            everyone, enrolled = tuple(roster), tuple(roster.values())
         if not participation.goes_on(left):
             return replace(state, stopped=_why(participation, left, len(roster), state.round))
         began = time.perf_counter()
         ask = _Counted(transport, algorithm, run, number)
         present = dict.fromkeys(ask.enter(tuple(left))) if algorithm.round_price is not None else left
-        invited = participation.draw(tuple(roster), present, seed, number)
+        invited = participation.draw(everyone, present, seed, number)
         ask.drawn = frozenset(invited)
         state = replace(
             state,
             round=number,
-            enrolled=tuple(roster.values()),
+            enrolled=enrolled,
             roster=tuple(roster[client] for client in invited),
             entered=tuple(roster[client] for client in present) if algorithm.round_price is not None else (),
         )

@@ -194,7 +194,7 @@ def test_shares_below_the_threshold_restore_no_secret() -> None:
     """What colluders hold of an honest client is worth nothing without honest shares."""
     walk = Walk(Step.CONFIRM, names="abcde", threshold=4, colluders=2)
     secret = walk.past["a"][0].seed
-    held = {walk.setup.points[name]: walk.past[name][-1].shares["a"][SHARE_BYTES:] for name in "bcde"}
+    held = {walk.setup.point("a", name): walk.past[name][-1].shares["a"][SHARE_BYTES:] for name in "bcde"}
     assert join(held, weights(list(held))) == secret
     few = dict(list(held.items())[:3])
     assert join(few, weights(list(few))) != secret

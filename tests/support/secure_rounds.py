@@ -41,6 +41,7 @@ def secure_sum(
     *,
     honest: int = 1,
     colluders: int = 0,
+    neighbours: int = 0,
     entropy: Entropy = os.urandom,
 ) -> Sum:
     """Return the same sum by the protocol, all clients in this process: row i is that of client ids[i].
@@ -55,7 +56,7 @@ def secure_sum(
     if rows.ndim != 2 or len(set(names)) != len(rows):
         raise InputError(f"{len(set(names))} different names are given for rows of shape {rows.shape}; give one a row")
     lost = dropouts or {}
-    setup, clients = seat(names, entropy, run, round, bits, rows.shape[1], threshold, honest, colluders)
+    setup, clients = seat(names, entropy, run, round, bits, rows.shape[1], threshold, honest, colluders, neighbours)
     vectors = dict(zip(names, rows, strict=True))
     return exchange(setup, clients, vectors, lambda step, name, sent: None if name in lost.get(step, ()) else sent)
 
@@ -70,11 +71,12 @@ def seat(
     threshold: int,
     honest: int = 1,
     colluders: int = 0,
+    neighbours: int = 0,
 ) -> tuple[SumSetup, dict[str, SumClient]]:
     """Return clients with identities made for the occasion, and the setup that lists them."""
     identities = {name: Ed25519PrivateKey.from_private_bytes(entropy(32)) for name in names}
     public = {name: key.public_key().public_bytes_raw() for name, key in identities.items()}
-    setup = SumSetup(run, round, public, bits, length, threshold, honest, colluders)
+    setup = SumSetup(run, round, public, bits, length, threshold, honest, colluders, neighbours)
     return setup, {name: SumClient(setup, name, key, entropy) for name, key in identities.items()}
 
 
@@ -109,7 +111,7 @@ class Walk:
     def __init__(
         self,
         before: Step,
-        names: str = "abcd",
+        names: Sequence[str] = "abcd",
         vector: NDArray[np.uint64] | None = None,  # the same for everybody; zeros, if not given
         bits: int = 16,
         threshold: int = 3,
@@ -117,11 +119,13 @@ class Walk:
         round: int = 1,
         seed: int = 0,
         colluders: int = 0,
+        neighbours: int = 0,
         late: str = "",  # whose masked vector does not arrive
     ) -> None:
         self.vector = np.zeros(3, np.uint64) if vector is None else vector
         length = len(self.vector)
-        self.setup, self.clients = seat(list(names), seeded(seed), run, round, bits, length, threshold, 1, colluders)
+        sizes = (bits, length, threshold, 1, colluders, neighbours)
+        self.setup, self.clients = seat(list(names), seeded(seed), run, round, *sizes)
         self.server = Server(self.setup)
         self.asked = dict.fromkeys(self.clients, b"")  # what the server sent each client for the present step
         self.past: dict[str, list[SumState]] = {name: [] for name in names}  # what each kept after each step

@@ -51,7 +51,7 @@ def summed(seats: Mapping[str, Seat], of: Task, last: Step = Step.UNMASK) -> Sum
 
     for name, seat in seats.items():
         seat.prepare(ALGORITHM, of, {"update": VECTORS[name]}, BITS)
-    return run_sum(of, {name: seat.public for name, seat in seats.items()}, THRESHOLD, BITS, LENGTH, exchange)
+    return run_sum(of, {name: seat.public for name, seat in seats.items()}, THRESHOLD, BITS, LENGTH, exchange, 0)
 
 
 def asked_first(of: Task, **changes: Any) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def test_a_step_is_written_down_before_anything_is_sent(
 
     for name, seat in seats.items():
         seat.prepare(ALGORITHM, of, {"update": VECTORS[name]}, BITS)
-    found = run_sum(of, {name: seat.public for name, seat in seats.items()}, THRESHOLD, BITS, LENGTH, exchange)
+    found = run_sum(of, {name: seat.public for name, seat in seats.items()}, THRESHOLD, BITS, LENGTH, exchange, 0)
     assert found is not None
     assert found.total.tolist() == (torch.arange(LENGTH) * 21).tolist()
     assert not any((seat.folder / "vector").exists() for seat in seats.values())
@@ -176,7 +176,7 @@ def test_a_server_that_is_restarted_finds_the_same_sum(tmp_path: Path) -> None:
         for name, seat in seats.items():
             seat.prepare(ALGORITHM, task(), {"update": VECTORS[name]}, BITS)
         public = {name: seat.public for name, seat in seats.items()}
-        found = run_sum(task(), public, THRESHOLD, BITS, LENGTH, exchange)
+        found = run_sum(task(), public, THRESHOLD, BITS, LENGTH, exchange, 0)
     assert found is not None
     assert found.total.tolist() == (torch.arange(LENGTH) * 21).tolist()
 
@@ -346,3 +346,49 @@ def test_a_task_and_a_step_wait_for_each_other(tmp_path: Path, monkeypatch: pyte
     thread.join()
     assert (seat.folder / "vector").read_bytes() == before
     assert before.endswith(VECTORS["c"].numpy().astype(np.uint64).tobytes())
+
+
+# Neighbours
+
+
+def test_many_clients_work_with_neighbours_and_the_sum_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyeps.secagg.neighbours.CLIENTS", len(NAMES))
+    monkeypatch.setattr("polyeps.secagg.neighbours._FEWEST", 2)
+    seats, of, said = seats_in(tmp_path), task(), set()
+
+    def exchange(asked: Mapping[str, Any], messages: Mapping[str, bytes]) -> Iterable[tuple[str, bytes]]:
+        said.add(asked["neighbours"])
+        for name, message in messages.items():
+            if not (name == "c" and asked["step"] == Step.MASK):
+                yield name, seats[name].answer(name, asked, message)
+
+    for name, seat in seats.items():
+        seat.prepare(ALGORITHM, of, {"update": VECTORS[name]}, BITS)
+    found = run_sum(of, {name: seat.public for name, seat in seats.items()}, 5, BITS, LENGTH, exchange, 0)
+    assert said == {2}
+    assert found is not None
+    assert found.total.tolist() == (torch.arange(LENGTH) * (21 - 3)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("threshold", "colluders", "near", "refuses"),
+    [
+        (5, 0, 2, ""),
+        (5, 1, 2, "from 1 colluders; take more"),  # which the server does not know of
+        (5, 1, 4, ""),
+        (4, 0, 2, "from 0 colluders and a threshold of 4; take more"),
+        (5, 0, 3, "3 neighbours of 6 clients do not protect them"),
+        (5, 0, -2, "-2 neighbours of 6 clients do not protect them"),
+    ],
+)
+def test_a_client_refuses_fewer_neighbours_than_its_terms_need(
+    threshold: int, colluders: int, near: int, refuses: str, tmp_path: Path
+) -> None:
+    seat = seats_in(tmp_path)["b"]
+    algorithm = replace(ALGORITHM, sums=lambda *_: SumTerms(len(NAMES), 4, colluders, BITS))
+    seat.prepare(algorithm, task(), {"update": VECTORS["b"]}, BITS)
+    asked = asked_first(task(), threshold=threshold, neighbours=near)
+    with pytest.raises(MessageRefused, match=refuses) if refuses else nullcontext():
+        assert seat.answer("b", asked, b"")

@@ -91,15 +91,16 @@ def calibrate(
             "tolerance": tolerance,
         }
         hints = cache.load_hints(directory, subject) if directory else {}
-        sharing: dict[int, list[int]] = {}
-        for row in rows:
-            sharing.setdefault(ladder.step(budgets[row].epsilon), []).append(row)
+        steps = ladder.steps(np.array([budgets[row].epsilon for row in rows]))
+        ordered = np.argsort(steps, kind="stable")
+        parts = np.split(ordered, np.flatnonzero(np.diff(steps[ordered])) + 1)
+        sharing = {int(steps[some[0]]): np.array(rows)[some] for some in parts}
         found: dict[int, float] = {}
         for step, sharers in sharing.items():
             try:
                 at, cost = ladder.checked(step, hints.get(step)) or ladder.search(step)
             except _OutOfReachError as problem:
-                raise InputError(f"epsilon {budgets[sharers[0]].epsilon:g} {problem}") from None
+                raise InputError(f"epsilon {budgets[int(sharers[0])].epsilon:g} {problem}") from None
             found[step], multiplier[sharers], certified[sharers] = at, at, cost
             done += len(sharers)
             if progress:
@@ -169,12 +170,11 @@ class _Ladder:
         self.fixed: dict[int, float] = {}  # ε of the fixed multipliers
         self.width = -math.log1p(-_LOWERED * tolerance)
 
-    def step(self, epsilon: float) -> int:
-        """Return the highest step at or below an ε."""
-        step = math.ceil(math.log(epsilon) / self.width) + 1
-        while self.level(step) > epsilon:
-            step -= 1
-        return step
+    def steps(self, epsilons: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the highest step at or below each ε."""
+        first, last = (math.ceil(math.log(epsilon) / self.width) for epsilon in (epsilons.min(), epsilons.max()))
+        levels = [self.level(step) for step in range(first - 2, last + 2)]
+        return first - 3 + np.searchsorted(levels, epsilons, side="right")
 
     def level(self, step: int) -> float:
         return math.exp(step * self.width)

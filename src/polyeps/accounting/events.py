@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import attrs
 import dp_accounting as dp
@@ -99,6 +99,8 @@ EVENT_TYPES: dict[str, type[DpEvent]] = {
     "self-composed": dp.SelfComposedDpEvent,
 }
 _NAMES = {kind: name for name, kind in EVENT_TYPES.items()}
+_REMEMBERED = 1 << 14  # events
+_T = TypeVar("_T")
 
 
 def _number(value: Any) -> bool:
@@ -158,6 +160,31 @@ def check_adjacency(adjacency: Any) -> None:
         raise InputError(f"adjacency must be one of {', '.join(get_args(Adjacency))}, not {adjacency!r}")
 
 
+def remembered(of: Callable[[DpEvent], _T]) -> Callable[[DpEvent], _T]:
+    """Return a function that works once for each event that cannot change: for the object, not for those equal to it.
+
+    A cohort pays the same events round after round; an equal event may be written in a way that is refused.
+    """
+    known: dict[int, tuple[DpEvent, _T]] = {}
+
+    def look_up(event: DpEvent) -> _T:
+        held = known.get(id(event))
+        if held is not None and held[0] is event:
+            return held[1]
+        found = of(event)
+        try:
+            hash(event)
+        except TypeError:  # a composition holds a list, which may change
+            return found
+        if len(known) >= _REMEMBERED:
+            known.clear()
+        known[id(event)] = event, found
+        return found
+
+    return look_up
+
+
+@remembered
 def check_event(event: DpEvent) -> None:
     """Refuse an event tree with an unknown event, an impossible number, or too many levels or parts."""
     _check(event, 1, {})

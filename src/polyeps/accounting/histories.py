@@ -18,6 +18,7 @@ from polyeps.accounting.events import (
     TogetherDpEvent,
     check_event,
     check_uses,
+    remembered,
 )
 from polyeps.errors import InputError, UnknownEvent
 
@@ -57,10 +58,15 @@ def history_of(event: DpEvent, uses: int = 1) -> Counter[DpEvent]:
 
     Malformed events and counts are refused here, before any accountant sees them.
     """
+    steps, times = _steps(event), check_uses(uses)
+    return Counter({step: count * times for step, count in steps.items()} if times else {})
+
+
+@remembered
+def _steps(event: DpEvent) -> Counter[DpEvent]:
     check_event(event)
     history: Counter[DpEvent] = Counter()
-    if times := check_uses(uses):
-        _add(history, event, times)
+    _add(history, event, 1)
     return history
 
 

@@ -173,8 +173,10 @@ def step(state: State, update: Tensor, **kept: Tensor) -> State:
 
 def epsilons(state: State, ids: Iterable[str]) -> list[float]:
     """Return the disclosed budgets of some clients."""
-    known = {client.id: client.epsilon for client in state.enrolled if client.epsilon is not None}
-    return [known[client] for client in ids]
+    wanted = list(ids)
+    some = state.roster if {client.id for client in state.roster}.issuperset(wanted) else state.enrolled
+    known = {client.id: client.epsilon for client in some if client.epsilon is not None}
+    return [known[client] for client in wanted]
 
 
 def public_clients(enrolled: Sequence[Profile], rule: Split, at: float | None = None) -> frozenset[str]:

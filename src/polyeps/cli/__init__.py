@@ -1,5 +1,6 @@
 """The command line: thin shells over library calls. Figures go to stdout, messages to stderr; bad input exits 2."""
 
+import gc
 import sys
 from importlib.metadata import entry_points
 from typing import Any
@@ -100,6 +101,7 @@ def polyeps(version: bool = typer.Option(False, "--version", help="Print the ver
 
 def main() -> None:
     """Run the command line; errors of our own become one sentence on stderr."""
+    gc.set_threshold(50_000)  # of 700, imports alone would collect thousands of times, and find nothing
     sys.exit(execute(sys.argv[1:]))
 
 

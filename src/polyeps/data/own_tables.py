@@ -157,8 +157,7 @@ def assemble(
             whose = f"client {clients[place]} has no records, as " if clients else ""
             raise DataError(f"{whose}{table.source} has no rows: remove it or add records")
     names, groups = _clients(tables, declared, clients)
-    for client in names:
-        check_name(f"{name}: the name of a client", client)
+    check_name(f"{name}: the name of a client", *names)
     owners = None if clients is not None else groups
     where = [_where(table, names, owners) for table in tables]
     columns, features, remarks = read_features(tables, declared, where, names, groups)
@@ -253,6 +252,12 @@ def _clients(
 def _numbered(cells: Cells, where: Where, column: str) -> tuple[list[str], LabelArray]:
     """Return the different names in a column, and the number of each record's name."""
     numbers: dict[str, int] = {}
+    if isinstance(cells, np.ndarray) and cells.dtype.kind in "iu" and cells.ndim == 1:  # whole numbers are their names
+        values, first, inside = np.unique(cells, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        return list(map(str, values[order].tolist())), rank[inside]
 
     def number(value: Any, row: int) -> int:
         if is_empty(value):

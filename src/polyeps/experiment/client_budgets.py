@@ -143,7 +143,8 @@ def _given_budgets(
 ) -> tuple[Budget, ...]:
     clients = partition.ids
     if wanted.file is not None:
-        rows = {row.client: row for row in read_budgets(wanted.file, USUAL_DELTA)}
+        usual = wanted.delta if isinstance(wanted.delta, float) else USUAL_DELTA
+        rows = {row.client: row for row in read_budgets(wanted.file, usual)}
         found = _by_name(str(wanted.file), rows, clients, "add a line for it")
         return tuple(
             row.budget if row.own_delta or row.budget.delta == delta else Budget(row.budget.epsilon, delta)

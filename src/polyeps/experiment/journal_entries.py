@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from polyeps.accounting import epsilon_if_draws_known
 from polyeps.accounting.certificate import SECRET_COHORT
 from polyeps.algorithms import ALGORITHMS
@@ -121,7 +123,9 @@ def changes(clients: Clients) -> dict[str, bytes]:
         if kept.numel() <= _SMALL:
             pieces[name] = codec.encode({"kept": kept})
         else:
-            pieces |= {f"{name}/{clients.ids[place]}": codec.encode({"kept": kept[place]}) for place in places}
+            chosen = sorted(places)
+            rows = codec.encode_rows("kept", kept[torch.tensor(chosen)])
+            pieces |= {f"{name}/{clients.ids[place]}": row for place, row in zip(chosen, rows, strict=True)}
     clients.changed.clear()
     return pieces
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_DOWN, Context
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ def expected_rounds(experiment: config.Experiment, participation: Participation,
 
 
 _Rows = NDArray[np.int64]
+_THREE_DIGITS = Context(prec=3, rounding=ROUND_DOWN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +61,7 @@ class Cost:
                 if (budget := budgets[row]) is not None:
                     if budget.delta not in known:
                         known[budget.delta] = self.terms(budget, self.event(noise[row], row))
-                    found[row] = known[budget.delta].with_epsilon(budget.epsilon)
+                    found[row] = known[budget.delta].with_budget(budget)
         return {client: terms for client, terms in zip(self.ids, found, strict=True) if terms is not None}
 
     def alike(self, rows: Sequence[int] | None = None, noise: NDArray[np.float64] | None = None) -> list[_Rows]:
@@ -132,6 +134,16 @@ def _pure_noise(budgets: Sequence[Budget], uses: int) -> NDArray[np.float64]:
     return uses / np.array([budget.epsilon for budget in budgets]) * (1 + 2.0**-48)
 
 
+def _rounded_down(budget: Budget) -> Budget:
+    """Return a budget with the first three digits of its ε, at least 99 % of it: a million budgets then have some thousand prices.
+
+    >>> _rounded_down(Budget(0.3, 0.0)).epsilon, _rounded_down(Budget(1.23456, 0.0)).epsilon
+    (0.3, 1.23)
+    """
+    epsilon = float(_THREE_DIGITS.create_decimal(repr(budget.epsilon)))
+    return budget if epsilon == budget.epsilon else Budget(epsilon, budget.delta)
+
+
 def sound_noise(
     experiment: config.Experiment,
     budgets: Sequence[Budget | None],
@@ -148,7 +160,7 @@ def sound_noise(
     noise, common = np.zeros(len(budgets)), experiment.budgets.noise_multiplier
     additive = uses == 1 or not any(budget.delta for budget in known)
     if common is None and additive and cost.is_pure(known, uses, rows=rows, sound=True):
-        noise[rows] = _pure_noise(known, uses)
+        noise[rows] = _pure_noise([_rounded_down(budget) for budget in known], uses)
     elif common is None:
         try:
             noise[rows] = calibrate_each(

@@ -66,12 +66,18 @@ class BudgetTerms:
 
     def with_epsilon(self, epsilon: float) -> "BudgetTerms":
         """Return the same terms, checked already, with another ε: the order and the plan stay."""
-        if epsilon == self.budget.epsilon:
-            return self
-        terms = object.__new__(BudgetTerms)
-        for name in self.__slots__:
-            object.__setattr__(terms, name, getattr(self, name))
-        object.__setattr__(terms, "budget", Budget(epsilon, self.budget.delta))
+        return self if epsilon == self.budget.epsilon else self.with_budget(Budget(epsilon, self.budget.delta))
+
+    def with_budget(self, budget: Budget) -> "BudgetTerms":
+        """Return the same terms, checked already, with a budget that differs in ε alone."""
+        terms, put = object.__new__(BudgetTerms), object.__setattr__
+        put(terms, "budget", budget)
+        put(terms, "unit", self.unit)
+        put(terms, "adjacency", self.adjacency)
+        put(terms, "schedule", self.schedule)
+        put(terms, "order", self.order)
+        put(terms, "plan", self.plan)
+        put(terms, "person", self.person)
         return terms
 
 
@@ -101,6 +107,8 @@ class Standing:
     charges: int = 0
     reserved: Mapping[str, History] = field(default_factory=dict)  # not yet charged, by open run
     planned: str = ""  # the run whose reservation became the plan of a fixed schedule
+    least: float = math.inf  # the smallest ε of these clients, where it is known
+    holders: int = 0  # accounts in this standing
     # By charge: the obstacle that every ε meets ("budget": it depends on ε), and the standing afterwards.
     after: "dict[tuple[Any, ...], tuple[Obstacle, Standing]]" = field(default_factory=dict)
     _kept: list[float] = field(default_factory=lambda: [0.0, math.inf])  # all is above this ε, and within this one
@@ -141,7 +149,11 @@ class Standing:
         above, within = self._kept
         if not above < epsilon < within:
             return epsilon >= within
-        fits = bool(self.affords(self.committed, epsilon))
+        committed = self.committed
+        if above < self.least < epsilon and self.affords(committed, self.least):  # one answer then serves all
+            self._kept[True] = self.least
+            return True
+        fits = bool(self.affords(committed, epsilon))
         self._kept[fits] = epsilon
         return fits
 
@@ -183,18 +195,18 @@ class Standing:
         if run:
             left = {step: count - added.get(step, 0) for step, count in reserved[run].items()}
             reserved = {**reserved, run: {step: count for step, count in left.items() if count > 0}}
-        return Standing(self.terms, joined(self.history, added), self.charges + 1, reserved, self.planned)
+        return Standing(self.terms, joined(self.history, added), self.charges + 1, reserved, self.planned, self.least)
 
     def reserving(self, added: History, run: str) -> "Standing":
         """Return what follows a reservation for a run."""
         planned = run if self.terms.schedule == "fixed" and self.terms.plan is None else ""
         reserved = {**self.reserved, run: joined(self.reserved.get(run, {}), added)}
-        return Standing(self.terms, self.history, self.charges, reserved, planned)
+        return Standing(self.terms, self.history, self.charges, reserved, planned, self.least)
 
     def released(self, run: str) -> "Standing":
         """Return what follows the end of a run: its unused reservation is free again."""
         reserved = {name: left for name, left in self.reserved.items() if name != run}
-        return Standing(self.terms, self.history, self.charges, reserved, self.planned)
+        return Standing(self.terms, self.history, self.charges, reserved, self.planned, self.least)
 
     def _payer(self, run: str) -> str:
         """Return the run whose reservation pays; where a reservation is the plan, it is the only one."""
@@ -230,7 +242,13 @@ class ClientAccount:
 
     def under(self, terms: BudgetTerms) -> bool:
         """Return whether these are the account's terms."""
-        return self.epsilon == terms.budget.epsilon and self.standing.terms.but_epsilon == terms.but_epsilon
+        mine = self.standing.terms
+        return (
+            self.epsilon == terms.budget.epsilon
+            and mine.budget.delta == terms.budget.delta
+            and (mine.unit, mine.person, mine.adjacency) == (terms.unit, terms.person, terms.adjacency)
+            and (mine.schedule, mine.order, mine.plan) == (terms.schedule, terms.order, terms.plan)
+        )
 
     @property
     def history(self) -> History:

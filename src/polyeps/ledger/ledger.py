@@ -183,10 +183,12 @@ class Ledger:
     def can_afford(self, charge: Charge, *, run: str = "") -> list[bool]:
         """Return, for each of a charge's clients, whether it can pay now (with a run: from its reservation)."""
         key = charge_key("charge", charge, run)
-        answers = []
+        answers, before = [], None
         for client in charge.clients:
             account = self.account(client)
-            obstacle, after = following(account.standing, key, charge)
+            if account.standing is not before:
+                before = account.standing
+                obstacle, after = following(before, key, charge)
             answers.append(not obstacle or (obstacle == "budget" and after.within(account.epsilon)))
         return answers
 

@@ -1,9 +1,13 @@
 """The state of a ledger after its rows: accounts, cohorts, payers and runs; and the rows of a new charge."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import inf
 from typing import Any, Literal, NamedTuple, NoReturn
+
+from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting.events import canonical_json, event_from_dict, event_to_dict
 from polyeps.core import Adjacency, Budget, Unit, check_name
@@ -13,6 +17,7 @@ from polyeps.ledger.hash_chain import Draft, LedgerRow
 
 _FEW = 8  # clients written into a charge or with a row for each; larger groups share one
 _MANY = 5000  # budgets in one row
+_ALIKE = 10_000  # groups of payers to look for again
 _Kind = Literal["charge", "reserve"]
 # kind, event, uses, unit, person, adjacency, run: all that determines the next state of an account
 _Key = tuple[str, str, int, Unit, str, Adjacency | None, str]
@@ -40,6 +45,7 @@ class LedgerState:
         self._payers: dict[str, list[Sequence[str]]] = {}  # by purpose
         self._opened: dict[tuple[Any, ...], Standing] = {}  # by terms: the standing of clients before any charge
         self._cohorts: dict[int, tuple[str, ...]] = {}
+        self._alike: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._cohort_rows: dict[tuple[str, ...], int] = {}
 
     def account(self, client: str) -> ClientAccount:
@@ -137,8 +143,8 @@ class LedgerState:
             case "budget-changed":
                 old = self.accounts[content["client"]]
                 terms = replace(old.terms, budget=Budget(content["epsilon"], content["delta"]))
-                standing = replace(old.standing, terms=terms, after={}, _kept=[0.0, inf])
-                self.accounts[content["client"]] = ClientAccount(terms.budget.epsilon, standing)
+                standing = replace(old.standing, terms=terms, after={}, _kept=[0.0, inf], least=inf, holders=0)
+                self._move(content["client"], ClientAccount(terms.budget.epsilon, old.standing), standing)
             case "cohort":
                 self._cohorts[row.seq] = tuple(content["clients"])
                 self._cohort_rows[self._cohorts[row.seq]] = row.seq
@@ -152,7 +158,9 @@ class LedgerState:
     def _replay_charge(self, kind: _Kind, content: Mapping[str, Any]) -> None:
         payers = content["clients"]
         clients = self._cohorts[payers] if isinstance(payers, int) else tuple(payers)
-        event, compared = event_from_dict(content["event"]), content.get("adjacency")
+        if clients in self._alike or len(self._alike) < _ALIKE:  # who pays in every round is kept once
+            clients = self._alike.setdefault(clients, clients)
+        event, compared = _event_of(json.dumps(content["event"], sort_keys=True)), content.get("adjacency")
         charge = Charge(clients, event, content["uses"], content["unit"], compared, content.get("person", ""))
         key = charge_key(kind, charge, content.get("run", ""))
         if "purpose" in content:
@@ -165,7 +173,7 @@ class LedgerState:
             obstacle, standing = following(account.standing, key, charge)
             if obstacle == "run":
                 raise ValueError(f"run {key[-1]!r} has not reserved this for client {client!r}")
-            self.accounts[client] = ClientAccount(account.epsilon, standing)
+            self._move(client, account, standing)
 
     def _replay_release(self, run: str) -> None:
         self.runs[run] = self.runs[run]._replace(open=False)
@@ -174,7 +182,16 @@ class LedgerState:
             after, key = account.standing.after, ("release", run)
             if key not in after:
                 after[key] = "", account.standing.released(run)
-            self.accounts[client] = ClientAccount(account.epsilon, after[key][1])
+            self._move(client, account, after[key][1])
+
+    def _move(self, client: str, account: ClientAccount, standing: Standing) -> None:
+        """Give a client another standing; one that nobody has any more forgets what followed it, or all would stay."""
+        before = account.standing
+        self.accounts[client] = ClientAccount(account.epsilon, standing)
+        standing.holders += 1
+        before.holders -= 1
+        if not before.holders:
+            before.after.clear()
 
     def _open(self, clients: Sequence[str], epsilons: Sequence[float], content: Mapping[str, Any]) -> None:
         """Open accounts of clients whose terms differ in ε alone; refuse to open one again, which would forget."""
@@ -187,6 +204,7 @@ class LedgerState:
                 first = self._opened.setdefault(terms.but_epsilon, Standing(terms))
             if type(client) is not str or not 0 < epsilon < inf:
                 raise ValueError(f"the budget of {client!r} is {epsilon!r}")
+            first.least, first.holders = min(first.least, epsilon), first.holders + 1
             self.accounts[client] = ClientAccount(epsilon, first)
 
 
@@ -217,10 +235,11 @@ def budget_rows(terms: Mapping[str, BudgetTerms]) -> Iterator[Draft]:
 
     The order of a filter follows from ε, so clients with adaptive terms share a row only if they are equal in both.
     """
+    check_name("a client's id", *terms)
     alike: dict[tuple[Any, ...], list[str]] = {}
     for client, agreed in terms.items():
-        check_name("a client's id", client)
-        plain_text(client, "a client needs a name")
+        if not client.strip():
+            raise InputError("a client needs a name")
         # Plans are compared as objects, which is quick: clients of one price share theirs.
         alike.setdefault((*agreed.but_epsilon[:-2], id(agreed.plan), agreed.person), []).append(client)
     for clients in alike.values():
@@ -249,6 +268,11 @@ def _content(terms: BudgetTerms) -> dict[str, Any]:
     if terms.schedule == "fixed":
         content["plan"] = None if terms.plan is None else event_to_dict(terms.plan)
     return content
+
+
+@lru_cache(maxsize=1 << 12)
+def _event_of(text: str) -> DpEvent:
+    return event_from_dict(json.loads(text))
 
 
 def _terms(content: Mapping[str, Any], epsilon: float) -> BudgetTerms:

@@ -13,6 +13,8 @@ It does not hold against a server that makes up clients (identities must be know
 not hide who took part, nor show whether a vector is honest: one client can spoil a sum, and one client or the server
 can stop it. The noise inside the vectors must hide what the sum itself reveals.
 
-Every client works with every other. Beyond some hundred clients one would mask with a few neighbours (Bell et al.
-2020); that is not implemented.
+Up to some hundred clients everybody works with everybody. In larger sums a client shares secrets and masks with a few
+neighbours on a fixed circle, more of them than may be missing and collude together (`neighbours`); the list of a sum
+and its signatures are everybody's. Then the server learns the sum over a set that has every honest client that signed
+the list, of whom there are at least `least` less the colluders.
 """

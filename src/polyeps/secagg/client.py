@@ -106,14 +106,15 @@ class SumClient:
         """Receive all clients' keys; send each a letter with its shares of this client's two secrets."""
         setup = self.setup
         signed = self._table(kept, Step.SHARE, content)
-        if self.name not in signed or len(signed) < setup.least:
+        if self.name not in signed or len(signed) < self._fewest:
             raise self._refused(Step.SHARE, f"brings keys of {len(signed)} clients", "wait for more of them")
         keys = {name: messages.open_signed(setup, Step.ADVERTISE, name, message) for name, message in signed.items()}
         if keys.pop(self.name) != self._advertised(kept):
             raise self._refused(Step.SHARE, "brings other keys for this client than its own", "send its own")
-        points = [setup.points[name] for name in signed]
-        halves = [shamir.split(secret, points, setup.threshold, self.entropy) for secret in (kept.mask_key, kept.seed)]
-        shares = {name: key + seed for name, key, seed in zip(signed, *halves, strict=True)}
+        points = {setup.point(self.name, name): name for name in signed}
+        places = sorted(points)
+        halves = [shamir.split(secret, places, setup.shares, self.entropy) for secret in (kept.mask_key, kept.seed)]
+        shares = {points[place]: key + seed for place, key, seed in zip(places, *halves, strict=True)}
         letters, inbox, private = {}, {}, masks.private_key(kept.letter_key)
         for other, advertised in keys.items():
             letter_public, mask_public, _ = self._parts(other, advertised)
@@ -128,7 +129,7 @@ class SumClient:
         """Receive the letters to this client; send its vector under its own mask and one for each client that wrote."""
         setup = self.setup
         letters = self._table(kept, Step.MASK, content)
-        if not letters.keys() <= kept.inbox.keys() or len(letters) + 1 < setup.least:
+        if not letters.keys() <= kept.inbox.keys() or len(letters) + 1 < self._fewest:
             raise self._refused(Step.MASK, f"brings letters of {len(letters)} clients", "wait for more of them")
         masking = masks.Masking(self._words(vector))
         masking.put(masks.self_mask_key(setup, self.name, kept.seed))
@@ -153,18 +154,25 @@ class SumClient:
             survivors = messages.unpack_names(body)
         except ValueError as problem:
             raise self._refused(Step.CONFIRM, f"cannot be read ({problem})", "ask for it again") from None
-        if self.name not in survivors or not kept.shares.keys() >= set(survivors):
+        near = self.setup.around(self.name) & set(survivors)
+        if (
+            self.name not in near
+            or not kept.shares.keys() >= near
+            or not set(survivors) <= self.setup.identities.keys()
+        ):
             raise self._refused(Step.CONFIRM, "lists other clients than those that sent shares", "list those")
-        if len(survivors) < self.setup.least:
+        if len(survivors) < self.setup.least or len(near) < self._fewest:
             few = f"lists {len(survivors)} clients of at least {self.setup.least}"
+            if len(survivors) >= self.setup.least:
+                few = f"lists {len(near)} of its neighbours, of at least {self._fewest}"
             raise self._refused(Step.CONFIRM, few, "abort the round")
         return replace(kept, step=Step.CONFIRM, survivors=survivors), self._signed(Step.CONFIRM, fingerprint(body))
 
     def unmask(self, kept: SumState, content: bytes) -> tuple[SumState, bytes]:
         """Receive others' signatures on the same list; send the shares that take the masks off the sum, and no more."""
-        signed = self._table(kept, Step.UNMASK, content)
-        if not signed.keys() <= set(kept.survivors) or len(signed) < self.setup.threshold:
-            few = f"brings {len(signed)} signatures of at least {self.setup.threshold}"
+        signed = self._table(kept, Step.UNMASK, content, from_all=True)
+        if not signed.keys() <= set(kept.survivors) or len(signed) < self.setup.signatures:
+            few = f"brings {len(signed)} signatures of at least {self.setup.signatures}"
             raise self._refused(Step.UNMASK, few, "abort the round")
         same = fingerprint(pack_names(kept.survivors))
         for other, message in signed.items():
@@ -185,13 +193,19 @@ class SumClient:
             raise self._refused(step, f"comes after step {last}", "steps are answered once and in order")
         return messages.open_stamped(self.setup, step, self.name, content)
 
-    def _table(self, kept: SumState, step: Step, content: bytes) -> dict[str, bytes]:
+    @property
+    def _fewest(self) -> int:
+        """The fewest clients, with itself, that must be left of those it works with."""
+        return self.setup.shares if self.setup.neighbours else self.setup.least
+
+    def _table(self, kept: SumState, step: Step, content: bytes, *, from_all: bool = False) -> dict[str, bytes]:
         try:
             table = unpack_table(self._opened(kept, step, content))
         except ValueError as problem:
             raise self._refused(step, f"cannot be read ({problem})", "ask for it again") from None
-        for name in table.keys() - self.setup.identities.keys():
-            raise self._refused(step, f"names {name!r}, who is not in the roster", "leave it out")
+        for name in table.keys() - (self.setup.identities.keys() if from_all else self.setup.around(self.name)):
+            where = "one of its neighbours" if name in self.setup.identities else "in the roster"
+            raise self._refused(step, f"names {name!r}, who is not {where}", "leave it out")
         return table
 
     def _refused(self, step: Step, why: str, remedy: str) -> MessageRefused:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache
@@ -19,6 +19,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from polyeps.errors import InputError, MessageRefused
+from polyeps.secagg import neighbours
 
 _FORMAT = b"polyeps secure sum 1"
 _SIGNATURE_BYTES = 64
@@ -50,6 +51,10 @@ class SumSetup:
     A sum needs at least `least` = max(threshold, honest + colluders) vectors. With that many, at least `honest` of
     them carry noise the server and the colluders do not know: `honest` is the number by which to divide the noise.
 
+    With `neighbours`, each client shares secrets and masks with so many others alone, as `secagg.neighbours` says, and
+    `shares` among these and itself restore a secret; `threshold` is then that of signatures, of which a list needs
+    `least`. 0: with all others.
+
     `identities` must reach each client by a way the server cannot change, or it could seat clients of its own. The sum
     over one client is its vector: it takes part in that only if all of the noise it needs is its own.
     """
@@ -62,6 +67,7 @@ class SumSetup:
     threshold: int
     honest: int = 1
     colluders: int = 0
+    neighbours: int = 0
 
     def __post_init__(self) -> None:
         clients = len(self.identities)
@@ -87,6 +93,11 @@ class SumSetup:
                 f"{self.honest} honest clients and {self.colluders} colluders are more than the {clients} there are; "
                 "ask for fewer"
             )
+        if self.neighbours and not neighbours.holds(clients, self.neighbours, self.threshold, self.colluders):
+            raise InputError(
+                f"{self.neighbours} neighbours of {clients} clients do not protect them from {self.colluders} "
+                f"colluders and a threshold of {self.threshold}; take more, or 0 for all"
+            )
 
     @property
     def least(self) -> int:
@@ -94,14 +105,47 @@ class SumSetup:
         return max(self.threshold, self.honest + self.colluders)
 
     @cached_property
-    def points(self) -> dict[str, int]:
-        """The points of each client's shares; never 0, where the secret is."""
+    def shares(self) -> int:
+        """The number of shares that restore a secret: as many as are left of any neighbourhood, whoever is missing."""
+        if not self.neighbours:
+            return self.threshold
+        return self.neighbours + 1 - (len(self.identities) - self.threshold)
+
+    @property
+    def signatures(self) -> int:
+        """The fewest signatures on the list of who is in the sum."""
+        return self.least if self.neighbours else self.threshold
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
         return {name: place for place, name in enumerate(sorted(self.identities), start=1)}
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return sorted(self.identities)
+
+    def around(self, name: str) -> Set[str]:
+        """Return a client and those that it shares secrets and masks with."""
+        if not self.neighbours:
+            return self.identities.keys()
+        first, names = self._places[name] - 1 - self.neighbours // 2, self._names
+        return {names[(first + step) % len(names)] for step in range(self.neighbours + 1)}
+
+    def point(self, owner: str, holder: str) -> int:
+        """Return the point of a holder's shares of an owner's secrets; never 0, where the secret is.
+
+        Among neighbours it says how far the holder is from the owner, so that weights serve many secrets.
+        """
+        if not self.neighbours:
+            return self._places[holder]
+        return 1 + (self._places[holder] - self._places[owner]) % len(self._places)
 
     @cached_property
     def digest(self) -> bytes:
         """The fingerprint of the setup."""
-        numbers = (self.round, self.bits, self.length, self.threshold, self.honest, self.colluders)
+        numbers = [self.round, self.bits, self.length, self.threshold, self.honest, self.colluders]
+        if self.neighbours:
+            numbers.append(self.neighbours)
         parts = [_FORMAT, self.run.encode(), *(str(number).encode() for number in numbers)]
         return fingerprint(pack([*parts, pack_table(self.identities)]))
 
@@ -156,7 +200,7 @@ def _is_signed(identity: bytes, content: bytes) -> bool:
 
 
 # With all clients in one process, each signature is checked by every one of them; the answer is always the same.
-_is_signed_remembered = lru_cache(maxsize=1024)(_is_signed)
+_is_signed_remembered = lru_cache(maxsize=1 << 13)(_is_signed)
 
 
 def stamp(setup: SumSetup, step: Step, to: str, body: bytes) -> bytes:

@@ -7,7 +7,7 @@ message follows. Then `advance` returns the messages that ask for the next step.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from polyeps.errors import SumAborted
 from polyeps.secagg import masks, messages, shamir
 from polyeps.secagg.client import ADVERTISED, LETTER_BYTES
 from polyeps.secagg.messages import Step, SumSetup, fingerprint, pack_names, pack_table, refused, unpack_table
+
+_Item = TypeVar("_Item")
 
 
 class Sum(NamedTuple):
@@ -64,7 +66,7 @@ class Server:
         setup, step = self.setup, self.step
         if step is None or step is Step.UNMASK:
             raise SumAborted("there is no step after this one; start a new round")
-        self._require(setup.threshold if step is Step.CONFIRM else setup.least)
+        self._require(setup.signatures if step is Step.CONFIRM else setup.least)
         answered = tuple(sorted(self._answers))
         if step is Step.ADVERTISE:
             self._keys = {name: messages.split_body(body, ADVERTISED) for name, body in self._answers.items()}
@@ -72,7 +74,12 @@ class Server:
             self._shared = answered
         elif step is Step.MASK:
             self._survivors = answered
-        bodies = self._letters() if step is Step.SHARE else dict.fromkeys(answered, self._notice(step))
+        if step is Step.SHARE:
+            bodies = self._letters()
+        elif step is Step.ADVERTISE and setup.neighbours:
+            bodies = {name: pack_table(self._near(name, self._signed)) for name in answered}
+        else:
+            bodies = dict.fromkeys(answered, self._notice(step))
         self.step = Step(step + 1)
         self._invited, self._answers, self._signed = set(answered), {}, {}
         return {name: messages.stamp(setup, self.step, name, bodies[name]) for name in answered}
@@ -83,15 +90,13 @@ class Server:
         if self.step is not Step.UNMASK:
             raise SumAborted("the steps are not all done, or it is over; advance to the last one, or start a new round")
         self._require(setup.threshold)
-        holders = sorted(self._answers)[: setup.threshold]
-        given = {setup.points[name]: unpack_table(self._answers[name]) for name in holders}
-        secrets = self._restored(given)
-        masking = masks.Masking(self._total)
+        secrets = self._restored()
+        masking, survivors = masks.Masking(self._total), dict.fromkeys(self._survivors)
         for name in self._survivors:
             masking.put(masks.self_mask_key(setup, name, secrets[name]), plus=False)
         for name in self._dropped:
             private = masks.private_key(secrets[name])
-            for other in self._survivors:
+            for other in self._near(name, survivors):
                 secret = masks.agree(private, self._keys[other][1])
                 masking.put(masks.pair_mask_key(setup, name, other, secret), plus=other > name)
         self.step = None
@@ -100,7 +105,8 @@ class Server:
     @property
     def _dropped(self) -> tuple[str, ...]:
         """The clients that shared secrets and then sent no vector: masks with them are left in the sum."""
-        return tuple(name for name in self._shared if name not in self._survivors)
+        survivors = set(self._survivors)
+        return tuple(name for name in self._shared if name not in survivors)
 
     def _check(self, step: Step, sender: str, body: bytes) -> None:
         setup = self.setup
@@ -108,7 +114,7 @@ class Server:
             for key in messages.split_body(body, ADVERTISED)[:2]:
                 masks.check_public(key)
         elif step is Step.SHARE:
-            _check_table(body, self._keys.keys() - {sender}, LETTER_BYTES)
+            _check_table(body, (self._keys.keys() & setup.around(sender)) - {sender}, LETTER_BYTES)
         elif step is Step.MASK:
             messages.split_body(body, [setup.length * masks.bytes_of(setup.bits)])
             if int(masks.from_bytes(body, setup.bits).max()) >= 2**setup.bits:
@@ -117,7 +123,7 @@ class Server:
             if body != fingerprint(self._notice(Step.MASK)):
                 raise ValueError("another list of clients than was sent")
         else:
-            _check_table(body, set(self._shared), shamir.SHARE_BYTES)
+            _check_table(body, set(self._shared) & setup.around(sender), shamir.SHARE_BYTES)
 
     def _notice(self, step: Step) -> bytes:
         """Return what all clients are sent at the end of a step."""
@@ -126,7 +132,15 @@ class Server:
     def _letters(self) -> dict[str, bytes]:
         """Return each client's letters from all others that wrote."""
         written = {name: unpack_table(body) for name, body in self._answers.items()}
-        return {to: pack_table({name: sent[to] for name, sent in written.items() if name != to}) for to in written}
+        return {
+            to: pack_table({n: sent[to] for n, sent in self._near(to, written).items() if n != to}) for to in written
+        }
+
+    def _near(self, name: str, table: Mapping[str, _Item]) -> dict[str, _Item]:
+        """Return the part of a table that is about a client and those it works with."""
+        if not self.setup.neighbours:
+            return dict(table)
+        return {other: table[other] for other in self.setup.around(name) if other in table}
 
     def _require(self, least: int) -> None:
         step, left = self.step, len(self._answers)
@@ -137,15 +151,26 @@ class Server:
                 "there is no sum, start a new round"
             )
 
-    def _restored(self, given: Mapping[int, Mapping[str, bytes]]) -> dict[str, bytes]:
-        """Return the seeds of clients in the sum and the mask keys of dropouts, from the shares at each point."""
+    def _restored(self) -> dict[str, bytes]:
+        """Return the seeds of clients in the sum and the mask keys of dropouts, from the shares that were given."""
         setup = self.setup
-        weights = shamir.weights(list(given))
-        secrets = {}
+        given = {name: unpack_table(body) for name, body in sorted(self._answers.items())}
+        weights: dict[tuple[int, ...], dict[int, int]] = {}  # of holders' points, which many secrets have in common
+        secrets, survivors = {}, set(self._survivors)
         for name in self._shared:
-            secret = shamir.join({point: table[name] for point, table in given.items()}, weights)
+            held = {setup.point(name, holder): table[name] for holder, table in self._near(name, given).items()}
+            points = tuple(sorted(held)[: setup.shares])
+            if len(points) < setup.shares:
+                self._forget()
+                raise SumAborted(
+                    f"step unmask: {len(points)} neighbours of client {name!r} are left of at least {setup.shares}; "
+                    "there is no sum, start a new round"
+                )
+            if points not in weights:
+                weights[points] = shamir.weights(points)
+            secret = shamir.join(held, weights[points])
             _, mask_key, committed = self._keys[name]
-            if secret is not None and name in self._survivors:
+            if secret is not None and name in survivors:
                 fits = masks.commitment(setup, name, secret) == committed
             else:
                 fits = secret is not None and masks.public_key(secret) == mask_key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -12,6 +12,7 @@ import safetensors
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from polyeps.core import Payload, Replies, Specs, SumTerms, Total
 from polyeps.errors import InputError
@@ -27,6 +28,21 @@ def encode(payload: Payload) -> bytes:
     """
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in payload.items()}
     return bytes(safetensors.torch.save(held))
+
+
+def encode_rows(name: str, tensor: Tensor) -> Iterator[bytes]:
+    """Yield each row's bytes, as `encode` gives them: alike but for the numbers, which come last.
+
+    >>> list(encode_rows("kept", torch.eye(2))) == [encode({"kept": row}) for row in torch.eye(2)]
+    True
+    """
+    held = tensor.detach().cpu().contiguous()
+    if not held.numel():
+        yield from (encode({name: row}) for row in held)
+        return
+    before = encode({name: torch.zeros_like(held[0])})[: -held[0].nbytes]
+    for row in held.reshape(len(held), -1).view(torch.uint8).numpy():
+        yield before + row.tobytes()
 
 
 def decode(content: bytes) -> Payload:

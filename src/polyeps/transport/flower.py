@@ -147,7 +147,7 @@ class OnFlower(Transport):
         sizes = shapes[ids[0]]
         length = sum(map(math.prod, sizes.values()))
         identities = {client: self._identities[client] for client in ids}
-        found = run_sum(task, identities, terms.least, bits, length, self._passed_on)
+        found = run_sum(task, identities, terms.least, bits, length, self._passed_on, terms.colluders)
         sent = length * bytes_of(bits)
         if found is None:
             return Total(ids, {}, received, sent)

@@ -37,6 +37,7 @@ from polyeps.client import digest
 from polyeps.core import AGREED, Algorithm, Payload, SumTerms, Task
 from polyeps.errors import InputError, MessageRefused, SumAborted
 from polyeps.ledger.head_file import replace_file, sync_folder
+from polyeps.secagg import neighbours
 from polyeps.secagg.client import SumClient, SumState
 from polyeps.secagg.messages import (
     Step,
@@ -236,6 +237,7 @@ class Seat:
         try:
             others = [str(other) for other in asked["clients"]]
             numbers = {fact: int(asked[fact]) for fact in ("round", "bits", "length", "threshold")}
+            numbers["neighbours"] = int(asked.get("neighbours", 0))
             run, step = str(asked["run"]), Step(int(asked["step"]))
         except (KeyError, TypeError, ValueError):
             raise MessageRefused(f"client {name!r} cannot read which sum it is asked about; ask again") from None
@@ -272,6 +274,12 @@ class Seat:
         # Of no more clients than colluders each one's noise is enough by itself.
         if clients > colluders and setup.threshold < lowest_threshold(len(setup.identities), colluders):
             raise MessageRefused(f"with {colluders} colluders the sum could be opened twice; raise the threshold")
+        near = setup.neighbours
+        if near and not neighbours.holds(len(setup.identities), near, setup.threshold, colluders):
+            raise MessageRefused(
+                f"{near} neighbours of {len(setup.identities)} clients do not protect them from {colluders} colluders; "
+                "take more, or 0 for all"
+            )
         return kept
 
 
@@ -294,18 +302,23 @@ def sum_name(task: Task) -> str:
 
 
 def run_sum(
-    task: Task, identities: Mapping[str, bytes], least: int, bits: int, length: int, exchange: Exchange
+    task: Task, identities: Mapping[str, bytes], least: int, bits: int, length: int, exchange: Exchange, colluders: int
 ) -> Sum | None:
-    """Run all steps with the clients that have done the task; return None where too few are left."""
+    """Run all steps with the clients that have done the task; return None where too few are left.
+
+    Of very many clients, each works with so many neighbours as protect it from `colluders`.
+    """
     threshold = enough(len(identities), least)
     if len(identities) < threshold:
         return None
-    server = Server(SumSetup(sum_name(task), task.round, identities, bits, length, threshold))
+    near = neighbours.fewest(len(identities), threshold, colluders)
+    server = Server(SumSetup(sum_name(task), task.round, identities, bits, length, threshold, neighbours=near))
     asked = {"run": sum_name(task), "round": task.round, "clients": sorted(identities), "bits": bits}
+    asked |= {"length": length, "threshold": threshold, "neighbours": near}
     waiting = dict.fromkeys(sorted(identities), b"")
     try:
         for step in Step:
-            for client, message in exchange({**asked, "length": length, "threshold": threshold, "step": step}, waiting):
+            for client, message in exchange({**asked, "step": step}, waiting):
                 with contextlib.suppress(MessageRefused):  # it counts as dropped out
                     server.receive(client, message)
             if step is not Step.UNMASK:
