@@ -49,22 +49,6 @@ def test_fedsels_figures() -> None:
     assert float(fedsel("3a", "exp-pm-o", 4.0)) == pytest.approx(76, abs=0.5)
 
 
-def test_fedsels_counts_of_table_3() -> None:
-    text = page("fedsel")
-    found = {alpha: [row for row in RESULTS.rows("fedsel", "table-3", α=alpha) if "published" not in row["selection"]]
-             for alpha in ("one for all", "own")}  # fmt: skip
-
-    def clear(alpha: str, column: str, sign: int) -> int:
-        pairs = [numbers(row[column]) for row in found[alpha]]
-        return sum(sign * mean > 2 * error and mean != 0 for mean, error in pairs)
-
-    assert f"in {clear('one for all', 'X-PM − PM', 1)} of 24 rows and clearly behind in none" in text
-    assert clear("one for all", "X-PM − PM", -1) == 0
-    assert f"clearly above random-PM in {clear('one for all', 'X-PM − random-PM', 1)} of 24 rows" in text
-    assert f"clearly above PM in {clear('own', 'X-PM − PM', 1)} (BANK" in text
-    assert f"clearly below in {clear('own', 'X-PM − PM', -1)} (KDD99" in text
-
-
 def fedhdp(table: str, clients: str, method: str, ratio: Any = "") -> dict[str, Any]:
     (row,) = RESULTS.rows("fedhdp", f"table-{table}", clients=clients, method=method, r=ratio)
     return row
