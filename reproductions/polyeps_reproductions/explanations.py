@@ -1,9 +1,9 @@
 """Why a value differs from the paper's: found in results of experiments, never written by hand for a value.
 
 An experiment runs what the paper's code, or its authors, may have done instead. It explains a value if it gives the
-paper's, or one within two standard errors over seeds, and if, over all values of that method that it has, it is near the
-paper's at least as often as the plain run: else it would be only one more draw. Without one, a value within two standard
-errors of the plain run is explained by chance.
+paper's, or one within two standard errors over seeds, and if, over all values of that method that it has, it is near
+the paper's at least as often as the plain run: else it would be only one more draw. Without one, a value within two
+standard errors of the plain run is explained by chance.
 """
 
 from __future__ import annotations

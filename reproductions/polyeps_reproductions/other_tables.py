@@ -103,8 +103,9 @@ def fedsel_budgets(results: Results = RESULTS) -> Rows:
             found = {(one["method"], one["epsilon"]): one for one in some}
             cells = []
             for epsilon in _EPSILONS:
-                pairs = [(found.get((f"{name}-pm", epsilon)), found.get(("pm", epsilon))) for name in CHOICES]
-                leads = [signed(difference(*pair)[0]) if all(pair) else "–" for pair in pairs]
+                flat = found.get(("pm", epsilon))
+                two_stage = [found.get((f"{name}-pm", epsilon)) for name in CHOICES]
+                leads = [signed(difference(one, flat)[0]) if one and flat else "–" for one in two_stage]
                 cells.append(" / ".join(leads) if any(lead != "–" for lead in leads) else "–")
             rows.append([part.replace("-", " "), _DATA.get(data, data), model, *cells])
         if not records:
@@ -165,6 +166,22 @@ def levels(table: str) -> Callable[[], Rows]:
         return rows
 
     return make
+
+
+def less_noise() -> Rows:
+    """Return FedHDP's private methods on writers with the noise of the paper's clients, beside the paper's values."""
+    columns = ("Acc_g", "Acc_g,p", "Acc_g,np", "Acc_l,p", "Acc_l,np")
+    rows = [["method", "", "common model", "private", "open", "personal, private", "personal, open"]]
+    noisy = {(row["method"], row["r"]): row for row in RESULTS.rows("fedhdp", "table-2", clients="writers")}
+    for row in RESULTS.rows("fedhdp", "table-2-noise"):
+        name = "DP-FedAvg" if row["method"] == "dp-fedavg" else f"FedHDP, r = {row['r']}"
+        first, *pairs = list(row.values())[-1].split(";")
+        printed = [first, *(value for pair in pairs for value in pair.split(","))]
+        rows.append([name, "paper", *(text.strip() for text in printed)])
+        for form, one in (("noise of 3383 clients", row), ("noise of 539 clients", noisy[row["method"], row["r"]])):
+            cells = (f"{number(one[column]):.1f}" if numbers(one[column]) else "–" for column in columns)
+            rows.append(["", form, *cells])
+    return rows
 
 
 def by_rank(table: str) -> Callable[[], Rows]:
@@ -247,6 +264,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "observer": observer,
     "fedhdp-one-digit": levels("1"),
     "fedhdp-writers": levels("2"),
+    "fedhdp-noise": less_noise,
     "cmp-fed-random": by_rank("1"),
     "cmp-fed-labels": by_rank("2"),
     "cmp-fed-accounts": accounts,

@@ -6,6 +6,7 @@ Code: https://github.com/Emory-AIMS/PFA. What is here is written anew from what 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,7 +23,9 @@ LANCZOS = "pfa-plus-lanczos"
 STEPS = 256  # of Lanczos, whatever the rank of the matrix
 
 
-def pfa_plus_lanczos(training: Training, *, rank: int = 1) -> Algorithm:
+def pfa_plus_lanczos(
+    training: Training, *, rank: int = 1, weights: Literal["epsilon", "count"] = "epsilon"
+) -> Algorithm:
     """Return PFA+ with the directions that the code's Lanczos steps find.
 
     Private clients are asked for whole updates, which the server projects onto the last round's directions: the model
@@ -34,16 +37,20 @@ def pfa_plus_lanczos(training: Training, *, rank: int = 1) -> Algorithm:
         centre = public.mean(0) if len(public) > 1 else torch.zeros_like(public[0])
         draws = torch.Generator().manual_seed(round)
         spans = [(part.start, part.stop) for part in slices.values()]
-        found = [Part(a, b, lanczos((public - centre)[:, a:b].double(), rank, draws).to(public.dtype)) for a, b in spans]
+        found = [
+            Part(a, b, lanczos((public - centre)[:, a:b].double(), rank, draws).to(public.dtype)) for a, b in spans
+        ]
         return Basis(tuple(found), centre)
 
     def round(state: State, ask: Ask) -> State:
         replies, high = ask_updates(state, ask, state.roster), public_clients(state.enrolled, "top")
-        rows, weights = replies.payload["update"], epsilons(state, replies.ids)
+        rows, shares = replies.payload["update"], [1.0] * len(replies.ids)
+        if weights == "epsilon":
+            shares = epsilons(state, replies.ids)
         chosen = [place for place, client in enumerate(replies.ids) if client in high]
         kept = basis_from_tensors(state.kept, slices, training.model.size) if "basis" in state.kept else None
-        update, used = combine(rows, weights, chosen, lambda *some: kept or directions(*some), state.round)
-        new = directions(rows[chosen], weights, state.round) if kept and chosen else used
+        update, used = combine(rows, shares, chosen, lambda *some: kept or directions(*some), state.round)
+        new = directions(rows[chosen], shares, state.round) if kept and chosen else used
         return step(state, update, **kept_basis(new))
 
     return with_local_noise(training, round, needs=("epsilon",))

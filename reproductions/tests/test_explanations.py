@@ -22,7 +22,9 @@ PLAIN = {(20, "fedavg"): (50.0, 60.0), (30, "fedavg"): (55.0, 56.0), (20, "weiav
 
 def test_an_experiment_that_gives_the_papers_value_explains_a_miss() -> None:
     one = Experiment("a smaller rate", "figure 1", {(20, "fedavg"): 51.0, (30, "fedavg"): 54.0})
-    assert explained((20, "fedavg"), PLAIN, [one], near) == "a smaller rate gives 51.0 (figure 1: near in 2 of 2, not 1)"
+    assert (
+        explained((20, "fedavg"), PLAIN, [one], near) == "a smaller rate gives 51.0 (figure 1: near in 2 of 2, not 1)"
+    )
 
 
 def test_an_experiment_that_spoils_other_values_of_the_method_explains_nothing() -> None:
