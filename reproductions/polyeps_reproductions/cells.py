@@ -28,6 +28,7 @@ from polyeps.errors import InputError
 from polyeps.experiment.seeds import generator
 from polyeps_reproductions.algorithms import algorithm
 from polyeps_reproductions.comparison import FORMS
+from polyeps_reproductions.reference_algorithms import LANCZOS
 from polyeps_reproductions.reference_models import SOFTMAX_TWICE
 from polyeps_reproductions.studies import Cell
 from polyeps_reproductions.trials import choice, trial
@@ -71,6 +72,10 @@ class Setting:
     choice_rounds: int | None = None
     epsilons: tuple[float, ...] | None = None  # instead of a draw
     redrawn: bool = False  # budgets are drawn anew for every seed, and the number of high-ε clients with them
+    granted: bool = True  # every round has a high-ε client
+    lanczos: bool = False  # PFA+ finds directions as the paper's code does
+    rates_of: str = ""  # the method at whose learning rate all are trained
+    rates_on: str = ""  # the data on which it is chosen
     size: int | None = 1200  # records a client; with shards all records are dealt out
     shards_per_client: int = 10
     rounds: int = 100
@@ -90,6 +95,7 @@ class Setting:
         name, *words = method.split()
         options = {key: int(value) if value.isdigit() else value for key, value in (one.split("=") for one in words)}
         linear = self.model in (*LINEAR, "mlp")
+        name = LANCZOS if self.lanczos else name
         return {
             "name": self.title,
             "rounds": self.rounds,
@@ -119,7 +125,7 @@ class Setting:
             "participation": {
                 "kind": "full" if self.share == 1 else "uniform",
                 "share": self.share,
-                "with_public": True,
+                "with_public": self.granted,
             },
             "algorithm": algorithm(name, form, **options),
         }
@@ -135,11 +141,14 @@ class Setting:
         labels = {"cell": self.title, **{name: getattr(self, name) for name in names}, "method": method, "form": form}
         chosen = None
         if learning_rate is None:
-            tuned = self if self.epsilons is not None else replace(self, clients=self.choice_clients, redrawn=False)
-            chosen_for = method
+            usual: dict[str, Any] = {"redrawn": False, "granted": True, "lanczos": False}
+            usual["data"] = self.rates_on or self.data
+            tuned = self if self.epsilons is not None else replace(self, clients=self.choice_clients, **usual)
+            chosen_for = self.rates_of or method
             if shares:
-                tuned = replace(one_for_all, clients=self.choice_clients, data=NETWORK_DATA[0])
-                chosen_for = RATE_OF.get(method, method)
+                base = self if self.rates_of else one_for_all
+                tuned = replace(base, clients=self.choice_clients, **usual | {"data": NETWORK_DATA[0]})
+                chosen_for = self.rates_of or RATE_OF.get(method, method)
             grid = QUICK_GRID if self.choice_rounds else GRID if self.model in LINEAR else NETWORK_GRID
             rates = [{"training.learning_rate": rate} for rate in grid if self.model in LINEAR or rate in NETWORK_GRID]
             chosen = choice(rates, tuned.experiment(chosen_for, form), rounds=self.choice_rounds)

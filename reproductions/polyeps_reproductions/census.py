@@ -13,15 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from polyeps_reproductions import explanations
 from polyeps_reproductions.comparison import POINTS, within
+from polyeps_reproductions.explanations import UNEXPLAINED, by_chance, explained
 from polyeps_reproductions.fedsel_tables import CHOICES
 from polyeps_reproductions.fedsel_tables import PAPER as GAINS
 from polyeps_reproductions.headlines import Results, numbers, signed
 from polyeps_reproductions.studies import STUDIES, Cell, Part, Record, Summary, find
 
-UNEXPLAINED = "unexplained"
-OTHER_CLIENTS = "unexplained: 539 writers are not the paper's 3383 clients"
-RANK = "unexplained: beyond the rank of the public updates k changes nothing; the paper's code was not run"
 NEAR = 100 * POINTS
 # Cells of the papers that the studies lack, by what is missing.
 ABSENT = {
@@ -61,7 +60,7 @@ def counted(results: Results) -> dict[str, Count]:
         done = finished(results, name)
         mine = [one for one in values(results) if one.study == name]
         sides = [[one for one in mine if one.published is published] for published in (True, False)]
-        missed = sum(not one.near and not one.why.startswith(UNEXPLAINED) for one in mine)
+        missed = sum(not one.near and one.why != UNEXPLAINED for one in mine)
         (published, sound) = sides
         found[name] = Count(
             len(done),
@@ -146,69 +145,80 @@ def _pfa(results: Results) -> Iterator[Value]:
     for part in ("figure-3", "figure-10", "figure-6", "figure-7"):
         for one in results.records("pfa", part, form="published"):
             if one["paper"] is not None:
-                found[part == "figure-7", one["cell"], one["method"]] = one
-    twice = {(one["budgets"], one["clients"], one["method"]): one for one in results.records("pfa", "figure-3-softmax")}
-    for (uplink, cell, method), one in found.items():
-        scale = 1 if uplink else 100
-        near = within(round(one["mean"] - one["paper"], 5), uplink)
-        why = "" if near else _why_pfa(one, twice)
+                found[part == "figure-7", *explanations.of_pfa(one)] = one
+    plain = {key[1:]: (100 * one["paper"], 100 * one["mean"]) for key, one in found.items() if not key[0]}
+    experiments = list(explanations.experiments_of_pfa(results))
+    for (sent, *rest), one in found.items():
+        scale, key = 1 if sent else 100, tuple(rest)
+        near = within(round(one["mean"] - one["paper"], 5), sent)
+        why = ""
+        if not near:
+            why = explanations.uplink(one, results) if sent else explained(key, plain, experiments, _near)
+            why = why or by_chance(one["paper"], one["mean"], one["deviation"], one["count"]) or UNEXPLAINED
         paper, ours = scale * one["paper"], scale * one["mean"]
-        yield Value("pfa", f"{cell}, {method}", paper, ours, "MiB" if uplink else "%", near, True, why)
+        yield Value("pfa", f"{one['cell']}, {one['method']}", paper, ours, "MiB" if sent else "%", near, True, why)
 
 
-def _why_pfa(one: Record, twice: Mapping[tuple[Any, ...], Record]) -> str:
-    """Return the experiment that explains a miss, or that none does."""
-    again = twice.get((one["budgets"], one["clients"], one["method"]))
-    same = again is not None and (one["data"], one["model"], one["partition"]) == ("mnist", "logistic", "iid")
-    if same and again is not None and within(round(again["mean"] - one["paper"], 5), uplink=False):
-        return "softmax twice, as in the paper's code, gives its value (figure 3-softmax)"
-    if one["method"].startswith("pfa-plus rank="):
-        return RANK
-    return UNEXPLAINED
+def _near(paper: float, ours: float) -> bool:
+    return abs(round(ours - paper, 5)) <= NEAR
 
 
 def _fedsel(results: Results) -> Iterator[Value]:
     """Gains and losses with one α for all; PE in its published form, the others are the same in both."""
+    plain: dict[tuple[Any, ...], tuple[float, float]] = {}
     for row in results.rows("fedsel", "table-3", α="one for all"):
         name = row["selection"]
-        if name not in ("exp", "ps", "pe, published"):
-            continue
-        printed = GAINS[row["data"], row["model"]][CHOICES.index(name.partition(",")[0])]
-        for word, paper in zip(("gain", "loss"), printed, strict=True):
-            ours = numbers(row[word])[0]
-            near = abs(ours - paper) <= NEAR
-            place = f"table 3: {row['data']}, {row['model']}, {name}, {word}"
-            yield Value("fedsel", place, paper, ours, "points", near, True, "" if near else UNEXPLAINED)
+        if name in ("exp", "ps", "pe, published"):
+            printed = GAINS[row["data"], row["model"]][CHOICES.index(name.partition(",")[0])]
+            for word, paper in zip(("gain", "loss"), printed, strict=True):
+                plain[row["data"], row["model"], word, name] = paper, numbers(row[word])[0]
+    experiments = list(explanations.experiments_of_fedsel(results))
+    for (data, model, word, name), (paper, ours) in plain.items():
+        near = _near(paper, ours)
+        why = "" if near else explained((data, model, word, name), plain, experiments, _near) or UNEXPLAINED
+        place = f"table 3: {data}, {model}, {name}, {word}"
+        yield Value("fedsel", place, paper, ours, "points", near, True, why)
 
 
 def _fedhdp(results: Results) -> Iterator[Value]:
     columns = ("Acc_g", "Acc_g,p", "Acc_g,np", "Acc_l,p", "Acc_l,np")
-    for number in ("1", "2"):
-        for row in results.rows("fedhdp", f"table-{number}"):
+    found: dict[tuple[Any, ...], tuple[float, list[float], int]] = {}
+    for table in ("1", "2"):
+        seeds = (results.summary("fedhdp", f"table-{table}") or {"seeds": 0})["seeds"]
+        for row in results.rows("fedhdp", f"table-{table}"):
             printed = list(row.values())[-1]
             first, *pairs = printed.split(";") if printed else ("",)
             wanted = [first, *(value for pair in pairs for value in pair.split(","))]
             for column, text in zip(columns, wanted, strict=False):
-                if not numbers(text) or not numbers(row[column]):
-                    continue
-                paper, ours = numbers(text)[0], numbers(row[column])[0]
-                near = abs(ours - paper) <= NEAR
-                why = "" if near else OTHER_CLIENTS if number == "2" else UNEXPLAINED
-                place = f"table {number}: {row['clients']}, {row['method']} {row['r']}".rstrip() + f", {column}"
-                yield Value("fedhdp", place, paper, ours, "%", near, False, why)
+                if numbers(text) and numbers(row[column]):
+                    key = table, row["clients"], row["r"], column, row["method"]
+                    found[key] = numbers(text)[0], numbers(row[column]), seeds
+    plain = {key: (paper, ours[0]) for key, (paper, ours, _) in found.items()}
+    experiments = list(explanations.experiments_of_fedhdp(results))
+    for key, (paper, (ours, *spread), seeds) in found.items():
+        table, clients, ratio, column, method = key
+        near = _near(paper, ours)
+        why = "" if near else explained(key, plain, experiments, _near) or _chance(paper, ours, spread, seeds)
+        place = f"table {table}: {clients}, {method} {ratio}".rstrip() + f", {column}"
+        yield Value("fedhdp", place, paper, ours, "%", near, False, why)
+
+
+def _chance(paper: float, ours: float, spread: Sequence[float], seeds: int) -> str:
+    return by_chance(paper, ours, spread[0] if spread else 0.0, seeds) or UNEXPLAINED
 
 
 def _cmp_fed(results: Results) -> Iterator[Value]:
     noiseless = ("FedAvg", "UV-Fed")
-    for number in ("1", "2"):
-        for row in results.rows("cmp-fed", f"table-{number}"):
+    for table in ("1", "2"):
+        for row in results.rows("cmp-fed", f"table-{table}"):
             if row["paper"] == "–" or row["method"] == "CMP-Fed":  # whose published form is a row of its own
                 continue
-            paper, ours = float(row["paper"]), numbers(row["accuracy %"])[0]
+            paper, (ours, *spread) = float(row["paper"]), numbers(row["accuracy %"])
             published = row["method"] == "CMP-Fed, published" or row["method"] in noiseless
-            near = abs(ours - paper) <= NEAR
-            place = f"table {'I' * int(number)}: {row['method']}, rank {row['rank']}"
-            yield Value("cmp-fed", place, paper, ours, "%", near, published, "" if near else UNEXPLAINED)
+            near = _near(paper, ours)
+            why = "" if near else _chance(paper, ours, spread, row["seeds"])
+            place = f"table {'I' * int(table)}: {row['method']}, rank {row['rank']}"
+            yield Value("cmp-fed", place, paper, ours, "%", near, published, why)
 
 
 def missed(some: Iterable[Value]) -> list[Value]:

@@ -22,10 +22,12 @@ from polyeps.experiment.registry import Parts
 from polyeps.ledger import Ledger
 from polyeps.server import Round
 from polyeps.transport.memory import InMemory
+from polyeps_reproductions.reference_algorithms import ALGORITHMS_OF_CODE
 from polyeps_reproductions.reference_models import MODELS_OF_CODE
 
 Observe = Callable[[Round, State], None]
 MEBIBYTE = 2**20
+OF_CODE = Parts(algorithms=ALGORITHMS_OF_CODE, models=MODELS_OF_CODE)
 
 
 class Listening(InMemory):
@@ -57,7 +59,7 @@ class Simulated:
     def __init__(self, experiment: config.Experiment, seed: int, folder: Path, device: str, norms: bool) -> None:
         self.rounds = experiment.rounds
         self.population = population(experiment, seed, device)
-        self.job = prepare(experiment, experiment.algorithm[0], self.population)
+        self.job = prepare(experiment, experiment.algorithm[0], self.population, parts=OF_CODE)
         self.ledger = None if self.job.budgets is None else Ledger.create(folder / "ledger.db", self.job.terms)
         self.clients = self.job.clients(self.ledger)
         self.transport = Listening(norms, self.clients, self.job.algorithm, self.job.discloses)
@@ -138,4 +140,4 @@ def population(experiment: config.Experiment, seed: int, device: str = "cpu") ->
 
 @lru_cache(maxsize=1)
 def _population(settings: str, seed: int, device: str) -> Population:
-    return populate(config.experiment(json.loads(settings)), seed, device, Parts(models=MODELS_OF_CODE))
+    return populate(config.experiment(json.loads(settings)), seed, device, OF_CODE)

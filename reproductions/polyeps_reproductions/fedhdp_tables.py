@@ -54,6 +54,11 @@ def compared(records: Sequence[Record], quick: bool) -> Content:
     return Content(COLUMNS, [_row(one) for one in records], said, panels)
 
 
+def with_less_noise(records: Sequence[Record], _: bool) -> Content:
+    """Return rows as `compared` does, without its findings on methods that are not here."""
+    return Content(COLUMNS, [_row(one) for one in records])
+
+
 def _row(one: Record) -> list[Any]:
     groups = {"p": " (private)", "np": " (open)"}
     if one["method"] != OURS:  # all clients are alike: of one group or of the other

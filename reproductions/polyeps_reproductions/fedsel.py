@@ -3,8 +3,8 @@
 Liu et al., "FedSel: Federated SGD under Local Differential Privacy with Top-k Dimension Selection", DASFAA 2020,
 https://arxiv.org/abs/2003.10637. The figures' data sets and axes are our reading of the text, which prints none of
 their numbers. Learning rates: the paper gives none and uses the same for all methods. So table 3 is run twice: with one
-α for all, that of NP, and with each method's own from one grid; everything else has its own. Repeated 5-fold
-cross-validation; quick: two folds of 20 000 records at most.
+α for all, that of NP, and with each method's own from one grid; everything else has its own. Table 3-rates has one α
+for all, but others than NP's. Repeated 5-fold cross-validation; quick: two folds of 20 000 records at most.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from typing import Any
 
 from polyeps_reproductions.algorithms import fedsel as algorithm
 from polyeps_reproductions.fedsel_folds import FOLDS, ITERATIONS
-from polyeps_reproductions.fedsel_tables import CHOICES, PAPER, bounds, by_axis, cost, gains, variants
+from polyeps_reproductions.fedsel_tables import CHOICES, PAPER, bounds, by_axis, by_rate, cost, gains, variants
 from polyeps_reproductions.studies import Cell, Part, Study
 from polyeps_reproductions.trials import choice, trial
 
 QUICK_RECORDS, QUICK_FOLDS = 20_000, 2
 GRID = tuple(round(10 ** (power / 2), 4) for power in range(-4, 7))  # 0.01 to 1000, the same for all methods
 QUICK_GRID = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+OTHER_RATES = (0.3162, 1.0, 3.1623)  # of table 3-rates
 DECAY = 1e-4  # λ
+MODELS = ("logistic", "svm")
 LOW, HIGH = "syn-l-0.01-0.9", "syn-h-0.01-0.9"
 TWO_STAGE = tuple(f"{select}-pm" for select in CHOICES)
 EXTRA = tuple(f"{name}-c" for name in TWO_STAGE)
@@ -48,13 +50,17 @@ def settings(labels: dict[str, Any], curve: bool = False) -> dict[str, Any]:
 
 
 def cell(labels: dict[str, Any], quick: bool, curve: bool = False) -> Cell:
-    """Return a cell by its labels. Its rate is chosen for its sound form, or for NP and then the same for all."""
+    """Return a cell by its labels. Its rate is given, or chosen for its sound form, or for NP, the same for all."""
+    records = QUICK_RECORDS if quick else None
+    if not isinstance(labels["rate"], str):
+        values = settings(labels, curve)
+        values["training"]["learning_rate"] = labels["rate"]
+        return Cell(labels, trial(values, last=1, folds=True, records=records))
     tuned = {**labels, "form": "sound"}
     if labels["rate"] == "shared":
         tuned |= {"method": "np", "epsilon": 2.0, "mu": 0.1}
     grid, seeds = (QUICK_GRID, (1,)) if quick else (GRID, (1, 2))
     rates = choice([{"training.learning_rate": rate} for rate in grid], settings(tuned), seeds=seeds)
-    records = QUICK_RECORDS if quick else None
     return Cell(labels, trial(settings(labels, curve), choice=rates, last=1, folds=True, records=records))
 
 
@@ -119,10 +125,20 @@ def batches(quick: bool) -> list[Cell]:
 
 
 def table_three(quick: bool) -> list[Cell]:
-    data, models, rates = list(dict.fromkeys(name for name, _ in PAPER)), ("logistic", "svm"), ("shared", "own")
+    data, models, rates = list(dict.fromkeys(name for name, _ in PAPER)), MODELS, ("shared", "own")
     published = ("pm", "pe-pm", "pe-pm-c") + (() if quick else ("ps-pm", "ps-pm-c"))
     sound = cells(quick, data, models, ("np", "pm", "random-pm", *TWO_STAGE, *EXTRA), rate=rates)
     return [*sound, *cells(quick, data, models, published, rate=rates, form="published")]
+
+
+def other_rates(quick: bool) -> list[Cell]:
+    """Return the methods of table 3 with one α for all, which need not be the best for anything."""
+    data, models = (["bank"], ["logistic"]) if quick else (list(dict.fromkeys(name for name, _ in PAPER)), MODELS)
+    selections = ("ps",) if quick else ("exp", "ps")
+    sound = ("pm", *(f"{select}-pm{ending}" for select in selections for ending in ("", "-c")))
+    rates = OTHER_RATES[1:2] if quick else OTHER_RATES
+    published = () if quick else cells(quick, data, models, ("pm", "pe-pm", "pe-pm-c"), rate=rates, form="published")
+    return [*cells(quick, data, models, sound, rate=rates), *published]
 
 
 def synthetic(quick: bool) -> list[Cell]:
@@ -158,6 +174,7 @@ PARTS: tuple[Part, ...] = (
     Part("table", "2", "Prices of the variants", variants),
     Part("table", "synthetic", "Four synthetic data sets, ε = 2", by_axis("epsilon", _OVER), synthetic),
     Part("table", "3", "Gains and losses in points, ε = 2", gains, table_three),
+    Part("table", "3-rates", "Gains and losses in points, ε = 2, by the one α of all methods", by_rate, other_rates),
 )
 
 

@@ -128,6 +128,25 @@ def gains(records: Sequence[Record], _: bool) -> Content:
     return Content(columns, rows, said)
 
 
+def by_rate(records: Sequence[Record], _: bool) -> Content:
+    """Return table 3's gains and losses by the α that all methods share; PE as published."""
+    rows: list[list[Any]] = []
+    for (rate, data, model), cell in grouped(records, "rate", "data", "model").items():
+        found = {(one["method"], one["form"]): one for one in cell}
+        for place, select in enumerate(CHOICES):
+            form = "published" if select == "pe" else "sound"
+            if (f"{select}-pm", form) not in found:
+                continue
+            whole, extra, flat = (found[name, form] for name in (f"{select}-pm", f"{select}-pm-c", "pm"))
+            printed = "{:.2f} / {:.2f}".format(*PAPER[data, model][place])
+            name = select if form == "sound" else f"{select}, published"
+            accuracies = (f"{100 * one['mean']:.1f}" for one in (whole, flat))
+            pairs = (signed(extra, flat), signed(extra, whole))
+            rows.append([rate, data, model, name, printed, *pairs, *accuracies, whole["count"]])
+    columns = ["α", "data", "model", "selection", "paper gain / loss", "gain", "loss", "X-PM", "PM", "runs"]
+    return Content(columns, rows)
+
+
 def bounds(_: Sequence[Record], __: bool) -> Content:
     """Return table 1: the formulas in numbers for ε = 2, E = 1, m = N/100; they bound different quantities."""
     rows = []

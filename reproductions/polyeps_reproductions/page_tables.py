@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean, stdev
 
-from polyeps_reproductions import other_tables
+from polyeps_reproductions import explanations, other_tables
 from polyeps_reproductions.census import ABSENT, Count, counted, distance, missed, values
 from polyeps_reproductions.comparison import FORMS, paired, within
 from polyeps_reproductions.headlines import Results, table
@@ -39,8 +39,8 @@ Rows = list[list[str]]
 
 @lru_cache(maxsize=32)
 def _read(figure: str) -> tuple[Record, ...]:
-    text = (RESULTS / f"pfa-figure-{figure}.json").read_text(encoding="utf-8")
-    return tuple(paired(json.loads(text)["records"]))
+    path = RESULTS / f"pfa-figure-{figure}.json"
+    return tuple(paired(json.loads(path.read_text(encoding="utf-8"))["records"])) if path.exists() else ()
 
 
 def records(*figures: str, **labels: str | int) -> list[Record]:
@@ -155,11 +155,12 @@ def done() -> Rows:
 
 def directions() -> Rows:
     """Return figure 6: the directions to project on."""
-    rows = [["method", "paper", "published form", "sound form"]]
+    rows = [["method", "paper", "256 Lanczos steps", "published form", "sound form"]]
+    steps = {one["method"]: one for one in records("6-lanczos")}
     for (method,), some in grouped(records("6"), "method").items():
         forms = {one["form"]: one for one in some}
         paper = "–" if some[0]["paper"] is None else f"{100 * some[0]['paper']:.0f}"
-        rows.append([method, paper, *(spread(forms.get(form)) for form in FORMS)])
+        rows.append([method, paper, spread(steps.get(method)), *(spread(forms.get(form)) for form in FORMS)])
     return rows
 
 
@@ -170,6 +171,16 @@ def uplink() -> Rows:
         measured = f"{one['mean']:.1f} ± {one['deviation']:.1f}"
         names = [TITLES[one["model"]], TITLES[one["method"]], f"{one['paper']:.0f}"]
         rows.append([*names, one["form"], str(one["count"]), measured])
+    return rows
+
+
+def server_time() -> Rows:
+    """Return the seconds of one round's subspace and projection, of the paper and ours."""
+    text = (ROOT / "benchmarks" / "results" / "aggregation.json").read_text(encoding="utf-8")
+    rows = [["model", "parameters", "paper, s", "ours, ms"]]
+    for one in json.loads(text)["models"]:
+        size = f"{one['parameters']:,}".replace(",", " ")
+        rows.append([one["model"], size, f"{one['paper_ms'] / 1000:g}", f"{one['ours_ms']:.3g}"])
     return rows
 
 
@@ -214,6 +225,22 @@ def misses() -> Rows:
     return rows
 
 
+def experiments() -> Rows:
+    """Return what every experiment of PFA's study does to the values of a method, beside the plain run."""
+    plain = {explanations.of_pfa(one): one for one in records("3", "10", "6", form="published") if one["paper"]}
+    rows = [["figure", "what it changes", "method", "cells", "seeds", "near before", "near then"]]
+    for part, says in explanations.PFA.items():
+        if not (RESULTS / f"pfa-{part}.json").exists():
+            continue
+        number = part.removeprefix("figure-")
+        some = [one for one in records(number) if one["paper"] and explanations.of_pfa(one) in plain]
+        for (method,), mine in grouped(some, "method").items():
+            before = sum(near(plain[explanations.of_pfa(one)]) for one in mine)
+            counted_of = [str(len(mine)), _range(one["count"] for one in mine), str(before), str(sum(map(near, mine)))]
+            rows.append([number, says.rstrip(","), TITLES.get(method, method), *counted_of])
+    return rows
+
+
 @lru_cache(maxsize=1)
 def counts() -> dict[str, Count]:
     """Return the counts of every paper."""
@@ -236,6 +263,8 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "distributions-sound": lambda: by_method(records("4", form="sound"), ("budgets",), spread),
     "gains": gains,
     "directions": directions,
+    "experiments": experiments,
+    "server-time": server_time,
     "uplink": uplink,
     "shards-published": lambda: by_method(
         records("11", "12", form="published"), ("data", "model", "budgets", "clients"), spread

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import dp_accounting as dp
 import pytest
-from polyeps_reproductions.fedhdp import cells, table_one
+from polyeps_reproductions.fedhdp import AS_NOISY, COHORT, EPSILONS, cells, less_noise, table_one
 from polyeps_reproductions.fedhdp_tables import AUTO, MNIST, OPEN, OURS, PAPER, PLAIN, SKEWED, WRITERS, compared
 from polyeps_reproductions.studies import record
+
+from polyeps.accounting import epsilon
+from polyeps.accounting.events import Gaussian, Poisson
 
 FINALS: dict[tuple[str, float | str | None], float] = {(OPEN, None): 0.95, (PLAIN, None): 0.88, (OURS, AUTO): 0.92}
 
@@ -94,3 +98,16 @@ def test_a_negative_gain_of_opting_out_is_said() -> None:
         for run in one["own"].values():
             run["personal accuracy (open)"] -= 0.01 if one["ratio"] in (AUTO, 1.0) else 0.0
     assert compared(found, quick=False).findings[0].endswith("private clients', at r = auto, 1.0")
+
+
+def test_writers_with_less_noise_have_that_of_the_papers_clients() -> None:
+    def spent(clients: int, noise_multiplier: float) -> float:
+        round = Poisson(COHORT / clients, Gaussian(noise_multiplier))
+        return epsilon(dp.SelfComposedDpEvent(round, 500), 1e-4)
+
+    assert spent(3383, 3.455) == pytest.approx(EPSILONS[WRITERS], rel=0.01)
+    assert spent(539, 3.455) == pytest.approx(AS_NOISY, rel=0.01)
+    some = less_noise(False)
+    assert [(one.labels["method"], one.labels["ratio"]) for one in some] == [(PLAIN, None), (OURS, 1.0)]
+    assert {one.trial.recorded for one in some} == {'{"training.learning_rate": 0.02, "training.local_steps": 5}'}
+    assert {json.loads(one.trial.settings)["budgets"]["levels"][0]["epsilon"] for one in some} == {AS_NOISY}

@@ -130,6 +130,19 @@ def test_gains_and_losses_are_paired_by_fold() -> None:
     ]
 
 
+def test_one_rate_for_all_may_be_another_than_the_best() -> None:
+    some = fedsel.other_rates(False)
+    assert {one.trial.experiment().training.learning_rate for one in some} == set(fedsel.OTHER_RATES)
+    assert all(one.trial.choice is None for one in some)
+    records = []
+    for method, accuracy in {"pm": 0.7, "ps-pm": 0.78, "ps-pm-c": 0.8}.items():
+        finals = {str(fold): accuracy + fold / 100 for fold in (1, 2)}
+        record = labels(data="bank", method=method, rate=1.0)
+        records.append({**record, "finals": finals, "mean": accuracy, "count": 2})
+    (row,) = fedsel_tables.by_rate(records, True).rows
+    assert row == [1.0, "bank", "logistic", "ps", "2.55 / 0.15", "+10.00 ± 0.00", "+2.00 ± 0.00", "78.0", "70.0", 2]
+
+
 def test_tables_without_trials() -> None:
     assert len(fedsel_tables.bounds([], True).rows) == 15
     costs = {(row[0], row[1]): row[2] for row in fedsel_tables.variants([], True).rows}
@@ -148,6 +161,7 @@ def test_the_study_is_all_of_the_paper_and_small_when_quick() -> None:
         "2",
         "synthetic",
         "3",
+        "3-rates",
     ]
     assert len(STUDY.choose(figures=["2e"], tables=["3"])) == 2
     quick = {one for part in PARTS for cell in part.cells(True) for one in STUDY.trials(part, cell, 1, True)}

@@ -6,11 +6,13 @@ PS (FedSel), numbers of proofs and of decisions' pages, and timings, which depen
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from polyeps_reproductions.headlines import number, numbers
-from polyeps_reproductions.other_tables import RESULTS
+from polyeps_reproductions.headlines import Results, number, numbers
+from polyeps_reproductions.other_tables import RESULTS, fedsel_budgets
 from polyeps_reproductions.page_tables import ROOT
 
 
@@ -49,20 +51,15 @@ def test_fedsels_figures() -> None:
     assert float(fedsel("3a", "exp-pm-o", 4.0)) == pytest.approx(76, abs=0.5)
 
 
-def test_fedsels_counts_of_table_3() -> None:
-    text = page("fedsel")
-    found = {alpha: [row for row in RESULTS.rows("fedsel", "table-3", α=alpha) if "published" not in row["selection"]]
-             for alpha in ("one for all", "own")}  # fmt: skip
-
-    def clear(alpha: str, column: str, sign: int) -> int:
-        pairs = [numbers(row[column]) for row in found[alpha]]
-        return sum(sign * mean > 2 * error and mean != 0 for mean, error in pairs)
-
-    assert f"in {clear('one for all', 'X-PM − PM', 1)} of 24 rows and clearly behind in none" in text
-    assert clear("one for all", "X-PM − PM", -1) == 0
-    assert f"clearly above random-PM in {clear('one for all', 'X-PM − random-PM', 1)} of 24 rows" in text
-    assert f"clearly above PM in {clear('own', 'X-PM − PM', 1)} (BANK" in text
-    assert f"clearly below in {clear('own', 'X-PM − PM', -1)} (KDD99" in text
+def test_leads_at_every_budget_are_shown_once_they_are_there(tmp_path: Path) -> None:
+    labels = {"data": "bank", "model": "svm", "epsilon": 0.5}
+    made = {"pm": 0.70, "exp-pm": 0.72, "ps-pm": 0.69}
+    records = [{**labels, "method": name, "finals": {"1": mean, "2": mean}} for name, mean in made.items()]
+    (tmp_path / "fedsel-figure-2f.json").write_text(json.dumps({"records": records}), encoding="utf-8")
+    assert fedsel_budgets(Results(tmp_path))[1:3] == [
+        ["figure 2f", "BANK", "svm", "+2.0 / – / −1.0", "–", "–", "–"],
+        ["figure 2g", "not run", "", "", "", "", ""],
+    ]
 
 
 def fedhdp(table: str, clients: str, method: str, ratio: Any = "") -> dict[str, Any]:
@@ -81,6 +78,11 @@ def test_fedhdps_text() -> None:
     assert f"({number(one['Acc_g']):.2f} against {number(plain['Acc_g']):.2f})" in text
     alone = fedhdp("1", "one digit", "fedhdp", 0.0)
     assert f"the 100 open clients alone reach {number(alone['Acc_g']):.2f} %" in text
+    skewed = {at: fedhdp("1", "skewed", "fedhdp", at) for at in (0.0, 0.1, "auto", 1.0)}
+    beaten = number(fedhdp("1", "skewed", "dp-fedavg")["Acc_g"])
+    assert f"we have −{beaten - number(skewed[0.1]['Acc_g']):.1f} there" in text
+    assert f"which costs {beaten - number(skewed['auto']['Acc_g']):.2f} points" in text
+    assert skewed[0.0]["Acc_g,np"].startswith("100.00")
     writers = [fedhdp("2", "writers", "fedhdp", at) for at in ("auto", 0.0, 0.01, 0.1, 1.0)]
     assert all(number(row["Δ_l"]) < 0 for row in writers)
     assert "is negative here in every row" in text
@@ -104,8 +106,70 @@ def test_cmp_feds_text() -> None:
     under = [number(row["paper"]) - number(row["accuracy %"]) for table in ("1", "2")
              for row in RESULTS.rows("cmp-fed", f"table-{table}", method="DP-RandAgg")]  # fmt: skip
     assert f"itself is {min(under):.1f} to {max(under):.1f} points below the paper in all ten cells" in text
+    few = [number(row["paper"]) - number(row["accuracy %"]) for row in rows_of("DP-RandAgg") if row["rank"] in (1, 2, 4)]
+    assert f"DP-RandAgg at ranks 1 to 4, {min(few):.0f} to {max(few):.0f} points below the paper" in text
     tuned = [cmp_fed(table, "DP-FedAvg, tuned", "–") for table in ("1", "2")]
     assert f"the tuned DP-FedAvg {tuned[0]:.1f} and {tuned[1]:.1f}" in text
+
+
+def rows_of(method: str) -> list[dict[str, Any]]:
+    return [row for table in ("1", "2") for row in RESULTS.rows("cmp-fed", f"table-{table}", method=method)]
+
+
+def test_cmp_feds_accounts_in_the_text() -> None:
+    text = page("cmp-fed")
+    accounts = {row["account"]: row for row in RESULTS.rows("cmp-fed", "table-accounts")}
+    poisson = accounts["Poisson cohorts"]
+    assert f"ε = 1 with Poisson sampling gives ε = {number(poisson['true ε, fixed size']):.1f} there" in text
+    assert f"for ε = 1: **{number(poisson['true ε, draws known']):.1f}** against a server" in text
+    assert f"its true ε is {number(accounts['Poisson cohorts, Rényi']['true ε, Poisson']):.2f}" in text
+    loose = number(accounts["Poisson cohorts, Rényi"]["σ"]) / number(poisson["σ"]) - 1
+    assert f"({100 * loose / (1 + loose):.0f} % less noise than with Opacus' accountant)" in text
+    assert "more than twice what is needed" in text
+    assert number(accounts["theorem 1 of the paper"]["σ"]) > 2 * number(poisson["σ"])
+    dropped = [number(row["true ε"]) for row in RESULTS.rows("cmp-fed", "table-dropouts")]
+    shown = [f"{one:.2f}" for one in dropped]
+    assert f"dropouts of 5, 10, 20 and 30 % give {', '.join(shown[:3])} and {shown[3]}" in text
+    sigmas = {kind: [number(row["σ that spends ε"]) for row in RESULTS.rows("cmp-fed", "table-integers", noise=kind)]
+              for kind in ("discrete-gaussian", "skellam")}  # fmt: skip
+    assert "σ = {:.3f}, {:.3f} and {:.3f}; an ideal Gaussian needs".format(*sigmas["discrete-gaussian"]) in text
+    assert "σ = {:.3f}, {:.3f} and {:.3f}, at best".format(*sigmas["skellam"]) in text
+
+
+def test_cmp_feds_comparisons_in_the_text() -> None:
+    text = page("cmp-fed")
+    spreads: dict[str, list[float]] = {}
+    for method in ("CMP-Fed", "DP-RandAgg", "DP-FedAvg", "FedAvg", "CMP-Fed, published"):
+        spreads[method] = [numbers(row["accuracy %"])[1] for row in rows_of(method)]
+    assert f"(up to {max(spreads['CMP-Fed'] + spreads['CMP-Fed, published']):.1f} for CMP-Fed" in text
+    assert f"{max(spreads['DP-RandAgg']):.1f} for DP-RandAgg)" in text
+    (one,) = RESULTS.rows("cmp-fed", "table-2", method="UV-Fed", rank=1)
+    mean, error = numbers(one["accuracy %"])
+    assert f"(−{number(one['paper']) - mean:.1f} ± {error / 5**0.5:.1f} over five seeds)" in text
+    away = {
+        method: [number(row["accuracy %"]) - number(row["paper"]) for row in rows_of(method)]
+        for method in ("CMP-Fed", "CMP-Fed, published", "DP-FedAvg")
+    }
+    sound, published = away["CMP-Fed"], away["CMP-Fed, published"]
+    assert f"between {-min(sound):.1f} below and {max(sound):.1f} above the paper" in text
+    assert f"(as published {-min(published):.1f} below and {max(published):.1f} above)" in text
+    assert "DP-FedAvg is {:.1f} and {:.1f} above it".format(*sorted(away["DP-FedAvg"])) in text
+    understated = [number(row["accuracy %"]) for row in rows_of("CMP-Fed, one release charged")]
+    assert "({:.1f} and {:.1f} at rank 16)".format(*understated) in text
+    leads = {method: [cmp_fed(table, method, rank) - cmp_fed(table, "DP-RandAgg", rank)
+                      for table in ("1", "2") for rank in (1, 2, 4, 8, 16)]
+             for method in ("CMP-Fed", "CMP-Fed, published")}  # fmt: skip
+    shown = [f"{min(some):.0f} to {max(some):.0f}" for some in leads.values()]
+    assert f"the sound form by {shown[0]}, the published one by {shown[1]}" in text
+    model = "CMP-Fed, directions from the model"
+    assert cmp_fed("1", model, 16) == pytest.approx(cmp_fed("2", model, 16), abs=0.05)
+    assert f"At rank 16 they reach {cmp_fed('1', model, 16):.1f} twice" in text
+    tuned = [cmp_fed(table, "CMP-Fed, tuned", 16) for table in ("1", "2")]
+    assert "tuned too, reaches {:.1f} and {:.1f}".format(*tuned) in text
+    four = [cmp_fed(table, model, 4) for table in ("1", "2")]
+    assert "they reach {:.1f} and {:.1f}".format(*four) in text
+    plain = [cmp_fed(table, "DP-FedAvg", "–") for table in ("1", "2")]
+    assert "({:.1f} and {:.1f} here".format(*plain) in text
 
 
 def test_pdp_fls_text() -> None:
@@ -117,9 +181,12 @@ def test_pdp_fls_text() -> None:
     spreads = [row["deviation"] for row in RESULTS.rows("pdp-fl", "figure-2", partition="NIID(2)")]
     assert f"it is {spreads[0]}, {spreads[1]} and {spreads[2]} at ε = 0.4, 3 and 20" in text
     found = {(one["clients"], one["method"], one["form"]): one for one in RESULTS.records("pdp-fl", "figure-4")}
-    for clients in (30, 10):
-        cells = []
-        for method in ("pdp-fl", "pfa", "public-only", "fedavg", "minimum", "non-private"):
-            published, sound = (found[clients, method, form] for form in ("published", "sound"))
-            cells.append(f"{100 * published['mean']:.1f} · {100 * sound['mean']:.1f} ± {100 * sound['deviation']:.1f}")
-        assert " | ".join(cells) in text
+    behind = {one["method"]: one for (clients, _, form), one in found.items() if (clients, form) == (10, "sound")}
+    alone, all_of_them = behind["pfa"]["mean"], behind["fedavg"]["mean"]
+    assert f"FedAvg, at {100 * all_of_them:.1f} %, is {100 * (all_of_them - alone):.0f} points ahead" in text
+    assert f"does not help either ({100 * found[10, 'fedavg', 'published']['mean']:.1f} %)" in text
+    norms = {(row["partition"], row["budget"]): number(row["mean"]) for row in RESULTS.rows("pdp-fl", "figure-2")}
+    alike = [norms["NIID(2)", f"ε = {epsilon}"] for epsilon in (3, 20)]
+    assert "look alike: {:.2f} and {:.2f} with two labels per client".format(*alike) in text
+    least = [norms[kind, "ε = 0.4"] for kind in ("NIID-Dir(0.5)", "NIID(2)")]
+    assert "({:.3f} against {:.3f})".format(*least) in text

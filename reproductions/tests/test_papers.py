@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from polyeps_reproductions import pdp_fl, pdp_fl_tables, pfa, pfa_tables, trials
+from polyeps_reproductions import explanations, pdp_fl, pdp_fl_tables, pfa, pfa_tables, trials
+from polyeps_reproductions.reference_algorithms import LANCZOS
 from polyeps_reproductions.studies import STUDIES, Part, find
 from polyeps_reproductions.trials import Store
 
@@ -21,6 +22,9 @@ def test_every_cell_of_a_figure_has_a_place_of_its_own(part: Part) -> None:
     assert len(set(places)) == len(places) > 0
 
 
+EXPERIMENTS = ["3-softmax", "3-softmax-fashion", "3-one-rate", "3-one-rate-cnn", "3-not-granted", "6-lanczos"]
+
+
 def printed(number: str) -> dict[tuple[str, str, int, str], float]:
     (part,) = pfa.STUDY.choose([number])
     labels = ("data", "model", "clients", "method")
@@ -29,7 +33,7 @@ def printed(number: str) -> dict[tuple[str, str, int, str], float]:
 
 
 def test_the_papers_numbers_are_where_they_belong() -> None:
-    variants = ["3-softmax", "3-redrawn"]
+    variants = [*EXPERIMENTS, "3-redrawn"]
     assert [one.number for one in pfa.figures(False)] == ["3", "4", "5", "6", "7", "8", "10", "11", "12", *variants]
     three = printed("3")
     assert len(three) == 4 * 4 * 7
@@ -44,6 +48,24 @@ def test_the_papers_numbers_are_where_they_belong() -> None:
         None,
         0.81,
     }
+
+
+def test_experiments_change_one_thing_and_take_rates_that_are_chosen() -> None:
+    assert {f"figure-{number}" for number in EXPERIMENTS} == set(explanations.PFA)
+    plain = {explanations.of_pfa(one.labels): one for name in ("3", "10", "6")
+             for one in pfa.STUDY.choose([name])[0].cells(False) if one.labels["form"] == "published"}  # fmt: skip
+    for number in EXPERIMENTS:
+        for one in pfa.STUDY.choose([number])[0].cells(False):
+            same = plain[explanations.of_pfa(one.labels)]
+            assert one.paper == same.paper
+            assert one.trial.recorded is not None
+            assert one.trial.settings != same.trial.settings or one.trial.recorded != same.trial.recorded
+    found = {number: [json.loads(one.trial.settings) for one in pfa.STUDY.choose([number])[0].cells(False)]
+             for number in ("3-not-granted", "6-lanczos")}  # fmt: skip
+    assert {one["participation"]["with_public"] for one in found["3-not-granted"]} == {False}
+    assert [one["algorithm"] for one in found["6-lanczos"]] == [
+        {"name": LANCZOS, "form": "published", "rank": rank} for rank in (1, 2, 5, 10, 50)
+    ]
 
 
 def test_variants_stand_beside_the_numbers_of_the_cells_they_vary() -> None:
