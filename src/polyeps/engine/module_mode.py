@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from polyeps.engine.client_parameters import ForwardPass, NoRuleError, outside_vmap
 from polyeps.engine.recurrent_rules import RECURRENT
 from polyeps.engine.row_draws import RowDraws
+from polyeps.engine.stable_functions import UNEVEN, steady_function
 from polyeps.errors import InputError
 
 
@@ -45,6 +46,11 @@ class ModuleMode(TorchFunctionMode):
         if func in _ROWS and (self.of is not None or _drops_between_layers(func, args)):
             try:
                 return _ROWS[func](self.of or _OneRow(self), *args, **kwargs)
+            except NoRuleError:
+                pass
+        if func in UNEVEN and self.of is not None:
+            try:
+                return steady_function(self.of, func, *args, **kwargs)
             except NoRuleError:
                 pass
         if func in _PLAIN and (self.of is not None or kwargs.get("dropout_p") or len(args) > 4):
