@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.layout import lay_out
+from polyeps.engine.layout import lay_out, plan_exact, steps_of
 from polyeps.engine.losses import Loss, RowWiseLoss
-from polyeps.engine.network import add_gradients, lower, record_gradients
+from polyeps.engine.network import add_gradients, add_rows, clip_rows, lower, record_gradients, row_gradients
 from polyeps.engine.recurrent import LastState
+from polyeps.engine.sampling import Batches
 from polyeps.engine.stable_functions import UNEVEN, UNEVEN_MODULES, steady
+from polyeps.engine.stable_products import multiply
 from polyeps.models import cross_entropy
 
 STEADY = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="rounding was measured with torch 2.13")
@@ -125,3 +127,68 @@ def test_a_records_gradient_is_the_same_in_any_company(module: nn.Module, loss: 
 def test_all_spellings_are_known() -> None:
     for function in (torch.sigmoid, Tensor.sigmoid_, nn.functional.gelu, nn.functional.elu_, Tensor.__pow__, torch.pow):
         assert function in UNEVEN
+
+
+class Adapted(nn.Module):
+    """LoRA: a frozen map and a trained one beside it, then a softmax over positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.down, self.up = nn.Linear(33, 7), nn.Linear(33, 2, bias=False), nn.Linear(2, 7, bias=False)
+        self.base.requires_grad_(False)
+        self.last = nn.Linear(7, 3)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        both = self.base(rows) + self.up(self.down(rows))
+        last: Tensor = self.last(torch.softmax(both, 1) * both).mean(1)
+        return last
+
+
+def frozen(module: nn.Module) -> nn.Module:
+    return module.requires_grad_(False)
+
+
+@STEADY
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (Adapted(), (5, 33)),
+        (nn.Sequential(frozen(nn.Linear(33, 7)), nn.Tanh(), nn.Linear(7, 3)), (33,)),
+        (nn.Sequential(frozen(nn.Conv2d(3, 16, 3)), nn.Tanh(), nn.Flatten(), nn.Linear(400, 3)), (3, 7, 7)),
+        (nn.Sequential(nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 10)), (9,)),
+        (nn.Sequential(nn.Conv2d(3, 6, 3), nn.Tanh(), nn.Conv2d(6, 6, 3, dilation=2), nn.Flatten()), (3, 7, 7)),
+    ],
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_steps_of_any_size_round_a_record_alike(module: nn.Module, shape: tuple[int, ...], threads: int) -> None:
+    """By the layouts that training plans, which never have a single row."""
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    network, rows, labels = lower(module), torch.randn(48, *shape), torch.randint(0, 3, (48,))
+    model, clip = torch.randn(1, network.size), torch.ones(1)
+    alone = []
+    for first, count in ((0, 48), (0, 1), (0, 2), (0, 7), (0, 33)):
+        some = np.arange(first, first + count)
+        plan = plan_exact(Batches(np.array([[count]]), some))
+        ((layout, _, records, valid),) = steps_of(plan, np.zeros(1, np.int64))
+        with torch.no_grad():
+            found = row_gradients(network, cross_entropy, model, rows[records], labels[records], layout, valid)
+            factors = clip_rows(found, clip.index_select(0, layout.owner))
+            factors[0], factors[1:] = 1, 0  # the sum of many is in float64
+            into = torch.zeros_like(model)
+            add_rows(network, found, factors, into)
+        alone.append(into)
+    torch.set_num_threads(before)
+    assert all(torch.equal(each, alone[0]) for each in alone)
+
+
+@STEADY
+@pytest.mark.parametrize("outputs", [2, 3])
+def test_few_outputs_do_not_depend_on_a_clients_place(outputs: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weights, row = torch.randn(outputs, 9, generator=generator), torch.randn(1, 9, generator=generator)
+    models = weights.flatten().expand(7, -1).contiguous().view(7, outputs, 9)
+    into = torch.empty(7, 5, outputs)
+    multiply(row.expand(7, 5, 9).contiguous(), models.transpose(1, 2), None, into)
+    assert all(torch.equal(each, into[0, 0]) for each in into.flatten(0, 1))

@@ -1,4 +1,4 @@
-"""Functions of single numbers whose rounding does not depend on where a number lies.
+"""Functions whose rounding of a record does not depend on where it lies: of single numbers, or with frozen weights.
 
 torch's loops compute 32 numbers at a time by vector instructions, and what is left at the end of each thread's share by
 others, which round some functions apart. A record that comes or goes moves all others by a place; under malicious
@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from polyeps.engine.client_parameters import ForwardPass, NoRuleError, outside_vmap
+from polyeps.engine.client_parameters import ClientParameter, ForwardPass, NoRuleError, outside_vmap
+from polyeps.engine.stable_products import multiply
 
 _BLOCK = 32  # numbers that a loop takes at a time, at most
 _SHARE = 1 << 15  # fewest numbers of a thread
@@ -59,3 +61,71 @@ def steady_function(of: ForwardPass, function: Callable[..., Tensor], input: Any
         found = steady(function, rows.clone() if in_place else rows, *args, **kwargs)
     seen = of.seen(found)
     return input.copy_(seen) if in_place else seen
+
+
+def run_steadily(module: nn.Module, rows: Tensor) -> Tensor:
+    """Return a row-wise module's outputs for rows (T, ...), at least two of them."""
+    if isinstance(module, nn.Linear) and not rows.is_cuda:
+        return _linear(rows, module.weight, module.bias)
+    return steady(module, rows) if type(module) in UNEVEN_MODULES else module(rows)
+
+
+def frozen_linear(of: ForwardPass, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`functional.linear` with weights that are the same for all rows, as in LoRA."""
+    alike = all(
+        each is None or not (isinstance(each, ClientParameter) or torch._C._functorch.is_batchedtensor(each))
+        for each in (weight, bias)
+    )
+    if not alike or weight.requires_grad or weight.dim() != 2 or input.is_cuda or input.dtype != weight.dtype:
+        raise NoRuleError
+    rows = of.physical(input)
+    with outside_vmap():
+        found = _linear(rows, weight, bias)
+    return of.seen(found)
+
+
+def along_the_last(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a softmax along any dimension as one along the last, which threads do not divide."""
+
+    def moved(input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+        if dim is None or dim in (-1, input.dim() - 1):
+            return function(input, dim, *args, **kwargs)
+        return function(input.movedim(dim, -1), -1, *args, **kwargs).movedim(-1, dim)
+
+    return moved
+
+
+SOFTMAX = {
+    function: along_the_last(function)
+    for place in (torch, Tensor, functional)
+    for name in ("softmax", "log_softmax", "softmin")
+    for function in [getattr(place, name, None)]
+    if function is not None
+}
+
+
+def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    found: Tensor = _Product.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Product(torch.autograd.Function):
+    """Rows (T, ..., in) times weights (out, in), plus bias (out,)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.weight = weight.detach()
+        return _product(rows, weight, bias)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return _product(gradients, ctx.weight.T, None), None, None
+
+
+def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    outputs = rows.new_empty(*rows.shape[:-1], len(weight))
+    flat, into = (each.reshape(1, -1, each.shape[-1]) for each in (rows, outputs))
+    shift = None if bias is None else bias.detach()[None, None]
+    multiply(flat, weight.detach().T[None], shift, into, rows.shape[1:-1].numel())
+    return outputs
