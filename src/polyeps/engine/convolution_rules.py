@@ -61,7 +61,10 @@ class Kind(NamedTuple):
 
 
 def _doubled(images: Tensor) -> Tensor:
-    return torch.cat([images, torch.zeros_like(images)])
+    """Return an image twice, laid out in memory as several like it would be: that decides on the kernel."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(images.dim(), torch.contiguous_format)
+    kept = not images.is_contiguous() and images.is_contiguous(memory_format=last)
+    return images.expand(2, *images.shape[1:]).contiguous(memory_format=last if kept else torch.contiguous_format)
 
 
 def _rule(dims: int, transposed: bool) -> Callable[..., Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from polyeps.engine.contributions import Contribution, LookupGradients, OuterProducts, PositionProducts, RowGradients
 from polyeps.engine.layout import Layout
+from polyeps.engine.stable_functions import run_steadily
 from polyeps.engine.stable_products import multiply
 from polyeps.errors import InputError
 
@@ -170,7 +171,7 @@ class Parameterless:
             leaf = rows.detach().requires_grad_()
             # A module that works in place must not write to a leaf.
             start = leaf.clone() if getattr(self.module, "inplace", False) else leaf
-            outputs = cast(Tensor, self.module(start))
+            outputs = run_steadily(self.module, start)
         return outputs.detach(), (leaf, outputs)
 
     def backward(

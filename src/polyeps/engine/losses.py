@@ -14,6 +14,7 @@ from torch.func import grad, vmap
 from torch.nn import functional
 
 from polyeps.data.targets import IGNORED
+from polyeps.engine.stable_functions import steady, whole_rows
 from polyeps.errors import InputError
 
 # The loss of each row, (T,), from outputs (T, ...) and targets (T, ...). A loss with a method `gradients` of the same
@@ -85,7 +86,7 @@ class BinaryLogistic:
 
     def gradients(self, outputs: Tensor, labels: Tensor) -> Tensor:
         _check_one_output(outputs)
-        return torch.sigmoid(outputs) - labels[:, None]
+        return steady(torch.sigmoid, outputs) - labels[:, None]
 
 
 class BinaryHinge:
@@ -162,8 +163,8 @@ class RowWiseLoss:
 
     def _each(self, one: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
         if not self.looped:
-            mapped: Tensor = vmap(one)(outputs, labels)
-            return mapped
+            mapped: Tensor = vmap(one)(whole_rows(outputs), whole_rows(labels))
+            return mapped[: len(outputs)]
         return torch.stack([one(output, label) for output, label in zip(outputs, labels, strict=True)])
 
     def _one(self, output: Tensor, label: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from polyeps.engine.client_parameters import ForwardPass, NoRuleError, outside_vmap
 from polyeps.engine.recurrent_rules import RECURRENT
 from polyeps.engine.row_draws import RowDraws
+from polyeps.engine.stable_functions import SOFTMAX, UNEVEN, frozen_linear, steady_function
 from polyeps.errors import InputError
 
 
@@ -47,10 +48,18 @@ class ModuleMode(TorchFunctionMode):
                 return _ROWS[func](self.of or _OneRow(self), *args, **kwargs)
             except NoRuleError:
                 pass
+        if self.of is not None:
+            try:
+                if func in UNEVEN:
+                    return steady_function(self.of, func, *args, **kwargs)
+                if func is functional.linear:
+                    return frozen_linear(self.of, *args, **kwargs)
+            except NoRuleError:
+                pass
         if func in _PLAIN and (self.of is not None or kwargs.get("dropout_p") or len(args) > 4):
             with self:
                 return _PLAIN[func](*args, **kwargs)
-        return _DENSE.get(func, func)(*args, **kwargs)
+        return _ALIKE.get(func, func)(*args, **kwargs)
 
     def seen(self, rows: Tensor) -> Tensor:
         """Return numbers (T, ...) as the module sees them."""
@@ -310,9 +319,10 @@ _PLAIN: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: _plain_attention,
     torch.prelu: _prelu,
 }
-_DENSE: dict[Any, Callable[..., Any]] = {
+_ALIKE: dict[Any, Callable[..., Any]] = {
     functional.embedding: _dense(functional.embedding, 6),
     functional.embedding_bag: _dense(functional.embedding_bag, 7),
+    **SOFTMAX,
 }
 _RANDOM: dict[Any, Callable[..., Any]] = {
     functional.dropout: _dropout(None),

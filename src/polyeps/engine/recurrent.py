@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from polyeps.engine.contributions import Contribution, ContributionParts, PositionProducts, RowGradients
 from polyeps.engine.layers import times
 from polyeps.engine.layout import Layout
+from polyeps.engine.stable_functions import steady
 
 
 class LastState(nn.Module):
@@ -89,7 +90,7 @@ class Lstm:
         gates = rows.new_empty(length, count, 4, self.hidden)
         for t in range(length):
             total = torch.unflatten((drive[t] + times(layout, recur, None, states[t])), 1, (4, self.hidden))
-            torch.sigmoid(total, out=gates[t])
+            gates[t] = steady(torch.sigmoid, total)
             torch.tanh(total[:, 2], out=gates[t, :, 2])
             enter, forget, candidate, leave = gates[t].unbind(1)
             torch.addcmul(forget * cells[t], enter, candidate, out=cells[t + 1])

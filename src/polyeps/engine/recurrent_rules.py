@@ -10,22 +10,27 @@ import torch
 from torch import Tensor
 
 from polyeps.engine.client_parameters import ClientParameter, ForwardPass, NoRuleError, outside_vmap
+from polyeps.engine.stable_functions import steady
 
 _State = tuple[Tensor, ...]  # the hidden state, and the cell of an LSTM
 _Pair = tuple[Tensor, Tensor | None]  # weights and bias
 _Cell = Callable[[Tensor, Tensor, _State], _State]  # of gates by input, gates by state, and the state before
 
 
+def _sigmoid(values: Tensor) -> Tensor:
+    return steady(torch.sigmoid, values)
+
+
 def _lstm(drive: Tensor, recur: Tensor, before: _State) -> _State:
     enter, forget, candidate, leave = (drive + recur).chunk(4, -1)
-    cell = torch.sigmoid(forget) * before[1] + torch.sigmoid(enter) * torch.tanh(candidate)
-    return torch.sigmoid(leave) * torch.tanh(cell), cell
+    cell = _sigmoid(forget) * before[1] + _sigmoid(enter) * torch.tanh(candidate)
+    return _sigmoid(leave) * torch.tanh(cell), cell
 
 
 def _gru(drive: Tensor, recur: Tensor, before: _State) -> _State:
     (reset, update, new), (again, more, old) = drive.chunk(3, -1), recur.chunk(3, -1)
-    candidate = torch.tanh(new + torch.sigmoid(reset + again) * old)
-    share = torch.sigmoid(update + more)
+    candidate = torch.tanh(new + _sigmoid(reset + again) * old)
+    share = _sigmoid(update + more)
     return ((1 - share) * candidate + share * before[0],)
 
 

@@ -26,12 +26,10 @@ def squared_row_norms(rows: Tensor) -> Tensor:
     if size <= _SHORT or rows.is_cuda:
         return _square_of_norm(rows.double())
     squares = _by_block(rows)
-    least, most = (float(extreme) for extreme in squares.aminmax())
-    if most == torch.inf:
-        large = squares == torch.inf
+    large, small = squares == torch.inf, squares < size * _TINY  # asked of each row: another one may be NaN
+    if bool(large.any()):
         squares[large] = _by_block(rows[large] / _SHIFT) * _SHIFT**2
-    if short and least < size * _TINY:
-        small = squares < size * _TINY
+    if short and bool(small.any()):
         squares[small] = _by_block(rows[small] * _SHIFT) / _SHIFT**2
     return squares if short else squares.add_(size * _LOST)
 

@@ -50,12 +50,24 @@ def multiply(rows: Tensor, weights: Tensor, bias: Tensor | None, into: Tensor, p
         padded[:, :width] = rows
         rows = padded
     if few:  # twice as fast as with the outputs as columns
-        products = torch.bmm(weights.transpose(1, 2), rows.transpose(1, 2)).transpose(1, 2)[:, :width]
+        products = _narrow(weights.transpose(1, 2), rows.transpose(1, 2)).transpose(1, 2)[:, :width]
         torch.add(products, 0.0 if bias is None else bias, out=into)
         return
     room = rows.new_empty(count, wanted, _rounded_up(fan_out, LINE))[:, :, :fan_out]
     _multiply(rows, weights, bias, room)
     into.copy_(room[:, :width])
+
+
+def _narrow(weights: Tensor, columns: Tensor) -> Tensor:
+    """Return weights (c, out, in) of few outputs times columns (c, in, w)."""
+    count, fan_out, fan_in = weights.shape
+    if 1 < fan_out < _FEWEST_ROWS:  # their kernels depend on the alignment, and so on a client's place
+        padded = weights.new_zeros(count, _FEWEST_ROWS, fan_in)
+        padded[:, :fan_out] = weights
+        return _narrow(padded, columns)[:, :fan_out]
+    if count == 1:  # threads would divide a single product
+        return torch.bmm(weights.expand(2, -1, -1), columns.expand(2, -1, -1))[:1]
+    return torch.bmm(weights, columns)
 
 
 def suits_onednn(products: int) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from polyeps.engine.losses import BinaryHinge, BinaryLogistic, Loss, cross_entropy, hinge
+from polyeps.engine.stable_functions import steady
 from polyeps.errors import InputError
 
 
@@ -74,7 +75,7 @@ class MultiLabel(_EachNumber):
         return functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
 
     def slopes(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return torch.sigmoid(outputs) - targets
+        return steady(torch.sigmoid, outputs) - targets
 
     def example_labels(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         return (torch.rand(outputs.shape, generator=generator) < 0.5).float().to(outputs.device)
