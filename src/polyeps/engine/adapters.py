@@ -42,7 +42,7 @@ def _cut(inputs: Inputs, rows: Tensor) -> dict[str, Tensor]:
     """Return the inputs of rows (T, W) by name, each in its own shape and type."""
     parts = torch.split(rows, inputs.sizes, dim=1)
     return {
-        part.name: numbers.reshape(len(rows), *part.shape).to(getattr(torch, part.kind))
+        part.name: numbers.reshape(len(rows), *part.shape).to(getattr(torch, part.kind)).contiguous()
         for part, numbers in zip(inputs.parts, parts, strict=True)
     }
 
