@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from polyeps.core import check_person
 from polyeps.data.named_inputs import Inputs, by_name, inputs_of
-from polyeps.engine.adapters import Adapted, Choice, adapted, one_by_one
+from polyeps.engine.adapters import Adapted, Choice, adapted, one_by_one, uncompiled, unsqueezed
 from polyeps.engine.example_rows import candidate_rows
 from polyeps.engine.fallback_layers import Lender, evaluating
 from polyeps.engine.gradient_checks import CheckedModel
 from polyeps.engine.losses import BinaryHinge, BinaryLogistic, Loss
 from polyeps.engine.losses import cross_entropy as cross_entropy
 from polyeps.engine.losses import hinge as hinge
-from polyeps.engine.module_checks import BranchesOnBatchError, check_model
+from polyeps.engine.module_checks import OneAtATimeError, check_model
 from polyeps.engine.module_parts import check_module, give_shapes, has_lazy_parts, in_float32
 from polyeps.engine.network import Network, floats_per_row, lower, one_vector_a_row
 from polyeps.engine.recurrent import LastState
@@ -67,6 +67,7 @@ class Model:
     targets: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self, example: Tensor | None, check: bool) -> None:
+        object.__setattr__(self, "module", uncompiled(self.module))
         if check and has_lazy_parts(self.module):
             give_shapes(self.module, candidate_rows(self.module, self.input_shape, self.input_type, example))
         check_module(self.module)
@@ -93,18 +94,19 @@ class Model:
     def _check(self, example: Tensor | None) -> None:
         """Train with what was compared with autograd, one example at a time, on this module and loss."""
         rows = candidate_rows(self.module, self.input_shape, self.input_type, example)
-        if not isinstance(self.module, Adapted) and self._returns_several(rows):
-            object.__setattr__(self, "module", Adapted(self.module))
-            self._lay_out()
+        if not isinstance(self.module, Adapted) and not isinstance(self._tried(rows, 1), Tensor | None):
+            self._replace(Adapted(self.module))
+        one, two = (self._tried(rows, count) for count in (1, 2))
+        if isinstance(one, Tensor) and isinstance(two, Tensor) and two.shape == (2, *one.shape):
+            self._replace(unsqueezed(self.module))
         device = next(self.module.parameters()).device
         device = torch.device("cpu") if device.type == "meta" else device
         rows = [part.to(device) for part in rows]
         start = self.start(torch.Generator().manual_seed(2)).to(device)
         try:
             network, loss = check_model(self._subject(), self.network, start, rows, self.targets)
-        except BranchesOnBatchError:
-            object.__setattr__(self, "module", one_by_one(self.module))
-            self._lay_out()
+        except OneAtATimeError:
+            self._replace(one_by_one(self.module))
             network, loss = check_model(self._subject(), self.network, start, rows, self.targets)
         object.__setattr__(self, "network", network)
         object.__setattr__(self, "loss", loss)
@@ -112,18 +114,23 @@ class Model:
     def _subject(self) -> CheckedModel:
         return CheckedModel(self.module, {name: part.shape for name, part in self.slices.items()}, self.loss)
 
-    def _returns_several(self, candidates: list[Tensor]) -> bool:
-        """Whether the module returns anything but one tensor; whatever is wrong with it is found by the checks."""
+    def _replace(self, module: nn.Module) -> None:
+        object.__setattr__(self, "module", module)
+        self._lay_out()
+
+    def _tried(self, candidates: list[Tensor], count: int) -> object:
+        """Return what the module returns for some rows; None where it fails, which the checks explain."""
         device = next(self.module.parameters()).device
         if device.type == "meta":
-            return False
+            return None
         lender = Lender(self.module)
         copies = [parameter.detach().clone() for parameter in lender.trained.values()]
         with torch.no_grad(), torch.random.fork_rng(devices=[]), lender.lend(copies), evaluating(self.module):
             for rows in candidates:
                 with contextlib.suppress(Exception):
-                    return not isinstance(self.module(rows.clone().to(device)), Tensor)
-        return False
+                    outputs: object = self.module(rows[:count].clone().to(device))
+                    return outputs
+        return None
 
     @property
     def inputs(self) -> Inputs | None:
