@@ -46,8 +46,8 @@ def check_model(
     start: Tensor,
     candidates: list[Tensor],
     targets: Tensor | None = None,
-) -> tuple[Network, Loss]:
-    """Return the network and loss to train with; refuse a model whose gradients are not those of autograd.
+) -> tuple[Network, Loss, Tensor]:
+    """Return the network and loss to train with, and a row; refuse a model whose gradients are not those of autograd.
 
     Weights are drawn around start (d,). Of the candidate rows, the first that the module accepts are used. Targets
     (R, ...) are examples of what the loss takes.
@@ -67,7 +67,7 @@ def check_model(
     with _deterministic(subject.module, "in training"):
         loss, labels = checked_loss(subject.loss, outputs.detach(), generator, targets)
         network = _agreeing(subject, network, loss, models, rows, labels, in_half)
-    return network, loss
+    return network, loss, rows[1:2].cpu()
 
 
 def _agreeing(
