@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from polyeps.core import check_person
 from polyeps.data.named_inputs import Inputs, by_name, inputs_of
-from polyeps.engine.adapters import Adapted, Choice, adapted, one_by_one
+from polyeps.engine.adapters import Adapted, Choice, adapted, one_by_one, uncompiled, unsqueezed
 from polyeps.engine.example_rows import candidate_rows
 from polyeps.engine.fallback_layers import Lender, evaluating
 from polyeps.engine.gradient_checks import CheckedModel
 from polyeps.engine.losses import BinaryHinge, BinaryLogistic, Loss
 from polyeps.engine.losses import cross_entropy as cross_entropy
 from polyeps.engine.losses import hinge as hinge
-from polyeps.engine.module_checks import BranchesOnBatchError, check_model
+from polyeps.engine.module_checks import OneAtATimeError, check_model
 from polyeps.engine.module_parts import check_module, give_shapes, has_lazy_parts, in_float32
 from polyeps.engine.network import Network, floats_per_row, lower, one_vector_a_row
 from polyeps.engine.recurrent import LastState
@@ -61,12 +61,14 @@ class Model:
     person: str = ""  # what a person is called, where an example is all records of one: "patient"
     network: Network = field(init=False, repr=False)
     slices: dict[str, Slice] = field(init=False, repr=False)
+    sample: Tensor = field(init=False, repr=False)  # (1, ...): a made-up record that the module takes
     example: InitVar[Tensor | None] = None  # rows to check the module on; random ones by default
     check: InitVar[bool] = True
     # Examples (R, ...) of the targets of an own loss that takes other ones than a class or a number for each record.
     targets: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self, example: Tensor | None, check: bool) -> None:
+        object.__setattr__(self, "module", uncompiled(self.module))
         if check and has_lazy_parts(self.module):
             give_shapes(self.module, candidate_rows(self.module, self.input_shape, self.input_type, example))
         check_module(self.module)
@@ -74,6 +76,7 @@ class Model:
         if self.input_type.is_complex or self.input_type in (torch.float64, torch.float16, torch.bfloat16):
             raise InputError(f"rows are {self.input_type}; models take float32 or whole numbers: call float() on them")
         object.__setattr__(self, "loss", loss_named(self.loss))
+        object.__setattr__(self, "sample", torch.zeros(1, *self.input_shape, dtype=self.input_type))
         self._lay_out()
         if check:
             self._check(example)
@@ -93,37 +96,43 @@ class Model:
     def _check(self, example: Tensor | None) -> None:
         """Train with what was compared with autograd, one example at a time, on this module and loss."""
         rows = candidate_rows(self.module, self.input_shape, self.input_type, example)
-        if not isinstance(self.module, Adapted) and self._returns_several(rows):
-            object.__setattr__(self, "module", Adapted(self.module))
-            self._lay_out()
+        if not isinstance(self.module, Adapted) and not isinstance(self._tried(rows), Tensor | None):
+            self._replace(Adapted(self.module))
+        together, one = self._tried(rows), self._tried([each[:1] for each in rows])
+        if isinstance(one, Tensor) and isinstance(together, Tensor) and together.shape == (len(rows[0]), *one.shape):
+            self._replace(unsqueezed(self.module))
         device = next(self.module.parameters()).device
         device = torch.device("cpu") if device.type == "meta" else device
         rows = [part.to(device) for part in rows]
         start = self.start(torch.Generator().manual_seed(2)).to(device)
         try:
-            network, loss = check_model(self._subject(), self.network, start, rows, self.targets)
-        except BranchesOnBatchError:
-            object.__setattr__(self, "module", one_by_one(self.module))
-            self._lay_out()
-            network, loss = check_model(self._subject(), self.network, start, rows, self.targets)
-        object.__setattr__(self, "network", network)
-        object.__setattr__(self, "loss", loss)
+            checked = check_model(self._subject(), self.network, start, rows, self.targets)
+        except OneAtATimeError:
+            self._replace(one_by_one(self.module))
+            checked = check_model(self._subject(), self.network, start, rows, self.targets)
+        for name, found in zip(("network", "loss", "sample"), checked, strict=True):
+            object.__setattr__(self, name, found)
 
     def _subject(self) -> CheckedModel:
         return CheckedModel(self.module, {name: part.shape for name, part in self.slices.items()}, self.loss)
 
-    def _returns_several(self, candidates: list[Tensor]) -> bool:
-        """Whether the module returns anything but one tensor; whatever is wrong with it is found by the checks."""
+    def _replace(self, module: nn.Module) -> None:
+        object.__setattr__(self, "module", module)
+        self._lay_out()
+
+    def _tried(self, candidates: list[Tensor]) -> object:
+        """Return what the module returns for the first rows it takes; None if it takes none, as the checks explain."""
         device = next(self.module.parameters()).device
         if device.type == "meta":
-            return False
+            return None
         lender = Lender(self.module)
         copies = [parameter.detach().clone() for parameter in lender.trained.values()]
         with torch.no_grad(), torch.random.fork_rng(devices=[]), lender.lend(copies), evaluating(self.module):
             for rows in candidates:
                 with contextlib.suppress(Exception):
-                    return not isinstance(self.module(rows.clone().to(device)), Tensor)
-        return False
+                    outputs: object = self.module(rows.clone().to(device))
+                    return outputs
+        return None
 
     @property
     def inputs(self) -> Inputs | None:
@@ -138,14 +147,18 @@ class Model:
     @cached_property
     def floats_per_row(self) -> int:
         """About how many floats a record of a batch needs during a step, to choose chunks by."""
-        return floats_per_row(self.network, torch.zeros(1, *self.input_shape, dtype=self.input_type))
+        return floats_per_row(self.network, self._first(), self.sample)
 
     @cached_property
     def one_vector_a_row(self) -> frozenset[int]:
         """Which layers are linear maps of one vector a row; none where a row is several records."""
         if self.person:
             return frozenset()
-        return one_vector_a_row(self.network, torch.zeros(1, *self.input_shape, dtype=self.input_type))
+        return one_vector_a_row(self.network, self._first(), self.sample)
+
+    def _first(self) -> Tensor:
+        """Return weights (1, d) that the module takes."""
+        return self.start(torch.Generator().manual_seed(2))[None]
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
         """The vector (d,), or matrix (n, d), of named tensors."""
@@ -301,6 +314,7 @@ def of_units(model: Model, person: str) -> Model:
     loss, kind, zero = UnitLoss(model.loss), model.input_type, model.start_at_zero
     made = Model(module, loss, shape, kind, zero, person, check=False, targets=model.targets)
     object.__setattr__(made, "network", UnitNetwork(model.network.layers, model.network.random))
+    object.__setattr__(made, "sample", model.sample[None])
     return made
 
 

@@ -210,7 +210,7 @@ def test_a_module_that_always_fails_is_refused_instead_of_trained_on_noise(monke
     model = from_module(nn.Sequential(nn.Linear(7, 3), nn.ReLU(), nn.Linear(3, 2)), cross_entropy, torch.rand(5, 7))
     monkeypatch.setattr(nn.ReLU, "forward", lambda *_: 1 / 0)
     data = Records(torch.rand(3, 7), torch.tensor([0, 1, 1]), torch.tensor([0, 3]))
-    with pytest.raises(InputError, match="no gradient even for a record of zeros"):
+    with pytest.raises(InputError, match="no gradient even for a made-up record"):
         RecordGradients(model, torch.zeros(model.size)).check(data)
 
 

@@ -6,6 +6,7 @@ step. Anything else, such as a residual connection, is no chain.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -50,15 +51,16 @@ def chain_of(module: nn.Module) -> list[nn.Module] | None:
     """
     if not is_unmodified(module):
         return None
-    held = [(vars(part), dict(vars(part))) for part in module.modules()]
+    held = [each for part in module.modules() for each in (vars(part), *vars(part).values())]
+    kept = [(each, copy.copy(each)) for each in held if type(each) in (dict, list, set)]
     try:
         graph = _Tracer().trace(module)
     except Exception:  # any error of user code on symbols, for instance a branch on data
         return None
-    finally:  # symbols that the module has kept in its attributes
-        for now_held, before in held:
+    finally:  # symbols that the module has kept in its attributes or buffers
+        for now_held, before in kept:
             now_held.clear()
-            now_held.update(before)
+            now_held.extend(before) if isinstance(now_held, list) else now_held.update(before)
     found: list[nn.Module] = []
     now: fx.Node | None = None
     for node in graph.nodes:

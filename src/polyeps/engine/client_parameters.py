@@ -72,6 +72,12 @@ class ForwardPass:
                 self.copies[index] = rows.view(len(rows), *self.shapes[index]).requires_grad_()
         return self.seen(self.copies[index])
 
+    def finish(self) -> None:
+        """End the forward pass; refuse one that wrote into a parameter, which rules would not see."""
+        if any(copy._version for copy in self.copies.values()):
+            raise NoRuleError("the module changes a parameter in place")
+        self.finished = True
+
     def record(self, index: int, use: Use) -> None:
         """Note a use of a parameter, in the backward pass."""
         if not self.finished:

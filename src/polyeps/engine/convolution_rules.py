@@ -138,7 +138,7 @@ class _Convolution(torch.autograd.Function):
             for client, mine in clients_rows(weight.of.layout, images)
         ]
         # (T · images a row, ...): a view here would forbid work in place
-        return torch.cat(found) if len(found) > 1 else found[0]
+        return torch.cat(found) if len(found) > 1 or found[0]._is_view() else found[0]
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]

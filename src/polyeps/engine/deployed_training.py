@@ -119,12 +119,12 @@ class RecordGradients:
 
     def check(self, records: Records) -> None:
         """Refuse a module that fails on any data: otherwise all its records would silently count as empty."""
-        zeros = self.weights.new_zeros(1, *self.model.input_shape, dtype=self.model.input_type)
+        sample = self.model.sample.to(self.weights.device)
         labels = (*((1, 1) if self.model.person else (1,)), *records.labels.shape[1:])
         try:
-            self.gradient(zeros, records.labels.new_zeros(labels))
+            self.gradient(sample, records.labels.new_zeros(labels))
         except Exception as error:  # any error of user code; it holds no record
-            raise InputError(f"the model has no gradient even for a record of zeros ({error}); correct it") from error
+            raise InputError(f"the model has no gradient even for a made-up record ({error}); correct it") from error
 
     def gradient(self, row: Tensor, label: Tensor, number: int = 0) -> Tensor:
         """Return the gradient (d,) of one record (1, ...), or of the records of one person (1, L, ...).

@@ -97,6 +97,7 @@ class VmapLayer:
 
     module: nn.Module
     inputs: bool = True  # whether the gradients of the input rows can be asked for
+    written: bool = False  # whether tensors that the module makes are each row's own, since it writes into them
     _lender: Lender = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -130,9 +131,9 @@ class VmapLayer:
             if self.inputs and rows.is_floating_point():
                 leaf.requires_grad_()
             stand_ins = [ClientParameter.make(run, number) for number in range(len(self._trained))]
-            with self._lender.lend(stand_ins), ModuleMode(draws, run):
+            with self._lender.lend(stand_ins), ModuleMode(draws, run, self.written):
                 outputs: Tensor = vmap(one)(leaf)
-        run.finished = True
+        run.finish()
         return outputs.detach(), _Trace(leaf, outputs, run)
 
     def backward(

@@ -18,8 +18,13 @@ def checked_loss(
     """Return a row-wise loss, and labels it accepts; refuse a loss in which a row depends on another row."""
     spread = torch.randn(outputs.shape, generator=generator).to(outputs)
     magnitudes = torch.tensor(MAGNITUDES).to(outputs).reshape(-1, *(1,) * (outputs.dim() - 1))
-    outputs = outputs.nan_to_num(0.0, 0.0, 0.0).clamp(-100, 100) + spread * magnitudes
-    labels = _labels(loss, outputs, generator, targets)
+    own = outputs.nan_to_num(0.0, 0.0, 0.0).clamp(-100, 100)
+    outputs = own + spread * magnitudes
+    try:
+        labels = _labels(loss, outputs, generator, targets)
+    except InputError:  # a loss of probabilities takes the module's own outputs alone
+        outputs = own
+        labels = _labels(loss, outputs, generator, targets)
     if is_row_wise_loss(loss):
         return loss, labels
     leaf = outputs.clone().requires_grad_()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from polyeps.data.named_inputs import Inputs
 from polyeps.engine.example_rows import CHECKED_ROWS
 from polyeps.engine.fallback_layers import LoopedLayer, VmapLayer, evaluating
 from polyeps.engine.gradient_checks import CheckedModel, check_layout, compare_gradients, name_of
+from polyeps.engine.layers import Layer
 from polyeps.engine.loss_checks import checked_loss, nearly
 from polyeps.engine.losses import Loss
 from polyeps.engine.module_mode import ModuleMode
@@ -30,8 +32,8 @@ from polyeps.engine.slow_modules import HalfPrecisionError, first_sentence, slow
 from polyeps.errors import InputError
 
 
-class BranchesOnBatchError(InputError):
-    """A module takes one branch for all records of a batch; given one record at a time, it keeps them apart."""
+class OneAtATimeError(InputError):
+    """A module keeps records apart if it gets one at a time: it branches on all of a batch, or takes no batches."""
 
 
 _REMEDY = "replace what mixes examples, for instance batch normalisation by GroupNorm or LayerNorm"
@@ -44,8 +46,8 @@ def check_model(
     start: Tensor,
     candidates: list[Tensor],
     targets: Tensor | None = None,
-) -> tuple[Network, Loss]:
-    """Return the network and loss to train with; refuse a model whose gradients are not those of autograd.
+) -> tuple[Network, Loss, Tensor]:
+    """Return the network and loss to train with, and a row; refuse a model whose gradients are not those of autograd.
 
     Weights are drawn around start (d,). Of the candidate rows, the first that the module accepts are used. Targets
     (R, ...) are examples of what the loss takes.
@@ -65,7 +67,7 @@ def check_model(
     with _deterministic(subject.module, "in training"):
         loss, labels = checked_loss(subject.loss, outputs.detach(), generator, targets)
         network = _agreeing(subject, network, loss, models, rows, labels, in_half)
-    return network, loss
+    return network, loss, rows[1:2].cpu()
 
 
 def _agreeing(
@@ -136,9 +138,23 @@ def _run(subject: CheckedModel, vector: Tensor, candidates: list[Tensor]) -> tup
         raise InputError(
             f"{name_of(subject.module)} makes its parameter '{late[0]}' only when it runs; make all layers in __init__"
         )
+    if not getattr(subject.module, "alone", False) and _runs_alone(subject, vector, candidates):
+        raise OneAtATimeError(f"{name_of(subject.module)} takes one example at a time")
+    remedy = "leave out double() and half(), since all numbers are float32" if "dtype" in str(failed) else ""
     raise InputError(
-        f"{name_of(subject.module)} cannot be run on {given}, the only input it gets: {first_sentence(failed)}"
+        f"{name_of(subject.module)} cannot be run on {given}, the only input it gets: {first_sentence(failed)};"
+        f" {remedy or 'forward must take any number of such examples'}"
     )
+
+
+def _runs_alone(subject: CheckedModel, vector: Tensor, candidates: list[Tensor]) -> bool:
+    """Return whether a module runs on each row of a candidate alone."""
+    for rows in candidates:
+        with suppress(Exception), torch.no_grad():  # any error of user code
+            for row in rows:
+                subject.outputs(vector, row[None])
+            return True
+    return False
 
 
 class _Precision(TorchFunctionMode):
@@ -190,7 +206,12 @@ def _check_rows_apart(subject: CheckedModel, vector: Tensor, rows: Tensor, toget
     if together.shape == apart.shape and nearly(together, apart):
         return
     if not getattr(subject.module, "alone", False) and _branches(subject, vector, rows):
-        raise BranchesOnBatchError(f"{name_of(subject.module)} branches on all examples of a batch")
+        raise OneAtATimeError(f"{name_of(subject.module)} branches on all examples of a batch")
+    again = None
+    with suppress(Exception), torch.no_grad():  # any error of user code
+        again = subject.outputs(vector, rows)
+    if again is None or not nearly(together, again):
+        raise InputError(_remembers(subject.module))
     _refuse_mixing(subject.module, "")
 
 
@@ -220,7 +241,7 @@ def _branches(subject: CheckedModel, vector: Tensor, rows: Tensor) -> bool:
             vector[None], rows, check_layout(((0, 1, len(rows)),), rows.device)
         )
     except Exception as error:  # any error of user code under vmap
-        return "data-dependent control flow" in str(error)
+        return any(words in str(error) for words in ("data-dependent control flow", ".item()"))
     return False
 
 
@@ -241,10 +262,14 @@ def _check_keeps_nothing(subject: CheckedModel, vector: Tensor, rows: Tensor) ->
     with torch.no_grad():
         first, *_, last = (subject.trained(vector, rows[i : i + 1], RowDraws.fixed(1, rows.device)) for i in _SEEN)
     if first.shape != last.shape or not nearly(first, last):
-        raise InputError(
-            f"the output of {name_of(subject.module)} for an example depends on the examples it saw before, so no row"
-            " can be clipped on its own; keep nothing of them in attributes or elsewhere"
-        )
+        raise InputError(_remembers(subject.module))
+
+
+def _remembers(module: nn.Module) -> str:
+    return (
+        f"the output of {name_of(module)} for an example depends on the examples it saw before, so no row can be"
+        " clipped on its own; keep nothing of them in attributes or elsewhere"
+    )
 
 
 def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
@@ -252,19 +277,32 @@ def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
     layout = check_layout(((0, 1, 2), (1, 2, 3)), rows.device)
     layers = []
     for layer, weights in zip(network.layers, network.columns(models), strict=True):
-        found = layer
-        try:
-            outputs, saved = found.forward(weights, rows, layout)
-            found.backward(weights, saved, torch.ones_like(outputs), layout, getattr(found, "inputs", True))
-        except Exception as error:
-            if not isinstance(layer, VmapLayer) or isinstance(error, InputError):
-                raise
-            warn_slow(slow_part(layer.module, error), error, getattr(layer.module, "alone", False))
+        found, outputs, failed = layer, None, None
+        for way in _ways(layer):
+            try:
+                outputs, saved = way.forward(weights, rows, layout)
+                way.backward(weights, saved, torch.ones_like(outputs), layout, getattr(way, "inputs", True))
+                found = way
+                break
+            except Exception as error:
+                if not isinstance(layer, VmapLayer) or isinstance(error, InputError):
+                    raise
+                outputs, failed = None, error
+        if outputs is None:
+            assert isinstance(layer, VmapLayer) and failed is not None
+            warn_slow(slow_part(layer.module, failed), failed, getattr(layer.module, "alone", False))
             found = LoopedLayer(layer.module)
             outputs, _ = found.forward(weights, rows, layout)
         layers.append(found)
         rows = outputs
     return Network(tuple(layers))
+
+
+def _ways(layer: Layer) -> list[Layer]:
+    """Return the ways to run a layer at once on all rows, the fastest first."""
+    if type(layer) is not VmapLayer:
+        return [layer]
+    return [layer, replace(layer, written=True)]
 
 
 @contextmanager
@@ -287,9 +325,13 @@ def _deterministic(module: nn.Module, when: str) -> Iterator[None]:
             if name in before and buffer.shape == before[name].shape:
                 buffer.data.copy_(before[name])
     if drawn:
+        remedy = (
+            "draw in training alone: functional.dropout(x, p, self.training), or torch.rand after `if self.training`"
+            if "eval" in when
+            else "use torch's dropout or torch.rand, or remove its random parts"
+        )
         raise InputError(
-            f"{name_of(module)} draws from a global generator {when}, so runs could not be repeated; use torch's"
-            " dropout or torch.rand, with training=self.training, or remove its random parts"
+            f"{name_of(module)} draws from a global generator {when}, so runs could not be repeated; {remedy}"
         )
     if changed:
         path, _, name = changed[0].rpartition(".")

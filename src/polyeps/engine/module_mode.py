@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from polyeps.engine.client_parameters import ForwardPass, NoRuleError, outside_vmap
+from polyeps.engine.client_parameters import ClientParameter, ForwardPass, NoRuleError, outside_vmap
 from polyeps.engine.recurrent_rules import RECURRENT
 from polyeps.engine.row_draws import RowDraws
 from polyeps.engine.stable_functions import SOFTMAX, UNEVEN, frozen_linear, steady_function
@@ -28,9 +28,10 @@ class ModuleMode(TorchFunctionMode):
     Without a forward pass, the module runs on the one row of the draws, by plain torch wherever it draws nothing.
     """
 
-    def __init__(self, draws: RowDraws, of: ForwardPass | None = None) -> None:
+    def __init__(self, draws: RowDraws, of: ForwardPass | None = None, written: bool = False) -> None:
         super().__init__()
         self.draws, self.of = draws, of
+        self.written = written  # whether new tensors are each row's own
         self.random = False  # whether the module drew any number
 
     def __torch_function__(
@@ -59,7 +60,20 @@ class ModuleMode(TorchFunctionMode):
         if func in _PLAIN and (self.of is not None or kwargs.get("dropout_p") or len(args) > 4):
             with self:
                 return _PLAIN[func](*args, **kwargs)
-        return _ALIKE.get(func, func)(*args, **kwargs)
+        if self.of is not None and func in _WRITING and not isinstance(args[0], ClientParameter):
+            return _WRITING[func](*args)
+        found = _ALIKE.get(func, func)(*args, **kwargs)
+        return self._own(found) if self.written and func in _NEW else found
+
+    def _own(self, found: Tensor) -> Tensor:
+        """Return a new tensor as each row's own, so that the row's values can be written into it."""
+        assert self.of is not None
+        if torch._C._functorch.is_batchedtensor(found):
+            return found
+        rows = self.of.physical(found)
+        with outside_vmap():
+            rows = rows.clone()
+        return self.of.seen(rows)
 
     def seen(self, rows: Tensor) -> Tensor:
         """Return numbers (T, ...) as the module sees them."""
@@ -311,6 +325,25 @@ def _rrelu(
     return input.copy_(found) if inplace else found
 
 
+def _set_item(values: Tensor, key: Any, value: Any) -> None:
+    """Write into a tensor; where a mask says so, by the function that `vmap` can run."""
+    masked = isinstance(key, Tensor) and key.dtype == torch.bool and key.shape == values.shape[: key.dim()]
+    if masked and (not isinstance(value, Tensor) or not value.dim()):
+        values.masked_fill_(key.reshape(*key.shape, *(1,) * (values.dim() - key.dim())), value)
+    else:
+        values[key] = value
+
+
+_WRITING: dict[Any, Callable[..., Any]] = {
+    Tensor.__setitem__: _set_item,
+    Tensor.data.__get__: Tensor.detach,  # type: ignore[attr-defined]
+}
+_NEW = frozenset(
+    [getattr(torch, name) for name in ("zeros", "ones", "empty", "full", "tensor", "clone")]
+    + [getattr(torch, f"{name}_like") for name in ("zeros", "ones", "empty", "full")]
+    + [getattr(Tensor, f"new_{name}") for name in ("zeros", "ones", "empty", "full", "tensor")]
+    + [Tensor.new, Tensor.clone]
+)
 _COMPOSED = {
     each: _without_overrides(each) for each in (functional.multi_head_attention_forward, functional.gumbel_softmax)
 }

@@ -168,10 +168,10 @@ def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
     return factors
 
 
-def floats_per_row(network: Network, row: Tensor) -> int:
-    """Estimate how many floats a row needs in a step: saved activations, their gradients, its own gradient."""
+def floats_per_row(network: Network, weights: Tensor, row: Tensor) -> int:
+    """Estimate how many floats a row (1, ...) needs in a step under weights (1, d): saved activations, their gradients, its own gradient."""
     kept = formed = 0
-    for layer, saved in zip(network.layers, _saved(network, row), strict=True):
+    for layer, saved in zip(network.layers, _saved(network, weights, row), strict=True):
         if isinstance(layer, VmapLayer):
             activations, gradient = layer.floats_per_row(saved)
             kept, formed = kept + activations, formed + gradient
@@ -181,16 +181,16 @@ def floats_per_row(network: Network, row: Tensor) -> int:
     return 2 * kept + formed
 
 
-def one_vector_a_row(network: Network, row: Tensor) -> frozenset[int]:
+def one_vector_a_row(network: Network, weights: Tensor, row: Tensor) -> frozenset[int]:
     """Return the layers that are linear maps of one vector per row, not of several."""
-    saved = _saved(network, row)
+    saved = _saved(network, weights, row)
     return frozenset(i for i, layer in enumerate(network.layers) if isinstance(layer, Linear) and saved[i].dim() == 2)
 
 
-def _saved(network: Network, row: Tensor) -> list[Any]:
+def _saved(network: Network, weights: Tensor, row: Tensor) -> list[Any]:
     """Return what each layer saves of a row (1, ...)."""
     layout = Layout(1, (RowGroup(0, 1, 1, 0),), torch.zeros(1, dtype=torch.int64))
-    return network.forward(torch.zeros(1, network.size), row, layout)[1]
+    return network.forward(weights, row, layout)[1]
 
 
 def _floats(saved: Any) -> int:

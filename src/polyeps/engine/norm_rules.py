@@ -55,8 +55,8 @@ class _GroupNorm(torch.autograd.Function):
         outputs, mean, deviation = torch.ops.aten.native_group_norm(rows, scales, shifts, *ctx.sizes, eps)
         ctx.save_for_backward(rows, mean, deviation, scales)
         ctx.weight, ctx.bias = weight, bias
-        shaped: Tensor = outputs.view(rows.shape)
-        return shaped
+        found: Tensor = outputs  # of the rows' shape; a view of it could not be changed in place by what follows
+        return found
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]

@@ -316,10 +316,10 @@ def _timed(model: Model, models: Tensor, rows: Tensor, labels: Tensor) -> dict[s
     def plain() -> None:
         for client, vector in enumerate(models):
             mine = slice(client * RECORDS, (client + 1) * RECORDS)
-            leaf = vector.clone().requires_grad_()
-            with Lender(model.module).lend_copies(leaf):
+            leaves = [part.clone().requires_grad_() for part in model.unflatten(vector).values()]
+            with Lender(model.module).lend(leaves):
                 loss = model.loss(model.module(rows[mine].clone()), labels[mine]).sum()
-                leaf_gradients(loss, [leaf])
+                leaf_gradients(loss, leaves)
 
     few = 4  # examples are alike, so a few are enough
 

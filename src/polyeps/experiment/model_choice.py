@@ -142,7 +142,7 @@ def own_model(
 
 def _check_outputs(name: str, model: Model, classes: int, given: GivenToModel) -> None:
     """Refuse outputs that do not fit the targets, before any client is charged."""
-    outputs = model.outputs(torch.zeros(model.size), torch.zeros(1, *model.input_shape, dtype=model.input_type))
+    outputs = model.outputs(model.start(torch.Generator().manual_seed(2)), model.sample)
     width = outputs.shape[-1] if outputs.dim() > 1 else 1
     if given.target == "class" and outputs.dim() != 2:
         raise InputError(
