@@ -3,6 +3,7 @@
 #   make check   the same for what changed since main, within a minute (BASE=... compares with another commit)
 #   make figures draw the figures and tables of the papers and of measured accuracy again from their results
 #   make docs    build the documentation site into build/site, offline; a warning is an error
+#   make device-packages, then make device on a CUDA machine: its tests and benchmarks, results in build/device
 #   make demo    a first federation and its report; installs no development tools
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,7 +18,12 @@ WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # Keep compiled tests between runs, so that pytest and the processes that tests start begin sooner.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: test check docs figures demo lint format benchmark clean
+# What a CUDA machine without network needs beside torch, numpy and scipy, and the Python version there.
+DEVICE_PYTHON ?= 3.12
+DEVICE_PACKAGES := absl-py attrs cffi cryptography dp-accounting hypothesis iniconfig opacus opt_einsum pluggy \
+	pycparser pygments pytest sortedcontainers
+
+.PHONY: test check docs figures demo lint format benchmark device device-packages clean
 
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS)
@@ -51,6 +57,18 @@ format: $(INSTALLED)
 
 benchmark: $(INSTALLED)
 	$(BIN)/python benchmarks/accounting.py
+
+# DEVICE_RESULTS is the folder for the results.
+DEVICE_RESULTS ?= build/device
+device:
+	$(PYTHON) benchmarks/on_device.py $(DEVICE_RESULTS)
+
+device-packages: $(INSTALLED)
+	rm -rf build/device-packages
+	for package in $(DEVICE_PACKAGES); do grep -i "^$$package==" constraints.txt || echo $$package; done \
+		> build/device-packages.txt
+	$(BIN)/python -m pip install --quiet --no-deps --only-binary :all: --python-version $(DEVICE_PYTHON) \
+		--target build/device-packages --requirement build/device-packages.txt
 
 # Reinstall only when requirements change. The development environment contains the runtime environment.
 $(RUNTIME): pyproject.toml constraints.txt

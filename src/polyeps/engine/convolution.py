@@ -18,6 +18,7 @@ from polyeps.engine.contributions import Contribution, PositionProducts
 from polyeps.engine.convolution_rules import Kind, clients_rows
 from polyeps.engine.layers import times
 from polyeps.engine.layout import Layout
+from polyeps.engine.openblas import suits_openblas
 from polyeps.engine.stable_products import LINE, suits_onednn
 from polyeps.engine.triton_kernels import add_patches, copy_patches, has_kernel
 
@@ -44,7 +45,8 @@ class Convolution:
         padded = (functional.pad(images, (0, 0, *self.padding)) if any(self.padding) else images).contiguous()
         patches = patches_of(padded, self.kernel, self.stride)
         flat = patches.view(len(rows), -1, patches.shape[-1])
-        outputs = times(layout, *self._kernels(weights), flat).view(*patches.shape[:3], self.channels_out)
+        kernels, shifts = self._kernels(weights, self._of_many(flat))
+        outputs = times(layout, kernels, shifts, flat).view(*patches.shape[:3], self.channels_out)
         return outputs.permute(0, 3, 1, 2), (flat, (padded.shape[1], padded.shape[2]))
 
     def backward(
@@ -86,11 +88,21 @@ class Convolution:
             found.append(kind.of_images(mine, images, kernels[client]))
         return torch.cat(found)
 
-    def _kernels(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return weights (n, out, kh * kw * in) in the order of the patches, and biases (n, out)."""
+    def _of_many(self, patches: Tensor) -> bool:
+        """Return whether OpenBLAS multiplies each record's patches (T, positions, kh * kw * in)."""
+        return not patches.is_cuda and suits_openblas(patches.shape[1], patches.shape[2], self.channels_out)
+
+    def _kernels(self, weights: Tensor, turned: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Return weights (n, out, kh * kw * in) in the order of the patches, and biases (n, out).
+
+        Turned, neighbouring numbers in memory are those of neighbouring outputs, which OpenBLAS reads faster.
+        """
         taps = weights[:, : -self.channels_out] if self.bias else weights
         shaped = torch.unflatten(taps, 1, (self.channels_out, self.channels_in, *self.kernel))
-        kernels = shaped.permute(0, 1, 3, 4, 2).flatten(2)
+        if turned:
+            kernels = shaped.permute(0, 3, 4, 2, 1).flatten(1, 3).transpose(1, 2)
+        else:
+            kernels = shaped.permute(0, 1, 3, 4, 2).flatten(2)
         return kernels, weights[:, -self.channels_out :] if self.bias else None
 
 
@@ -143,7 +155,7 @@ def patches_of(images: Tensor, kernel: Pair, stride: Pair) -> Tensor:
 
 def added_up(patches: Tensor, size: Pair, kernel: Pair, stride: Pair) -> Tensor:
     """Return images of a size, (T, height, width, channels), in which every patch is added at its place."""
-    count, high, wide, depth = patches.shape
+    count, _, wide, depth = patches.shape
     (kh, kw), (sh, sw) = kernel, stride
     channels = depth // (kh * kw)
     if has_kernel(patches):
@@ -151,8 +163,12 @@ def added_up(patches: Tensor, size: Pair, kernel: Pair, stride: Pair) -> Tensor:
         add_patches(patches, images, kernel, stride)
         return images
     images = patches.new_zeros(count, *size, channels)
-    taps = torch.unflatten(patches, 3, (kh, kw, channels))
+    rows = torch.unflatten(patches, 3, (kh, kw * channels))
+    s0, s1, s2, _ = images.stride()
+    apart = -(-kw // sw)  # patches so many places apart share no column, and are added by one operation
     for i in range(kh):
-        for j in range(kw):
-            images[:, i : i + sh * (high - 1) + 1 : sh, j : j + sw * (wide - 1) + 1 : sw] += taps[:, :, :, i, j]
+        for first in range(min(apart, wide)):
+            some = rows[:, :, first::apart, i]
+            windows = images.as_strided(some.shape, (s0, s1 * sh, s2 * sw * apart, 1), i * s1 + first * sw * s2)
+            windows += some
     return images

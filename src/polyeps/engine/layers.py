@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from polyeps.engine.contributions import Contribution, LookupGradients, OuterProducts, PositionProducts, RowGradients
 from polyeps.engine.layout import Layout
+from polyeps.engine.openblas import multiply_records, suits_openblas
 from polyeps.engine.stable_functions import run_steadily
 from polyeps.engine.stable_products import multiply
 from polyeps.errors import InputError
@@ -187,6 +188,12 @@ def times(layout: Layout, weights: Tensor, bias: Tensor | None, rows: Tensor) ->
     """Multiply each client's weights (n, out, in) by its rows (T, ..., in) and add its bias (n, out)."""
     outputs = rows.new_empty(*rows.shape[:-1], weights.shape[1])
     positions = rows.shape[1:-1].numel()
+    if not rows.is_cuda and suits_openblas(positions, weights.shape[2], weights.shape[1]):
+        into = outputs.flatten(1, -2)
+        if bias is not None:
+            into.copy_(bias.index_select(0, layout.owner)[:, None])
+        multiply_records(rows.flatten(1, -2), weights.transpose(1, 2), into, layout.owner, add=bias is not None)
+        return outputs
     for group in layout.groups:
         mine = weights[group.first : group.last].transpose(1, 2)
         block = group.rows(rows).flatten(1, -2)  # (c, w * positions, in)

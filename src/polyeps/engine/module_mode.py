@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from polyeps.engine.attention import attention, suits_products
 from polyeps.engine.client_parameters import ClientParameter, ForwardPass, NoRuleError, outside_vmap
 from polyeps.engine.recurrent_rules import RECURRENT
 from polyeps.engine.row_draws import RowDraws
@@ -241,7 +242,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention of all rows in one call of torch's kernel."""
+    """Attention of all rows in one call."""
     same = query.dim() == key.dim() == value.dim() == 4 and query.shape[:1] == key.shape[:1] == value.shape[:1]
     if dropout_p or enable_gqa or not same or (attn_mask is not None and attn_mask.dim() > 4):
         raise NoRuleError
@@ -252,6 +253,9 @@ def _attention(
         wide = wide.expand(query.shape[0], *wide.shape[1:])
         mask = of.physical(wide).flatten(0, 1)
     with outside_vmap():
+        if mask is None and suits_products(q, k, v) and q.shape[1:2] == k.shape[1:2] == v.shape[1:2]:
+            found = attention(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, is_causal)
+            return of.seen(torch.unflatten(found, 0, (-1, query.shape[0])))
         found = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
         found = torch.unflatten(found, 0, (-1, query.shape[0]))
     return of.seen(found)

@@ -13,6 +13,8 @@ import functools
 import torch
 from torch import Tensor
 
+from polyeps.engine.openblas import multiply_records, suits_openblas
+
 LINE = 16  # numbers per cache line
 _FEWEST_ROWS = 4  # threads, too, leave rows beyond a multiple of it to another kernel
 _FEWEST_PRODUCTS = 400  # torch itself multiplies smaller matrices
@@ -97,6 +99,10 @@ def multiply_each(left: Tensor, right: Tensor) -> Tensor:
     """Return the products of matrices (T, a, b) and (T, b, c), flattened to (T, a * c)."""
     if left.is_cuda or not left.numel():
         return torch.bmm(left, right).flatten(1)
+    if suits_openblas(left.shape[1], left.shape[2], right.shape[2]):
+        found = left.new_empty(len(left), left.shape[1], right.shape[2])
+        multiply_records(left, right, found, add=False)
+        return found.flatten(1)
     if len(left) == 1:  # threads would divide a single product
         return multiply_each(left.expand(2, -1, -1), right.expand(2, -1, -1))[:1]
     size = left.shape[1] * right.shape[2]
