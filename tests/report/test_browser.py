@@ -22,6 +22,7 @@ from polyeps.core import Budget
 from polyeps.experiment.journal import Checkpoint, ClientRow, Journal
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import BudgetTerms
+from polyeps.report.certificate_page import ClientPage, write_certificate
 from polyeps.report.ledger_page import SiloRecords, write_ledger_page
 from polyeps.report.live import LivePage, LiveServer
 from polyeps.report.page import write_page
@@ -40,9 +41,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A report with hostile names, a comparison of two runs, and a ledger's page."""
+    """A report with hostile names, a comparison of two runs, a ledger's page and a certificate."""
     folder = tmp_path_factory.mktemp("pages")
-    found = {name: folder / f"{name}.html" for name in ("report", "comparison", "ledger")}
+    found = {name: folder / f"{name}.html" for name in ("report", "comparison", "ledger", "certificate")}
     clients = [ClientRow(name, 1.0 + n, 1e-5, 1.0 + n, 10 + n, 1.0) for n, name in enumerate([EVIL, "x" * 90, "ward"])]
     clients += [ClientRow(f"clinic {n}", 0.2 + n / 3, 1e-5, 0.2 + n / 3, 50 + n, 1.0) for n in range(20)]
     journal = new_journal(folder / "first", {**ABOUT, "name": EVIL, "command": EVIL, "experiment": {EVIL: EVIL}})
@@ -66,6 +67,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     log = folder / "events.jsonl"
     log.write_text(json.dumps({"time": "2026-01-01T00:00:00", "event": "refused", "reason": EVIL}) + "\n")
     write_ledger_page(folder / "ledger.db", found["ledger"], SiloRecords(EVIL, {}, log))
+    more: dict[str, Any] = {"facts": {EVIL: EVIL, "Method": "x" * 90}, "ledger": {"Hash": "f" * 64}}
+    more |= {"limits": (EVIL,), "checks": (EVIL,), "epsilon": 1.0, "delta": 1e-5, "spent": 9.0}
+    write_certificate(ClientPage(*[EVIL] * 7, **more), found["certificate"])
     return found
 
 
@@ -80,7 +84,7 @@ def coloured(tab: Tab, selector: str, colour: str) -> int:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["report", "comparison", "ledger"])
+@pytest.mark.parametrize("name", ["report", "comparison", "ledger", "certificate"])
 def test_nothing_complains_is_fetched_or_overflows(
     name: str, width: int, browser: Browser, pages: dict[str, Path]
 ) -> None:

@@ -125,13 +125,15 @@ def test_of_a_ledger_that_was_changed_nothing_is_drawn(
 def test_a_ledger_of_many_clients(tmp_path: Path) -> None:
     terms = {f"client {number}": BudgetTerms(Budget(0.5 + number / 20, 1e-5)) for number in range(200)}
     ledger = Ledger.create(tmp_path / "many.db", terms)
-    ledger.charge(Gaussian(60.0), clients=list(terms), purpose="round 1")
+    for number in (1, 2):
+        ledger.charge(Gaussian(90.0), clients=list(terms), purpose=f"weiavg-1/{number}/train")
     ledger.close()
     shown = write_ledger_page(tmp_path / "many.db", tmp_path / "page.html")
     assert len(shown["accounts"]) == 200
     said = words((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert "client 199" in said
-    assert "round 1" in said
+    assert "weiavg-1 200 2 20" in said  # the job that they were for, its clients, its charges and the first time
+    assert "ε by itself" not in said  # each client has its own
 
 
 def test_the_command(path: Path, tmp_path: Path) -> None:
