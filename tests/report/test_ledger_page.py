@@ -84,7 +84,7 @@ def test_the_page_says_it_in_words(path: Path, tmp_path: Path) -> None:
     said = unescape(words(text))
     assert "Privacy ledger of aspen" in said
     assert "readmission (2)" in said
-    assert "ε = 8, δ = 1e-05, because: a second year" in said
+    assert "budget changed to ε = 8, δ = 1e-5: a second year" in said
     assert "too many 2 2026-01-02 10:00:00" in said
     assert "2 lines of the log cannot be read" in said
     spent = Ledger(path).spent("aspen")

@@ -78,7 +78,7 @@ def _state(ledger: Ledger, name: str) -> dict[str, Any]:
 @ledger_app.command("history")
 def show_history(file: FileOption, as_json: Json = False) -> None:
     """Say what happened, row by row; --json prints the rows as they are stored."""
-    from polyeps.cli.ledger_history import rows_in_words
+    from polyeps.report.ledger_words import rows_in_words
 
     with progress("reading"):
         rows = _open(file).rows()

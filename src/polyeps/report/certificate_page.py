@@ -119,7 +119,8 @@ def write_certificate(page: ClientPage, output: Path) -> None:
     sections = [("overview", "Guarantee"), ("done", "What was done"), ("backed", "What backs it"), ("limits", "Limits")]
     text = render(
         "certificate.html.j2", kind="polyeps certificate", sections=sections, page=page, version=__version__,
-        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), look="wait" if strength(page.spent) == "weak" else "calm",
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        look="wait" if strength(page.spent) == "weak" else "calm",
     )  # fmt: skip
     write_whole(text, output)
 

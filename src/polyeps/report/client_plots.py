@@ -147,9 +147,9 @@ def gains(table: JoiningTable) -> Chart | None:
     verdicts = [one for row in rows for one in (row.against_alone, row.against_home) if one and _told(one)]
     ends = [100 * ((one.difference or 0.0) + s * (one.margin or 0.0)) for one in verdicts for s in (-1, 1)]
     scale = Scale(min(0.0, *ends) - 1, max(0.0, *ends) + 1)
-    pictures = [_gained(rows, scale, width) for width in (_ALONE, NARROW)]
+    wide, narrow = (_gained(rows, scale, width) for width in (_ALONE, NARROW))
     better = sum(_first(row).outcome == "gains" for row in rows)
-    return chart(*pictures, f"Gain over training alone: {better} of {len(rows)} clients gain.", "xy")
+    return chart(wide, narrow, f"Gain over training alone: {better} of {len(rows)} clients gain.", "xy")
 
 
 def _gained(rows: Sequence[Joining], scale: Scale, width: int) -> Picture:
