@@ -116,7 +116,9 @@ def test_of_a_ledger_that_was_changed_nothing_is_drawn(
                 connection.execute(sql)
         with pytest.raises((LedgerTampered, LedgerError)):
             write_ledger_page(forged / "ledger.db", tmp_path / "page.html")
-        assert cli.execute(["ledger", "page", str(forged / "ledger.db"), "-o", str(tmp_path / "page.html")]) == 1
+        assert (
+            cli.execute(["ledger", "page", "--file", str(forged / "ledger.db"), "-o", str(tmp_path / "page.html")]) == 1
+        )
         assert "ledger.db" in capsys.readouterr().err
         assert not (tmp_path / "page.html").exists()
         shutil.rmtree(forged)
@@ -137,8 +139,8 @@ def test_a_ledger_of_many_clients(tmp_path: Path) -> None:
 
 
 def test_the_command(path: Path, tmp_path: Path) -> None:
-    shown = run_json("ledger", "page", str(path), "-o", str(tmp_path / "page.html"))
+    shown = run_json("ledger", "page", "--file", str(path), "-o", str(tmp_path / "page.html"))
     assert shown["rows"] == Ledger(path).head.seq
     assert (tmp_path / "page.html").stat().st_size < 200_000
     refused("ledger", "page", "-o", str(tmp_path / "page.html"), naming=("--policy",))
-    refused("ledger", "page", str(tmp_path / "absent.db"), naming=("absent.db",))
+    refused("ledger", "page", "--file", str(tmp_path / "absent.db"), naming=("absent.db",))
