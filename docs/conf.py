@@ -49,6 +49,7 @@ python_maximum_signature_line_length = 90
 
 html_theme = "furo"
 html_title = f"polyeps {polyeps.__version__}"
+html_static_path = html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False

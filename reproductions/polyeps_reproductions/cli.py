@@ -83,6 +83,8 @@ def reproduce(
             shown = _run(wanted, own)
         summaries += shown
         _present(shown, folder, quick, as_json)
+    if show and not summaries:
+        raise InputError(f"{folder} holds no results; leave out --show to run it, or change --output")
     if as_json:
         from polyeps.cli.output import print_json
 

@@ -9,7 +9,7 @@ import dp_accounting as dp
 
 from polyeps.accounting import epsilon
 from polyeps.accounting.events import Gaussian, Poisson
-from polyeps_reproductions.studies import Content, Record, curve_of, grouped, line, panel, percent, signed
+from polyeps_reproductions.studies import Content, Record, band_of, curve_of, grouped, line, panel, percent, signed
 
 # Tables I and II: percent at ranks 1, 2, 4, 8 and 16, or without compression.
 _RANKED = (1, 2, 4, 8, 16)
@@ -58,10 +58,10 @@ def by_epsilon(records: Sequence[Record], quick: bool) -> Content:
         for one in some:
             release = Poisson(one["share"], Gaussian(one["noise_multipliers"][0]))
             points = []
-            for number, accuracy in curve_of(one):
+            for number, accuracy, deviation in band_of(one):
                 if number % (5 if quick else 20) == 0:
                     spent = epsilon(dp.SelfComposedDpEvent(release, number), one["delta"])
-                    points.append((spent, 100 * accuracy))
+                    points.append((spent, 100 * accuracy, 100 * deviation))
                     rows.append([PANELS[partition], one["rank"], number, f"{spent:.3f}", f"{100 * accuracy:.2f}"])
             series.append(line(f"rank {one['rank']}", points))
         panels.append(panel(PANELS[partition], "ε spent", "test accuracy, %", series))
@@ -84,7 +84,11 @@ def by_uplink(records: Sequence[Record], quick: bool) -> Content:
             printed = "–" if quick else SAVED[partition].get(name, "–")
             rows.append([PANELS[partition], name, one["rank"] or "–", reached, *saved, printed])
         series = [
-            line(name, [(number * uplink(one) / 1e6, 100 * value) for number, value in curve_of(one)])
+            line(
+                name,
+                [(at * uplink(one) / 1e6, 100 * mean, 100 * error) for at, mean, error in band_of(one)],
+                look="band",
+            )
             for name, one in shown.items()
         ]
         panels.append(panel(PANELS[partition], "MB that all clients have sent", "test accuracy, %", series, log="x"))

@@ -42,12 +42,12 @@ def compared(records: Sequence[Record], quick: bool) -> Content:
     said = ["Quick: 200 clients that share the 1797 digits of scikit-learn, 40 rounds"] if quick else []
     panels = []
     for (clients,), some in grouped(records, "clients").items():
-        points: dict[str, list[tuple[float, float]]] = {}
+        points: dict[str, list[tuple[float, float, float]]] = {}
         for one in some:
             at = one["ratio"] if isinstance(one["ratio"], float) else 1.0
             name = f"{one['method']} auto" if one["ratio"] == AUTO else one["method"]
             if at:  # a logarithmic axis has no zero
-                points.setdefault(name, []).append((at, 100 * one["mean"]))
+                points.setdefault(name, []).append((at, 100 * one["mean"], 100 * one["deviation"]))
         series = [line(name, at, **({"look": "level"} if len(at) == 1 else {})) for name, at in points.items()]
         panels.append(panel(clients, "r", "test accuracy, %", series, log="x"))
         said += _findings(clients, some)

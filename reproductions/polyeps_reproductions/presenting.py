@@ -13,6 +13,7 @@ from polyeps_reproductions.studies import Panel, Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 # A method has the same colour in all figures.
 METHOD_COLOURS = {
@@ -35,6 +36,7 @@ LEAST_WIDTH = 6.4
 ACROSS = 3  # panels in a row
 DOTS = 100  # of a bitmap, per inch
 GREY = "#666666"
+GREEK = {"epsilon": "ε", "mu": "μ"}
 
 
 def make(folder: Path) -> None:
@@ -188,11 +190,23 @@ def draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> dict[str, Any]
     for letter, scale in (("x", axes.set_xscale), ("y", axes.set_yscale)):
         if letter in panel.get("log", ""):
             scale("log")
+            _plain_ticks(axes.xaxis if letter == "x" else axes.yaxis)
     axes.set_title(panel["title"], fontsize=9)
-    axes.set_xlabel(panel["x"], fontsize=8)
+    axes.set_xlabel(GREEK.get(panel["x"]) or panel["x"], fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8, which="both")
     return handles
+
+
+def _plain_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis with plain numbers, between powers of ten too where there are few of these."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    digits = (1, 2, 3, 4, 6, 8) if high < 6 * low else (1, 2, 5) if high < 100 * low else (1,)
+    axis.set_major_locator(LogLocator(subs=digits))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _draw_series(

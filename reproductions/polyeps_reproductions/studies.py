@@ -306,6 +306,8 @@ def panel(title: str, x: str, y: str, series: Sequence[Mapping[str, Any]], **oth
 
 
 def line(name: str, points: Iterable[Sequence[float]], **others: Any) -> dict[str, Any]:
-    """Return a series of (x, y) points."""
-    pairs = list(points)
-    return {"name": name, "x": [one[0] for one in pairs], "y": [one[1] for one in pairs], **others}
+    """Return a series of points (x, y), or (x, y, deviation)."""
+    some = list(points)
+    errors = [one[2] for one in some if len(one) == 3]
+    found = {"name": name, "x": [one[0] for one in some], "y": [one[1] for one in some]}
+    return {**found, **({"error": errors} if errors else {}), **others}

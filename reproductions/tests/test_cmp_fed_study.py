@@ -156,6 +156,7 @@ def test_uplink_until_the_target() -> None:
     (drawn,) = content.panels
     (series,) = (one for one in drawn["series"] if one["name"] == "DP-RandAgg")
     assert (drawn["title"], series["x"][0], series["y"][0]) == ("at random", pytest.approx(80.0), pytest.approx(10.0))
+    assert len(series["error"]) == len(series["x"])
 
 
 def test_accuracy_by_epsilon_ends_at_the_budget() -> None:

@@ -224,6 +224,16 @@ def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
     assert [file.suffix for file in presenting.write(found, tmp_path)] == [".json", ".md"]
 
 
+@pytest.mark.parametrize(("x", "shown"), [((1.0, 4.0), "3"), ((0.5, 8.0), "0.5"), ((0.001, 1.0), "0.01")])
+def test_logarithmic_axes_have_plain_numbers(x: tuple[float, float], shown: str, tmp_path: Path) -> None:
+    panels = [panel("left", "epsilon", "y", [line("one", [(at, 2.0, 0.1) for at in x])], log="x")]
+    found: Any = {"study": "s", "kind": "figure", "number": "1", "title": "t", "pairs": False, "panels": panels}
+    text = presenting.draw(found, tmp_path / "one.svg")[0].read_text()
+    assert f">{shown}</text>" in text
+    assert ">ε</text>" in text
+    assert "mathdefault" not in text
+
+
 def test_all_looks_are_drawn(tmp_path: Path) -> None:
     points = [(1.0, 2.0), (2.0, 3.0)]
     series = [

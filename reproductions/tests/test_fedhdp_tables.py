@@ -56,7 +56,9 @@ def test_rows_show_the_papers_numbers_and_ours() -> None:
     assert rows[OURS, 0.01][content.columns[-1]] == PAPER[MNIST, OURS, 0.01]
     assert "has +4.00 ± 0.00 points over dp-fedavg" in content.findings[0]
     assert "at most 3.589" in content.findings[1]
-    assert all(at > 0 for panel in content.panels for series in panel["series"] for at in series["x"])
+    drawn = [series for panel in content.panels for series in panel["series"]]
+    assert all(at > 0 for series in drawn for at in series["x"])
+    assert all(abs(error - 0.2) < 1e-9 for series in drawn for error in series["error"])  # points, over three seeds
 
 
 def test_one_seed_has_no_spread_and_quick_runs_have_no_paper_beside_them() -> None:

@@ -77,6 +77,9 @@ def test_committed_results_are_drawn_again_from_their_json(study: str, tmp_path:
 
 def test_a_part_without_json_is_named(tmp_path: Path) -> None:
     refused("reproduce", "pfa", "--show", "--figure", "3", "--output", str(tmp_path), naming=("pfa-figure-3", "--show"))
+    for study, folder in (("all", tmp_path / "absent"), ("pfa", tmp_path)):
+        refused("reproduce", study, "--show", "--output", str(folder), naming=("holds no results", str(folder)))
+    assert not (tmp_path / "absent").exists()
 
 
 def test_results_go_to_the_repository_when_it_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def written(folder: Path, metrics: str = "", own: str = "own_test = 0.25") -> st
 
 def test_a_run_prints_figures_of_clients_and_the_largest_class(tmp_path: Path) -> None:
     said = run("run", written(tmp_path), "-o", str(tmp_path / "run")).stdout
-    assert "accuracy on each client's own test records (simulation only)" in " ".join(said.split())
+    assert "On each client's own test records, accuracy (simulation only)" in " ".join(said.split())
     assert "Always guessing the class with most training records: " in said
     assert "Is joining" not in said
 

@@ -130,10 +130,10 @@ def test_history_is_in_words(file: str) -> None:
     run("ledger", "set-budget", "--file", file, "--client", "ward", "--epsilon", "3", "--raise", "--reason", "agreed")
     said = run("ledger", "history", "--file", file).stdout
     for part in (
-        "budget ε = 2, δ = 1e-05 per patient",
+        "budget ε = 2, δ = 1e-5 per patient",
         "reserved 3 × Gaussian noise 20 (trial)",
         "run trial ended; what it did not use is free again",
-        "budget changed to ε = 3, δ = 1e-05: agreed",
+        "budget changed to ε = 3, δ = 1e-5: agreed",
     ):
         assert part in said
     assert "{" not in said

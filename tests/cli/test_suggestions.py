@@ -24,6 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("ledger verfy --file x", "verify"),
         ("deploy demoo", "demo"),
         ("ledger show --fil x", "--file"),
+        ("run {digits} --out x", "--output"),
         ("certify dp-sgd --sampler poison --records 9 --batch 2 --steps 3 --sigma 1", "poisson"),
         ("export {run} --format onx", "onnx"),
         ("run {digits} --set algorithm=weiagv", "weiavg"),
@@ -49,6 +50,22 @@ def test_what_may_be_meant_is_said(typed: str, meant: str, folder: Path) -> None
     spoken = run(*words, status=2)
     assert f"id you mean {meant!r}?" in spoken.stderr
     assert spoken.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "wrong"),
+    [
+        ("run x.toml --file x", "No such option '--file'"),
+        ("ledger show", "Missing option '--file'"),
+        ("ledger page x.db", "Got unexpected extra argument (x.db)"),
+        ("watch x --port 80x", "Invalid value for '--port'"),
+    ],
+)
+def test_where_nothing_is_near_the_help_is_named(typed: str, wrong: str) -> None:
+    spoken = run(*typed.split(), status=2).stderr
+    assert spoken.startswith(f"polyeps: {wrong}")
+    command = typed.split()[: 2 if typed.startswith("ledger") else 1]
+    assert spoken.endswith(f"; see polyeps {' '.join(command)} -h\n")
 
 
 def test_a_client_that_is_nearly_one(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from polyeps.core import Budget
 from polyeps.experiment.journal import Checkpoint, ClientRow, Journal
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import BudgetTerms
+from polyeps.report.certificate_page import ClientPage, write_certificate
 from polyeps.report.ledger_page import SiloRecords, write_ledger_page
 from polyeps.report.live import LivePage, LiveServer
 from polyeps.report.page import write_page
@@ -38,9 +41,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A report with hostile names, a comparison of two runs, and a ledger's page."""
+    """A report with hostile names, a comparison of two runs, a ledger's page and a certificate."""
     folder = tmp_path_factory.mktemp("pages")
-    found = {name: folder / f"{name}.html" for name in ("report", "comparison", "ledger")}
+    found = {name: folder / f"{name}.html" for name in ("report", "comparison", "ledger", "certificate")}
     clients = [ClientRow(name, 1.0 + n, 1e-5, 1.0 + n, 10 + n, 1.0) for n, name in enumerate([EVIL, "x" * 90, "ward"])]
     clients += [ClientRow(f"clinic {n}", 0.2 + n / 3, 1e-5, 0.2 + n / 3, 50 + n, 1.0) for n in range(20)]
     journal = new_journal(folder / "first", {**ABOUT, "name": EVIL, "command": EVIL, "experiment": {EVIL: EVIL}})
@@ -64,6 +67,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     log = folder / "events.jsonl"
     log.write_text(json.dumps({"time": "2026-01-01T00:00:00", "event": "refused", "reason": EVIL}) + "\n")
     write_ledger_page(folder / "ledger.db", found["ledger"], SiloRecords(EVIL, {}, log))
+    more: dict[str, Any] = {"facts": {EVIL: EVIL, "Method": "x" * 90}, "ledger": {"Hash": "f" * 64}}
+    more |= {"limits": (EVIL,), "checks": (EVIL,), "epsilon": 1.0, "delta": 1e-5, "spent": 9.0}
+    write_certificate(ClientPage(*[EVIL] * 7, **more), found["certificate"])
     return found
 
 
@@ -78,7 +84,7 @@ def coloured(tab: Tab, selector: str, colour: str) -> int:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["report", "comparison", "ledger"])
+@pytest.mark.parametrize("name", ["report", "comparison", "ledger", "certificate"])
 def test_nothing_complains_is_fetched_or_overflows(
     name: str, width: int, browser: Browser, pages: dict[str, Path]
 ) -> None:
@@ -282,6 +288,38 @@ def test_the_live_view_follows_a_run_without_losing_the_readers_place(browser: B
         assert all(f"127.0.0.1:{port}/" in one for one in tab.requests() if not one.startswith("data:"))
 
 
+def test_a_link_opens_the_live_view_and_no_other_server_is_sent_its_cookie(browser: Browser, tmp_path: Path) -> None:
+    """Links stand in notebooks' terminals and mails; other users' servers share this machine's cookies."""
+    begun(tmp_path / "run").close()
+    sent: list[str] = []
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            sent.append(self.headers.get("Cookie", ""))
+            text = f'<!doctype html><title>other</title><a href="{server.address}">the live view</a>'.encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, format: str, *arguments: Any) -> None: ...
+
+    with watched(tmp_path / "run") as server, ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        for host in ("localhost", "127.0.0.1"):
+            with browser.tab() as tab:
+                tab.call("Page.navigate", url=f"http://{host}:{other.server_address[1]}/")
+                tab.until("document.title === 'other'")
+                tab.value("document.querySelector('a').click()")
+                tab.until("document.documentElement?.dataset.ready === '1'")
+                assert "token" not in tab.value("location.href")
+                tab.call("Page.navigate", url=f"http://127.0.0.1:{other.server_address[1]}/again")
+                tab.until("document.title === 'other'")
+        other.shutdown()
+    assert len(sent) >= 4
+    assert not any(sent)
+
+
 def test_the_live_view_says_when_it_is_gone_and_when_the_token_is_missing(browser: Browser, tmp_path: Path) -> None:
     journal = begun(tmp_path / "run")
     with browser.tab() as tab:
@@ -300,13 +338,13 @@ def test_other_pages_learn_nothing_from_a_live_view(browser: Browser, tmp_path: 
         port = server.server_address[1]
         other.call("Page.navigate", url=(tmp_path / "other.html").as_uri())
         other.until("document.title === 'other'")
-        for path in ("", "update"):
+        for path in ("", server.place[1:], f"{server.place[1:]}update"):
             asked = f"fetch('http://127.0.0.1:{port}/{path}', {{credentials: 'include'}})"
             assert other.value(f"{asked}.then(answer => answer.text(), () => 'refused')") == "refused"
         framed = (
             "new Promise(done => { const frame = document.createElement('iframe'); "
             "frame.onload = () => done(frame.contentDocument === null); "
-            f"frame.src = 'http://127.0.0.1:{port}/'; document.body.append(frame); }})"
+            f"frame.src = 'http://127.0.0.1:{port}{server.place}'; document.body.append(frame); }})"
         )
         assert other.value(framed) is True
         # A name that was rebound to this machine.

@@ -94,3 +94,15 @@ def test_what_differs_between_runs_stands_on_top(tmp_path: Path) -> None:
     assert many is not None
     assert many.columns == ("run", "x")  # a run a row, where they are many
     assert differences({"a": {"x": "1"}}) is None
+
+
+def test_an_algorithm_that_a_run_lacks_is_one_difference() -> None:
+    one = {"algorithm.0.name": "pfa", "algorithm.0.form": "sound", "algorithm.0.rank": "2"}
+    more = {"algorithm.1.name": "alone", "algorithm.1.form": "sound", "algorithm.1.budgets": "none"}
+    table = differences({"a": {**one, **more}, "b": {**one, "algorithm.0.rank": "3"}})
+    assert table is not None
+    assert [row.cells for row in table.rows] == [
+        ("algorithm.0.rank", "2", "3"),
+        ("algorithm.1", "alone, budgets none", "–"),
+    ]
+    assert table.same == "2 other settings are the same."

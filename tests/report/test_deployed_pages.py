@@ -46,7 +46,7 @@ def test_a_silos_page_names_contracts_signers_and_refusals(sites: Sites, tmp_pat
     digest = shown["runs"][0]["run"].rpartition("/")[2]
     assert f"readmission ({digest[:8]}) lab fedavg 1 2100-01-01" in said
     assert "rounds = 50 is more than the policy's limits.rounds = 20 2 " in said
-    both = ("ledger", "page", str(sites.folder / "birch" / "ledger.db"), "--policy", str(policy))
+    both = ("ledger", "page", "--file", str(sites.folder / "birch" / "ledger.db"), "--policy", str(policy))
     refused(*both, "-o", str(output), naming=("give one of the two",))
 
 

@@ -78,7 +78,7 @@ def test_verdicts_say_what_can_be_told(tmp_path: Path) -> None:
     assert first.against_home is not None
     assert second.against_home is not None
     # 1.96 · √(30 + 1 - 30² / 102) / 102, by hand
-    assert first.against_home.text == "gains 30.0 ± 9.0 points"
+    assert first.against_home.text == "gains 30.0\u00a0±\u00a09.0 points"
     assert second.against_home.text == "too few test records (20)"
     assert best_table([table]) is table
     assert best_table([]) is None

@@ -85,7 +85,7 @@ def test_the_page_says_it_in_words(path: Path, tmp_path: Path) -> None:
     said = unescape(words(text))
     assert "Privacy ledger of aspen" in said
     assert "readmission (2)" in said
-    assert "ε = 8, δ = 1e-05, because: a second year" in said
+    assert "budget changed to ε = 8, δ = 1e-5: a second year" in said
     assert "too many 2 2026-01-02 10:00:00" in said
     assert "2 lines of the log cannot be read" in said
     spent = Ledger(path).spent("aspen")
@@ -117,7 +117,9 @@ def test_of_a_ledger_that_was_changed_nothing_is_drawn(
                 connection.execute(sql)
         with pytest.raises((LedgerTampered, LedgerError)):
             write_ledger_page(forged / "ledger.db", tmp_path / "page.html")
-        assert cli.execute(["ledger", "page", str(forged / "ledger.db"), "-o", str(tmp_path / "page.html")]) == 1
+        assert (
+            cli.execute(["ledger", "page", "--file", str(forged / "ledger.db"), "-o", str(tmp_path / "page.html")]) == 1
+        )
         assert "ledger.db" in capsys.readouterr().err
         assert not (tmp_path / "page.html").exists()
         shutil.rmtree(forged)
@@ -126,19 +128,21 @@ def test_of_a_ledger_that_was_changed_nothing_is_drawn(
 def test_a_ledger_of_many_clients(tmp_path: Path) -> None:
     terms = {f"client {number}": BudgetTerms(Budget(0.5 + number / 20, 1e-5)) for number in range(200)}
     ledger = Ledger.create(tmp_path / "many.db", terms)
-    ledger.charge(Gaussian(60.0), clients=list(terms), purpose="round 1")
+    for number in (1, 2):
+        ledger.charge(Gaussian(90.0), clients=list(terms), purpose=f"weiavg-1/{number}/train")
     ledger.close()
     shown = write_ledger_page(tmp_path / "many.db", tmp_path / "page.html")
     assert len(shown["accounts"]) == 200
     said = words((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert "client 199" in said
-    assert "round 1" in said
+    assert "weiavg-1 200 2 20" in said  # the job that they were for, its clients, its charges and the first time
+    assert "ε by itself" not in said  # each client has its own
 
 
 def test_the_command(path: Path, tmp_path: Path) -> None:
-    shown = run_json("ledger", "page", str(path), "-o", str(tmp_path / "page.html"))
+    shown = run_json("ledger", "page", "--file", str(path), "-o", str(tmp_path / "page.html"))
     assert shown["rows"] == Ledger(path).head.seq
     assert (tmp_path / "page.html").stat().st_size < 200_000
     assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == 0o600  # reasons of refusals may quote records
     refused("ledger", "page", "-o", str(tmp_path / "page.html"), naming=("--policy",))
-    refused("ledger", "page", str(tmp_path / "absent.db"), naming=("absent.db",))
+    refused("ledger", "page", "--file", str(tmp_path / "absent.db"), naming=("absent.db",))

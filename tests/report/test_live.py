@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +33,7 @@ def folder(tmp_path: Path) -> Path:
     write_job(journal, planned=9, finished=False)
     journal.close()
     (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "run" / "link").symlink_to(tmp_path / "secret.txt")
     return tmp_path / "run"
 
 
@@ -61,15 +63,17 @@ def ask(server: LiveServer, path: str, method: str = "GET", **headers: str) -> A
 
 def cookie(server: LiveServer) -> str:
     status, headers, text = ask(server, f"/?token={server.token}")
-    assert (status, headers["Location"], text) == (303, "/", "")
+    assert (status, f"url={server.place}" in text, server.token in text) == (200, True, False)
     held, _, rules = headers["Set-Cookie"].partition("; ")
-    assert rules == "Path=/; HttpOnly; SameSite=Strict"
+    assert rules == f"Path={server.place}; HttpOnly; SameSite=Strict"  # no other server of this machine is sent it
+    assert len(server.place) > 20
+    assert server.place not in ask(server, "/")[2]
     return held
 
 
 def test_the_token_becomes_a_cookie_and_the_cookie_opens_the_page(server: LiveServer) -> None:
     held = cookie(server)
-    status, headers, text = ask(server, "/", Cookie=held)
+    status, headers, text = ask(server, server.place, Cookie=held)
     assert status == 200
     assert "Not finished." in text
     assert 'id="live"' in text
@@ -80,39 +84,39 @@ def test_the_token_becomes_a_cookie_and_the_cookie_opens_the_page(server: LiveSe
     assert "connect-src 'self'" in headers["Content-Security-Policy"]
     version = headers["X-Polyeps-Version"]
     assert f'data-live="{version}"' in text
-    assert ask(server, f"/update?known={version}", Cookie=held)[0] == 204
-    assert ask(server, "/update?known=other", Cookie=held)[0] == 200
+    assert ask(server, f"{server.place}update?known={version}", Cookie=held)[0] == 204
+    assert ask(server, f"{server.place}update?known=other", Cookie=held)[0] == 200
 
 
 def test_nobody_without_the_token(server: LiveServer) -> None:
-    for path in ("/", "/update", "/?token=", "/?token=wrong", f"/?token={server.token[:-1]}", "/journal.db"):
+    for path in ("/", server.place, f"{server.place}update", "/?token=", f"/?token={server.token[:-1]}", "/journal.db"):
         status, headers, text = ask(server, path)
         assert (status, "Set-Cookie" in headers) == (403, False), path
         assert "fedavg" not in text
     held = cookie(server)
     name, _, value = held.partition("=")
     for wrong in (f"{name}=", f"{name}={value}x", f"other={value}", "\x01", f'{name}="'):
-        assert ask(server, "/", Cookie=wrong)[0] == 403
-    assert ask(server, f"/update?token={server.token}")[0] == 403  # the address of the page alone takes it
+        assert ask(server, server.place, Cookie=wrong)[0] == 403
+    assert ask(server, f"{server.place}update?token={server.token}")[0] == 403  # the address of the page alone takes it
     assert ask(server, f"/?token={server.token}&token={server.token}")[0] == 403
 
 
 def test_no_other_host_and_no_other_page(server: LiveServer) -> None:
     held, port = cookie(server), server.server_address[1]
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1.evil:{port}", f"[::1]:{port}", ""):
-        assert ask(server, "/", Cookie=held, Host=host)[0] in (400, 421), host
+        assert ask(server, server.place, Cookie=held, Host=host)[0] in (400, 421), host
         assert ask(server, f"/?token={server.token}", Host=host)[0] in (400, 421), host
     for origin in ("http://evil.example", "null", f"https://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"):
-        for path in ("/", "/update", f"/?token={server.token}"):
+        for path in (server.place, f"{server.place}update", f"/?token={server.token}"):
             assert ask(server, path, Cookie=held, Origin=origin)[0] == 403, (origin, path)
     for site in ("cross-site", "same-site"):
-        assert ask(server, "/update", Cookie=held, Sec_Fetch_Site=site)[0] == 403
-        assert ask(server, "/", Cookie=held, Sec_Fetch_Site=site, Sec_Fetch_Mode="navigate")[0] == 403
+        assert ask(server, f"{server.place}update", Cookie=held, Sec_Fetch_Site=site)[0] == 403
+        assert ask(server, server.place, Cookie=held, Sec_Fetch_Site=site, Sec_Fetch_Mode="navigate")[0] == 403
         assert ask(server, f"/?token={server.token}", Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors")[0] == 403
         # A link in a mail may lead to the page: whoever has the token may open it.
-        assert ask(server, f"/?token={server.token}", Sec_Fetch_Site=site, Sec_Fetch_Mode="navigate")[0] == 303
+        assert ask(server, f"/?token={server.token}", Sec_Fetch_Site=site, Sec_Fetch_Mode="navigate")[0] == 200
     own = {"Origin": f"http://localhost:{port}", "Sec_Fetch_Site": "same-origin"}
-    assert ask(server, "/update", Cookie=held, Host=f"localhost:{port}", **own)[0] == 200
+    assert ask(server, f"{server.place}update", Cookie=held, Host=f"localhost:{port}", **own)[0] == 200
 
 
 def test_nothing_but_the_page(server: LiveServer, folder: Path) -> None:
@@ -121,15 +125,31 @@ def test_nothing_but_the_page(server: LiveServer, folder: Path) -> None:
     for path in (
         "/../secret.txt", "/..%2fsecret.txt", "/%2e%2e/secret.txt", "//secret.txt", f"/{outside}", f"file://{outside}",
         "/journal.db", "/./journal.db", "/update/../../secret.txt", "/\\..\\secret.txt", "http://evil.example/secret",
-        "/etc/passwd", "/?file=../secret.txt", "*",
+        "/etc/passwd", "/?file=../secret.txt", "*", "/", "/update", server.place[:-1], f"{server.place}link",
     ):  # fmt: skip
         status, _, text = ask(server, path, Cookie=held)
-        assert status in (200, 400, 404), path
-        assert (status == 200) == path.startswith("/?")
+        assert status in (400, 404), path
         assert "secret" not in text
     assert ask(server, "/" + "x" * 5000, Cookie=held)[0] == 414
-    assert ask(server, "/?" + "&".join("ab"), Cookie=held)[0] == 200
-    assert ask(server, "/?" + "&".join(f"{n}=1" for n in range(99)), Cookie=held)[0] == 400
+    assert ask(server, f"{server.place}?file=../secret.txt", Cookie=held)[0] == 200
+    assert ask(server, f"{server.place}?" + "&".join(f"{n}=1" for n in range(99)), Cookie=held)[0] == 400
+
+
+def test_what_is_no_request_is_refused(server: LiveServer) -> None:
+    cases = {
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n": (b" 431 ",),
+        b"GET / HTTP/1.1\r\nX: " + b"y" * 70_000 + b"\r\n\r\n": (b" 431 ",),
+        b"GET /" + b"z" * 70_000: (b" 414 ",),
+        b"GET <script> HTTP/9.9\r\n\r\n": (b" 505 ",),
+        b"GET /\r\n\r\n": (b"on this machine alone",),  # HTTP/0.9 knows no Host
+    }
+    for sent, expected in cases.items():
+        with socket.create_connection(server.server_address[:2], timeout=10) as connection:
+            connection.sendall(sent)
+            with connection.makefile("rb") as answer:
+                found = answer.read()
+        assert all(part in found for part in expected), found[:99]
+        assert b"<script>" not in found
 
 
 def test_it_is_read_only(server: LiveServer) -> None:
@@ -173,7 +193,7 @@ def test_a_run_that_vanishes_is_said(server: LiveServer, folder: Path) -> None:
     held = cookie(server)
     shutil.rmtree(folder)
     server.page._next = 0.0
-    status, _, text = ask(server, "/update", Cookie=held)
+    status, _, text = ask(server, f"{server.place}update", Cookie=held)
     assert status == 503
     assert "there is no run at" in text
 

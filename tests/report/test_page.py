@@ -226,6 +226,17 @@ def test_many_methods_get_a_legend(tmp_path: Path) -> None:
     assert page(tmp_path / "run").count("method-13") > 4
 
 
+def test_a_table_of_names_alone_is_not_drawn(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    for label in ("fedavg", "weiavg"):
+        write_job(journal, label)
+    journal.close()
+    text = page(tmp_path / "run")
+    assert "The same for all methods: up per client and round 100 B" in text
+    assert 'id="cost-table"' not in text
+    assert 'id="methods-table"' in text
+
+
 def test_two_thousand_clients_stay_light(tmp_path: Path) -> None:
     journal = new_journal(tmp_path / "run")
     clients = [

@@ -19,12 +19,12 @@ def test_one_budget_for_all_is_each_clients_own_and_guaranteed_once(tmp_path: Pa
     write_job(journal, "even", clients=ALIKE)
     write_job(journal, "uneven", clients=ALIKE, spent={"a": 0.2, "b": 1.0, "c": 1.5, "d": 1.9})
     even, uneven = read_methods([journal])
-    ((client, _, weak),) = sentences.guarantees(even)
-    assert not weak
-    assert "Each of 4 clients" in client
-    ((client, guarantee, _),) = sentences.guarantees(uneven)
-    assert "A typical client, b" in client
-    assert "ε\u00a0=\u00a01" in guarantee
+    (one,) = sentences.guarantees(even)
+    assert (one.strength, one.allows) == ("strong", "could raise a 50\u00a0% guess to 73.2\u00a0%")
+    assert "Each of 4 clients" in one.client
+    (one,) = sentences.guarantees(uneven)
+    assert "A typical client, b" in one.client
+    assert "ε\u00a0=\u00a01" in one.words
     assert sentences.describe_budgets(even) == "each client's own budget, the same for all"
     assert "Every client stayed within its own budget" in sentences.opening([even, uneven])
     assert "each of these 2 spends them anew" in sentences.anew([even, uneven])
@@ -32,6 +32,30 @@ def test_one_budget_for_all_is_each_clients_own_and_guaranteed_once(tmp_path: Pa
     text = make_page([journal])
     assert "Dashed" not in text
     assert "chip dashed" not in text
+
+
+def test_a_client_whose_records_were_not_used_is_promised_nothing_in_figures(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    write_job(journal, left={"ward-a": -1}, spent={"ward-a": 0.0, "ward-b": 1.0})
+    write_job(journal, "silent", spent={"ward-a": 0.0, "ward-b": 1.0})  # it answered: its answers are covered
+    unused, silent = read_methods([journal])
+    smallest, _, largest = sentences.guarantees(unused)
+    assert smallest.words.endswith("none of its records were used.")
+    assert (smallest.strength, largest.strength) == ("", "strong")
+    assert "ε\u00a0=\u00a00)" in sentences.guarantees(silent)[0].words
+
+
+def test_guarantees_in_the_same_terms_are_written_out_once(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "run")
+    for place, label in enumerate(("one", "two", "three")):
+        write_job(journal, label, spent={"ward-a": 0.1 + place / 10, "ward-b": 1.0})
+    write_job(journal, "whole", facts={"unit": "client"})
+    for label in ("bare", "free"):
+        write_job(journal, label, clients=[ClientRow("ward-a", None, None, 0.5, 100, None)], facts={"budgets": "none"})
+    text = make_page([journal])
+    assert text.count("<summary>The same terms as one, with ε ") == 2
+    assert "<summary>The same terms as one, with ε 0.2, 0.2 and 1</summary>" in text
+    assert text.count("The same terms as") == 2
 
 
 def test_budgets_that_are_the_clients_own_under_one_seed_alone_are_not(tmp_path: Path) -> None:

@@ -142,9 +142,17 @@ class Tab:
     def until(self, condition: str, seconds: float = 30.0) -> None:
         """Wait for a condition."""
         deadline = time.monotonic() + seconds
-        while not self.value(condition):
+        while not self._holds(condition):
             assert time.monotonic() < deadline, f"never true: {condition}"
             time.sleep(0.03)
+
+    def _holds(self, condition: str) -> bool:
+        try:
+            return bool(self.value(condition))
+        except AssertionError as problem:
+            if "navigated" in str(problem):  # to another page meanwhile
+                return False
+            raise
 
     def value(self, expression: str) -> Any:
         """Return the value of an expression."""

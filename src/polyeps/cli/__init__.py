@@ -36,30 +36,34 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-app.add_typer(certify.certify_app, name="certify")
-app.add_typer(certify.calibrate_app, name="calibrate")
-app.command("new")(new.new)
-app.command("plan")(plan.plan_command)
-app.command("run")(run.run_command)
-app.command("demo")(run.demo)
-app.command("audit")(audit.audit)
-app.command("report")(report.report)
-app.command("watch")(watch.watch)
-app.command("certificate")(certificate.certificate)
-app.command("export")(export.export)
-app.command("predict")(predict.predict)
-app.add_typer(ledger.ledger_app, name="ledger")
-app.add_typer(data.data_app, name="data")
-app.add_typer(model.model_app, name="model")
-app.command("silo")(deploy.silo_command)
-app.command("superlink")(deploy.superlink)
-app.command("serve")(deploy.serve_command)
-app.add_typer(deploy.deploy_app, name="deploy")
+_EXPERIMENTS, _PRIVACY, _MODELS, _DEPLOYED = "Experiments", "Privacy", "Data and models", "Federations of silos"
+for panel, name, command in (
+    (_EXPERIMENTS, "demo", run.demo),
+    (_EXPERIMENTS, "new", new.new),
+    (_EXPERIMENTS, "plan", plan.plan_command),
+    (_EXPERIMENTS, "run", run.run_command),
+    (_EXPERIMENTS, "watch", watch.watch),
+    (_EXPERIMENTS, "report", report.report),
+    (_PRIVACY, "certificate", certificate.certificate),
+    (_PRIVACY, "audit", audit.audit),
+    (_MODELS, "predict", predict.predict),
+    (_MODELS, "export", export.export),
+    (_DEPLOYED, "superlink", deploy.superlink),
+    (_DEPLOYED, "serve", deploy.serve_command),
+    (_DEPLOYED, "silo", deploy.silo_command),
+):
+    app.command(name, rich_help_panel=panel)(command)
+app.add_typer(certify.certify_app, name="certify", rich_help_panel=_PRIVACY)
+app.add_typer(certify.calibrate_app, name="calibrate", rich_help_panel=_PRIVACY)
+app.add_typer(ledger.ledger_app, name="ledger", rich_help_panel=_PRIVACY)
+app.add_typer(data.data_app, name="data", rich_help_panel=_MODELS)
+app.add_typer(model.model_app, name="model", rich_help_panel=_MODELS)
+app.add_typer(deploy.deploy_app, name="deploy", rich_help_panel=_DEPLOYED)
 _OWN = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
 _OTHERS = {found.name: found for found in entry_points(group="polyeps.commands") if found.name not in _OWN}
 for found in _OTHERS.values():  # of packages that build on this one, such as reproductions
     try:
-        app.command(found.name)(found.load())
+        app.command(found.name, rich_help_panel=_EXPERIMENTS)(found.load())
     except Exception as problem:  # of another package: the other commands work without it
         print(f"polyeps: the command {found.name!r} of {found.value} cannot be loaded: {problem}", file=sys.stderr)
 
@@ -117,7 +121,7 @@ def execute(arguments: list[str]) -> int:
         hinted = "Did you mean" in problem.message
         if arguments[:1] == ["reproduce"] and "reproduce" not in _OTHERS:
             return _say("the papers' studies are the package polyeps-reproductions; pip install ./reproductions", 2)
-        return _say(problem.message if hinted else problem.format_message() + _meant(problem), 2)
+        return _say(problem.message if hinted else _with_remedy(problem), 2)
     except click.Abort:
         return _say("stopped", 130)
     except LedgerTampered as problem:
@@ -127,13 +131,20 @@ def execute(arguments: list[str]) -> int:
     return status if isinstance(status, int) else 0
 
 
-def _meant(problem: click.ClickException) -> str:
-    """Return the choice that may be meant by an option's value that is none of them."""
+def _with_remedy(problem: click.ClickException) -> str:
+    """Return what is wrong, and the name that may be meant or where to look."""
+    said, context = problem.format_message(), getattr(problem, "ctx", None)
     kind = getattr(getattr(problem, "param", None), "type", None)
-    if not isinstance(kind, click.Choice):
-        return ""
-    near = suggest(problem.message.split("'")[1], kind.choices, " ")
-    return f" {near[0].upper()}{near[1:]}".rstrip()
+    if isinstance(problem, click.NoSuchOption) and context:
+        options = {one.lstrip("-"): one for param in context.command.params for one in param.opts if one[:2] == "--"}
+        near = suggest(problem.option_name.lstrip("-"), options, " ").removeprefix("did you mean ").strip("'? ")
+        said = f"No such option {problem.option_name!r}." + (f" Did you mean {options[near]!r}?" if near else "")
+    elif isinstance(kind, click.Choice):
+        near = suggest(problem.message.split("'")[1], kind.choices, " ")
+        return f"{said} {near[0].upper()}{near[1:]}".rstrip()
+    if context and not said.endswith("?"):
+        return f"{said.removesuffix('.')}; see {context.command_path} -h"
+    return said
 
 
 def _say(message: str, status: int) -> int:

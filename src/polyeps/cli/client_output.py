@@ -45,14 +45,14 @@ def print_client_figures(lines: Sequence[MethodRuns]) -> None:
     rows = [
         [
             client,
-            row.test_records,
+            None if row.test_records is None else round(row.test_records, 1),  # a mean over seeds
             *([row.majority.text("accuracy") if row.majority else None] if guessed else []),
             *(_figure(of.get(client), metric) for of in tables.values()),
         ]
         for client, row in first.items()
     ]
     columns = ["client", "test\nrecords", *(["majority class\n(accuracy)"] if guessed else []), *tables]
-    print_table(columns, rows[:_MOST_ROWS], title=f"{metric} on each client's own test records (simulation only)")
+    print_table(columns, rows[:_MOST_ROWS], title=f"On each client's own test records, {metric} (simulation only)")
     _rest(len(rows))
 
 

@@ -78,7 +78,7 @@ def _state(ledger: Ledger, name: str) -> dict[str, Any]:
 @ledger_app.command("history")
 def show_history(file: FileOption, as_json: Json = False) -> None:
     """Say what happened, row by row; --json prints the rows as they are stored."""
-    from polyeps.cli.ledger_history import rows_in_words
+    from polyeps.report.ledger_words import rows_in_words
 
     with progress("reading"):
         rows = _open(file).rows()
@@ -177,7 +177,7 @@ def _enrol(file: Path, terms: dict[str, BudgetTerms]) -> Ledger:
 
 @ledger_app.command("page")
 def page_of_ledger(
-    ledger: Annotated[Path | None, typer.Argument(help="The ledger; not needed with --policy.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="The ledger; not needed with --policy.")] = None,
     policy: Annotated[Path | None, typer.Option(help="A silo's policy: finds its ledger, contracts and log.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("ledger.html"),
     as_json: Json = False,
@@ -190,13 +190,13 @@ def page_of_ledger(
         from polyeps.report.silo_records import silo_records
 
         path, silo = silo_records(policy)
-        if ledger is not None and ledger.resolve() != path.resolve():
-            raise InputError(f"{ledger} is not the ledger of {policy}, which is {path}; give one of the two")
-        ledger = path
-    if ledger is None:
-        raise InputError("give a ledger, or a silo's policy with --policy")
-    figures = write_ledger_page(ledger, output, silo)
-    remark(f"verified {ledger} and wrote {output}")
+        if file is not None and file.resolve() != path.resolve():
+            raise InputError(f"{file} is not the ledger of {policy}, which is {path}; give one of the two")
+        file = path
+    if file is None:
+        raise InputError("give a ledger with --file, or a silo's policy with --policy")
+    figures = write_ledger_page(file, output, silo)
+    remark(f"verified {file} and wrote {output}")
     if as_json:
         print_json(figures)
 

@@ -80,11 +80,11 @@ def write_new(path: Path, content: bytes) -> None:
 def figure(value: Any) -> str:
     """Format a number for a table.
 
-    >>> figure(0.99993807), figure(float("inf")), figure(1200)
-    ('0.99994', '∞', '1200')
+    >>> figure(0.99993807), figure(float("inf")), figure(1200), figure(1e-6)
+    ('0.99994', '∞', '1200', '1e-6')
     """
     if isinstance(value, float):
-        return "∞" if math.isinf(value) else f"{value:.5g}"
+        return "∞" if math.isinf(value) else re.sub(r"e([+-])0+", r"e\1", f"{value:.5g}")
     return "–" if value is None else str(value)
 
 
@@ -104,7 +104,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(columns))
+    table = Table(box=box.SIMPLE_HEAD, show_header=any(columns))
     cells = [list(row) for row in rows]
     for place, name in enumerate(columns):
         numeric = any(columns) and all(_is_figure(row[place]) for row in cells)
@@ -116,6 +116,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     # Lines may wrap in a narrow terminal; a figure must never be cut.
     needed = console.measure(table, options=console.options.update_width(_WIDEST)).maximum
     console.width = max(console.width, needed)
+    if title:
+        console.print(title, soft_wrap=True)
     console.print(table)
 
 

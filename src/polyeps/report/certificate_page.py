@@ -14,15 +14,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from polyeps import __version__
 from polyeps.accounting.certificate import SECRET_COHORT, one_in, rounded_up
 from polyeps.errors import InputError, LedgerTampered, suggest
 from polyeps.experiment.journal import Journal
 from polyeps.ledger import Ledger
-from polyeps.report.formatting import plural
+from polyeps.report.formatting import plural, short
 from polyeps.report.sentences import guarantee
 from polyeps.report.strength import CERTAIN, strength, sure
 from polyeps.report.tables import ClientSummary, JobSummary, MethodRuns, read_methods
-from polyeps.report.whole_pages import template, write_whole
+from polyeps.report.whole_pages import render, write_whole
 
 _SOMEBODY = {
     "nobody": "Somebody",
@@ -98,7 +99,7 @@ def certificate_of(folder: Path, client: str, method: str | None = None, seed: i
             "Model": f"{settings.get('model', {}).get('name', 'own')}, {size}",
             "Method": f"{found.label}, seed {job.seed}: {facts.get('summary', '')}",
             "Rounds answered": f"{row.joined} of {job.planned}",
-            "Budget": f"ε = {row.own_epsilon:g}, δ = {row.delta:g}",
+            "Budget": f"ε = {row.own_epsilon:g}, δ = {short(row.delta)}",
             "Spent": f"ε = {rounded_up(row.spent)}",
         },
         ledger=_checked(path, row, facts),
@@ -115,7 +116,13 @@ def certificate_of(folder: Path, client: str, method: str | None = None, seed: i
 
 def write_certificate(page: ClientPage, output: Path) -> None:
     """Write a certificate as one HTML file."""
-    write_whole(template("certificate.html.j2").render(page=page), output)
+    sections = [("overview", "Guarantee"), ("done", "What was done"), ("backed", "What backs it"), ("limits", "Limits")]
+    text = render(
+        "certificate.html.j2", kind="polyeps certificate", sections=sections, page=page, version=__version__,
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        look="wait" if strength(page.spent) == "weak" else "calm",
+    )  # fmt: skip
+    write_whole(text, output)
 
 
 def _job(methods: tuple[MethodRuns, ...], label: str | None, seed: int | None) -> tuple[MethodRuns, JobSummary]:
@@ -162,7 +169,7 @@ def _checked(path: Path, row: ClientSummary, facts: Mapping[str, Any]) -> dict[s
             "Its rows, all verified": str(head.seq),
             "Charges to this client": str(account.charges),
             "First and last row": f"{times[0]} and {times[-1]}",
-            "Limit that it enforces": f"ε = {budget.epsilon:g}, δ = {budget.delta:g}",
+            "Limit that it enforces": f"ε = {budget.epsilon:g}, δ = {short(budget.delta)}",
             "Hash of the last row": head.hash,
         }
 

@@ -11,7 +11,7 @@ from polyeps.report.curves import merge_equal, worst_rows
 from polyeps.report.formatting import bound, percent, plural, share, short
 from polyeps.report.joining import Joining, JoiningTable, Verdict
 from polyeps.report.strength import MODERATE, strength
-from polyeps.report.svg import Chart, Picture, Scale, chart, trim
+from polyeps.report.svg import NARROW, Chart, Picture, Scale, chart, trim
 from polyeps.report.tables import ClientSummary, MethodRuns
 
 MOST_BARS = 40
@@ -147,21 +147,27 @@ def gains(table: JoiningTable) -> Chart | None:
     verdicts = [one for row in rows for one in (row.against_alone, row.against_home) if one and _told(one)]
     ends = [100 * ((one.difference or 0.0) + s * (one.margin or 0.0)) for one in verdicts for s in (-1, 1)]
     scale = Scale(min(0.0, *ends) - 1, max(0.0, *ends) + 1)
+    wide, narrow = (_gained(rows, scale, width) for width in (_ALONE, NARROW))
+    better = sum(_first(row).outcome == "gains" for row in rows)
+    return chart(wide, narrow, f"Gain over training alone: {better} of {len(rows)} clients gain.", "xy")
+
+
+def _gained(rows: Sequence[Joining], scale: Scale, width: int) -> Picture:
     upright = len(rows) > MOST_BARS
     if upright:
-        picture = Picture(_ALONE, 320, Scale(-1, len(rows)), scale)
+        picture = Picture(width, 320, Scale(-1, len(rows)), scale)
         picture.y_axis("points gained by joining", scale.ticks(6))
         picture.x_axis("clients, largest gain first", [])
     else:
         names = [trim(row.client, _NAME) for row in rows]
         left = 18 + 6.6 * max(map(len, names))
-        picture = Picture(_ALONE, 22 * len(rows) + 56, scale, Scale(len(rows) - 0.4, -0.6), left=left, top=8)
+        picture = Picture(width, 22 * len(rows) + 56, scale, Scale(len(rows) - 0.4, -0.6), left=left, top=8)
         picture.x_axis("points gained by joining", scale.ticks(6))
         for place, name in enumerate(names):
             picture.text(picture.left - 8, picture.down(place) + 4, name, "name", "end")
     _zero(picture, upright=upright)
     for place, row in enumerate(rows):
-        for verdict, look, shift in ((row.against_alone, "spot plain", -0.14), (row.against_home, "hollow", 0.14)):
+        for verdict, look, shift in ((row.against_home, "hollow", 0.14), (row.against_alone, "spot plain", -0.14)):
             if verdict and _told(verdict):
                 _interval(picture, verdict, place + (0.0 if upright else shift), look, upright=upright)
         said = [("", "with its budget", row.against_alone), ("", "at home, no noise", row.against_home)]
@@ -169,8 +175,7 @@ def gains(table: JoiningTable) -> Chart | None:
         middle = 100 * (_first(row).difference or 0.0)
         x, y = (place, middle) if upright else (middle, place)
         picture.mark(x, y, row.client, lines)
-    better = sum(_first(row).outcome == "gains" for row in rows)
-    return chart(picture, None, f"Gain over training alone: {better} of {len(rows)} clients gain.", "xy")
+    return picture
 
 
 def _told(verdict: Verdict | None) -> bool:
@@ -196,7 +201,11 @@ def _interval(picture: Picture, verdict: Verdict, place: float, look: str, *, up
     middle, margin = 100 * (verdict.difference or 0.0), 100 * (verdict.margin or 0.0)
     ends = [(place, middle - margin), (place, middle + margin)] if upright else None
     (a, b), (c, d) = ends or [(middle - margin, place), (middle + margin, place)]
-    picture.stroke((picture.across(a), picture.down(b)), (picture.across(c), picture.down(d)), "spread plain")
+    picture.stroke(
+        (picture.across(a), picture.down(b)),
+        (picture.across(c), picture.down(d)),
+        f"spread {'quiet' if look == 'hollow' else 'plain'}",
+    )
     picture.dot(*((place, middle) if upright else (middle, place)), look, 3)
 
 

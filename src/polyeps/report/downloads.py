@@ -12,7 +12,7 @@ from typing import Any
 from polyeps.report.tables import ClientSummary, MethodRuns, MethodSummary, summarise
 
 MOST_LINES = 20_000  # of one file; `polyeps report --json` has all
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run a name that begins so
+_FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # a spreadsheet would run a name that begins so
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,11 @@ class Verdict:
         """The verdict in words."""
         if self.difference is None or self.margin is None:
             return self.reason
-        margin = f"± {100 * self.margin:.1f}"
+        margin = f"\u00a0±\u00a0{100 * self.margin:.1f}"
         if self.outcome == "same":
-            return f"cannot be told apart ({100 * self.difference:+.1f} {margin})"
-        return f"{self.outcome} {abs(100 * self.difference):.1f} {margin} points"
+            more = round(100 * self.difference, 1) + 0.0  # never -0.0
+            return f"cannot be told apart ({more:+.1f}{margin})".replace("-", "\u2212")
+        return f"{self.outcome} {abs(100 * self.difference):.1f}{margin} points"
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ from polyeps.accounting.events import event_from_dict
 from polyeps.accounting.histories import History, history_of
 from polyeps.ledger import Ledger
 from polyeps.ledger.account import ClientAccount, joined
-from polyeps.report.formatting import plural, short
+from polyeps.report.ledger_words import rows_in_words
 
 SIGNER = "signer: "  # before the name of a signer, in the name of the account that limits it
 _STEPS = 80  # figures of a curve of spending
-_NAMED = 4  # clients that a row names
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,9 @@ def read_history(path: Path) -> LedgerHistory:
         own = [one for one in accounts if not one.name.startswith(SIGNER)] or accounts
         main = own[0].name if len(own) == 1 else ""
         reader = _Reader(ledger, main, _sampled(rows))
-        lines = tuple(reader.read(row) for row in rows)
+        for row in rows:
+            reader.read(row)
+        told = zip(rows, rows_in_words(rows), strict=True)
         return LedgerHistory(
             id=ledger.id,
             rows=head.seq,
@@ -107,7 +108,7 @@ def read_history(path: Path) -> LedgerHistory:
             signers=tuple(one for one in accounts if one not in own),
             runs=reader.finish(),
             curve=tuple(reader.curve),
-            lines=lines,
+            lines=tuple((str(row.seq), _moment(row.time), row.kind, whose, what) for row, (_, _, whose, what) in told),
         )
 
 
@@ -141,39 +142,21 @@ class _Reader:
         self.curve: list[tuple[int, str, float, float]] = []
         self.budget = 0.0
 
-    def read(self, row: Any) -> tuple[str, ...]:
-        """Take in a row and return it in words."""
-        content, time = row.content, _moment(row.time)
-        whose, what = "", ""
+    def read(self, row: Any) -> None:
+        """Take in a row."""
+        content = row.content
         match row.kind:
-            case "opened":
-                what = f"ledger {content['ledger']}"
-            case "budget" | "budget-changed" as kind:
-                whose = content["client"]
-                what = f"ε = {content['epsilon']:g}, δ = {content['delta']:g}"
-                what += f", because: {content['reason']}" if kind == "budget-changed" else ""
-                if whose == self.main:
-                    self.budget = content["epsilon"]
-                    self.curve.append((row.seq, time, self.curve[-1][2] if self.curve else 0.0, self.budget))
-            case "budgets":
-                low, high = min(content["epsilons"]), max(content["epsilons"])
-                whose = _few(content["clients"])
-                what = f"ε = {low:g}" + (f" to {high:g}" if high > low else "") + f", δ = {content['delta']:g}"
+            case "budget" | "budget-changed" if content["client"] == self.main:
+                self.budget = content["epsilon"]
+                self.curve.append((row.seq, _moment(row.time), self.curve[-1][2] if self.curve else 0.0, self.budget))
             case "cohort":
                 self.cohorts[row.seq] = content["clients"]
-                whose = _few(content["clients"])
-                what = "named together, for the charges that follow"
             case "charge" | "reserve":
-                whose, what = self._charge(row, content, time)
+                self._charge(row, content, _moment(row.time))
             case "release":
-                run = self._run(content["run"], time)
-                run.open = False
-                what = f"what {content['run']} had reserved and not used"
-            case kind:
-                what = f"a row of the kind {kind}"
-        return str(row.seq), time, row.kind, whose, what
+                self._run(content["run"], _moment(row.time)).open = False
 
-    def _charge(self, row: Any, content: Mapping[str, Any], time: str) -> tuple[str, str]:
+    def _charge(self, row: Any, content: Mapping[str, Any], time: str) -> None:
         payers = content["clients"]
         clients = self.cohorts[payers] if isinstance(payers, int) else payers
         run = self._run(content.get("run", ""), time)
@@ -194,8 +177,6 @@ class _Reader:
                 self.history = joined(self.history, steps)
                 if row.seq in self.sampled:
                     self.curve.append((row.seq, time, self.account.spent(self.history), self.budget))
-        words = [content.get("run", ""), content.get("purpose", ""), _event(content["event"], content["uses"])]
-        return _few(clients), ", ".join(word for word in words if word)
 
     def _run(self, name: str, time: str) -> RunCharges:
         run = self.runs.setdefault(name, RunCharges(name, first=time))
@@ -208,23 +189,6 @@ class _Reader:
             for run in self.runs.values():
                 run.alone = self.account.spent(run.history)
         return tuple(reversed(self.runs.values()))
-
-
-def _few(clients: Sequence[str]) -> str:
-    return ", ".join(clients) if len(clients) <= _NAMED else f"{', '.join(clients[:2])} and {len(clients) - 2} more"
-
-
-def _event(event: Mapping[str, Any], uses: int) -> str:
-    """Describe an event of the ledger: its kind, or what it composes, and its noise."""
-    kind, inner = str(event.get("kind", "event")), event.get("event")
-    times = event.get("count", 1)
-    noise = event.get("noise_multiplier")
-    rate = event.get("sampling_probability")
-    said = _event(inner, 1) if isinstance(inner, Mapping) else kind
-    said += f" with noise multiplier {short(noise)}" if isinstance(noise, int | float) else ""
-    said += f", sampled at {short(rate)}" if isinstance(rate, int | float) else ""
-    many = uses * times if isinstance(times, int) else uses
-    return said if many == 1 else f"{plural(many, 'time')} {said}"
 
 
 def _moment(time: str) -> str:

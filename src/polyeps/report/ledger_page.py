@@ -230,9 +230,9 @@ def _runs(history: LedgerHistory, silo: SiloRecords | None) -> PageTable | None:
 
 def _run(run: RunCharges, silo: SiloRecords | None, main: Account | None) -> PageRow:
     note = silo.contracts.get(run.run, {}) if silo else {}
-    purposes = list(run.purposes)
     named = f"{note['contract']} ({run.run.rpartition('/')[2][:8]})" if note else ""
-    name = named or run.run or (purposes[0] if len(purposes) == 1 else "charges without a run")
+    jobs = {purpose.partition("/")[0] for purpose in run.purposes}  # a simulation's purpose is job/round/kind
+    name = named or run.run or (jobs.pop() if len(jobs) == 1 else "charges without a contract")
     state = "–" if not run.reserved else "open" if run.open else "ended"
     return PageRow(
         (

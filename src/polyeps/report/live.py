@@ -2,7 +2,8 @@
 
 The server answers two paths, the page and its newer version, and opens no file that a request names. It refuses a
 request without the token (first in the address, then in a cookie), with a Host other than its own (a name that was
-rebound to this machine), or sent by another page (Origin, Sec-Fetch-Site).
+rebound to this machine), or sent by another page (Origin, Sec-Fetch-Site). Browsers send a cookie to all ports of a
+machine, so this one belongs to a secret path: other servers here, perhaps other users' ones, are never sent it.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class LiveServer(ThreadingHTTPServer):
             ) from None
         number = self.server_address[1]
         self.hosts = (f"{HOST}:{number}", f"localhost:{number}")
-        self.cookie = f"polyeps-{number}"  # cookies do not tell ports apart
+        self.cookie, self.place = f"polyeps-{number}", f"/{secrets.token_urlsafe(16)}/"
 
     @property
     def address(self) -> str:
@@ -132,13 +133,14 @@ class _Handler(BaseHTTPRequestHandler):
             return self._welcome()
         if not self._is_token(self._cookie()):
             return self._send(HTTPStatus.FORBIDDEN, "The token is missing: open the address that polyeps watch prints.")
-        if asked.path not in ("/", "/update"):
+        place = self.server.place
+        if asked.path not in (place, f"{place}update"):
             return self._send(HTTPStatus.NOT_FOUND, "There is nothing here but the page.")
         try:
             version, text = self.server.page.latest()
         except PolyepsError as problem:
             return self._send(HTTPStatus.SERVICE_UNAVAILABLE, str(problem))
-        if asked.path == "/update" and known.get("known") == [version]:
+        if asked.path != place and known.get("known") == [version]:
             return self._send(HTTPStatus.NO_CONTENT, "")
         return self._send(HTTPStatus.OK, text, {"X-Polyeps-Version": version}, "text/html")
 
@@ -168,9 +170,14 @@ class _Handler(BaseHTTPRequestHandler):
         return held.value if held else ""
 
     def _welcome(self) -> None:
-        """Take the token out of the address: from now on a cookie of this browser holds it."""
-        cookie = f"{self.server.cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Strict"
-        self._send(HTTPStatus.SEE_OTHER, "", {"Location": "/", "Set-Cookie": cookie})
+        """Take the token out of the address: from now on a cookie of this browser holds it.
+
+        The browser goes on from a page of ours: after a redirect it would count as sent by the page with the link.
+        """
+        place = self.server.place
+        cookie = f"{self.server.cookie}={self.server.token}; Path={place}; HttpOnly; SameSite=Strict"
+        text = f'<!doctype html><meta http-equiv="refresh" content="0;url={place}"><title>polyeps</title>'
+        self._send(HTTPStatus.OK, text, {"Set-Cookie": cookie}, "text/html")
 
     def _send(
         self, status: HTTPStatus, text: str, more: dict[str, str] | None = None, kind: str = "text/plain"

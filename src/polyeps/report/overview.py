@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,6 +136,7 @@ def differences(runs: Mapping[str, Mapping[str, str]]) -> PageTable | None:
     """Return what differs between the settings of compared runs; None for one run."""
     if len(runs) < 2:
         return None
+    runs = {run: _algorithms_in_a_row(settings, runs.values()) for run, settings in runs.items()}
     keys = [key for key in dict.fromkeys(k for settings in runs.values() for k in settings) if key not in _NOT_COMPARED]
     other = [key for key in keys if len({settings.get(key) for settings in runs.values()}) > 1]
     same = len(keys) - len(other)
@@ -146,6 +147,27 @@ def differences(runs: Mapping[str, Mapping[str, str]]) -> PageTable | None:
         rows = tuple(PageRow((key, *(cells[key, run] for run in runs))) for key in other)
         return PageTable(("setting", *runs), rows, said)
     return PageTable(("run", *other), tuple(PageRow((run, *(cells[key, run] for key in other))) for run in runs), said)
+
+
+def _algorithms_in_a_row(settings: Mapping[str, str], all_runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Join the settings of each algorithm that some run lacks: they differ as a whole."""
+    everywhere = [{_algorithm(key) for key in one} for one in all_runs]
+    found: dict[str, str] = {}
+    for key, value in settings.items():
+        whole = _algorithm(key)
+        if not whole or all(whole in keys for keys in everywhere):
+            found[key] = value
+        elif key.endswith(".name"):
+            found[whole] = value + found.get(whole, "")
+        elif not key.endswith(".form") or value != "sound":
+            found[whole] = f"{found.get(whole, '')}, {key.removeprefix(whole + '.')} {value}"
+    return found
+
+
+def _algorithm(key: str) -> str:
+    """Return the algorithm that a setting is about, such as algorithm.1; "" of other settings."""
+    words = key.split(".")
+    return ".".join(words[:2]) if words[0] == "algorithm" and len(words) > 2 else ""
 
 
 def _cell(value: Any) -> str:

@@ -136,13 +136,19 @@ def _method(method: MethodRuns, look: str) -> dict[str, Any]:
     }
 
 
-def _guaranteed(shown: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Group the methods whose guarantees read the same."""
+def _guaranteed(shown: Sequence[dict[str, Any]]) -> list[tuple[list[dict[str, Any]], str]]:
+    """Group the methods whose guarantees read the same, each with the first method whose terms it shares."""
     together: dict[Any, list[dict[str, Any]]] = {}
     for entry in shown:
         if entry["begun"]:
             together.setdefault(tuple(entry["guarantees"]) or entry["row"].label, []).append(entry)
-    return list(together.values())
+    first: dict[tuple[str, ...], str] = {}
+    found = []
+    for alike in together.values():
+        label, terms = alike[0]["row"].label, tuple(one.terms for one in alike[0]["guarantees"])
+        like = first.setdefault(terms, label) if terms else label
+        found.append((alike, "" if like == label else like))
+    return found
 
 
 def _departures(shown: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -251,7 +257,7 @@ def flatten(settings: Any, before: str = "") -> dict[str, str]:
     if isinstance(settings, list) and any(isinstance(part, Mapping | list) for part in settings):
         return flatten({str(number): part for number, part in enumerate(settings)}, before)
     if isinstance(settings, list):
-        return {before: ", ".join(map(str, settings))}
+        return {before: ", ".join(map(str, settings)) or "–"}
     if settings is None or isinstance(settings, bool):
         return {before: {None: "–", True: "yes", False: "no"}[settings]}
     return {before: str(settings)}

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyeps.accounting.certificate import Certificate
 from polyeps.experiment.journal import spent_key
@@ -172,8 +172,23 @@ def _never(job: JobSummary) -> int:
     return len(job.clients) - job.rounds[0][1] - sum(row.left_after == 1 for row in job.clients)
 
 
-def guarantees(method: MethodRuns) -> list[tuple[str, str, str]]:
-    """Return the guarantees of the clients with the smallest, the median and the largest budget: whose, what, how weak.
+class Guarantee(NamedTuple):
+    """What one client of a method is guaranteed."""
+
+    client: str
+    words: str
+    spent: float | None
+    strength: str  # "" where nothing was released
+    allows: str
+
+    @property
+    def terms(self) -> str:
+        """Return the words without the figures."""
+        return re.sub(r"factor of at most [^(]*\([^)]*\)", "", self.words)
+
+
+def guarantees(method: MethodRuns) -> list[Guarantee]:
+    """Return the guarantees of the clients with the smallest, the median and the largest budget.
 
     Where all clients set the same budget, there is one guarantee; clients may still differ in their spending.
     """
@@ -192,13 +207,16 @@ def guarantees(method: MethodRuns) -> list[tuple[str, str, str]]:
         titles = {f"A typical client, {typical.client}": typical}
     else:
         titles = {f"The client, {rows[0].client}" if len(rows) == 1 else f"Each of {len(rows)} clients": rows[0]}
-    return [(f"{title}, {_chosen(row)}", guarantee(method, job, row), _weakness(row)) for title, row in titles.items()]
+    return [
+        Guarantee(f"{title}, {_chosen(row)}", guarantee(method, job, row), row.spent, *_strength(row))
+        for title, row in titles.items()
+    ]
 
 
-def _weakness(row: ClientSummary) -> str:
-    """Say what a weak guarantee allows; "" of others."""
+def _strength(row: ClientSummary) -> tuple[str, str]:
+    """Return the word for a client's guarantee, and what it allows; "" where nothing was released."""
     epsilon = row.epsilon if row.spent is None else row.spent
-    return raised(epsilon) if epsilon is not None and strength(epsilon) == "weak" else ""
+    return (strength(epsilon), raised(epsilon)) if epsilon else ("", "")
 
 
 def _chosen(row: ClientSummary) -> str:
@@ -213,6 +231,8 @@ def guarantee(method: MethodRuns, job: JobSummary, row: ClientSummary) -> str:
         return NO_GUARANTEE
     if row.spent is None:
         return "Its spending is not known before the job is finished."
+    if not row.spent and not row.joined:
+        return "It answered in no round, and nothing was charged to its ledger: none of its records were used."
     facts = job.facts
     try:
         sentence = Certificate(

@@ -1,4 +1,4 @@
-"""What the rows of a ledger say, in words: for `polyeps ledger history`."""
+"""What the rows of a ledger say, in words: for `polyeps ledger history` and the ledger's page."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from polyeps.cli.output import figure
+from polyeps.report.formatting import short
 
 if TYPE_CHECKING:
     from polyeps.ledger.hash_chain import LedgerRow
 
 _FEW = 3  # clients that are named
 _DIGEST = re.compile(r"/[0-9a-f]{32}$")  # of the task, at the end of a purpose
+
+
+def _figure(value: float) -> str:
+    return short(value, 5)
 
 
 def rows_in_words(rows: Iterable[LedgerRow]) -> list[list[str]]:
@@ -41,14 +45,14 @@ def _happened(kind: str, content: Mapping[str, Any]) -> str:
             return f"ledger {content['ledger'][:8]}… opened"
         case "budget":
             protects = content.get("person") or content["unit"]
-            return f"budget ε = {figure(content['epsilon'])}, δ = {figure(content['delta'])} per {protects}"
+            return f"budget ε = {_figure(content['epsilon'])}, δ = {_figure(content['delta'])} per {protects}"
         case "budgets":
             protects = content.get("person") or content["unit"]
-            least, most = (figure(one(content["epsilons"])) for one in (min, max))
-            return f"budgets ε = {least} to {most}, δ = {figure(content['delta'])} per {protects}"
+            least, most = (_figure(one(content["epsilons"])) for one in (min, max))
+            return f"budgets ε = {least} to {most}, δ = {_figure(content['delta'])} per {protects}"
         case "budget-changed":
             why = f": {content['reason']}" if content.get("reason") else ""
-            return f"budget changed to ε = {figure(content['epsilon'])}, δ = {figure(content['delta'])}{why}"
+            return f"budget changed to ε = {_figure(content['epsilon'])}, δ = {_figure(content['delta'])}{why}"
         case "cohort":
             return "named together in later rows"
         case "charge" | "reserve":
@@ -70,13 +74,13 @@ def describe_event(event: Mapping[str, Any]) -> str:
     """
     kind = event["kind"]
     if kind == "gaussian":
-        return f"Gaussian noise {figure(event['noise_multiplier'])}"
+        return f"Gaussian noise {_figure(event['noise_multiplier'])}"
     if kind == "poisson":
         return f"{describe_event(event['event'])} on a sample of {100 * event['sampling_probability']:.3g} %"
     if kind == "self-composed":
         return f"{event['count']} × {describe_event(event['event'])}"
     if kind == "composed":
         return " and ".join(describe_event(one) for one in event["events"])
-    numbers = [f"{name} {figure(value)}" for name, value in event.items() if isinstance(value, int | float)]
+    numbers = [f"{name} {_figure(value)}" for name, value in event.items() if isinstance(value, int | float)]
     inner = [describe_event(value) for value in event.values() if isinstance(value, Mapping)]
     return f"{kind} ({', '.join([*numbers, *inner])})" if numbers or inner else str(kind)
