@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from polyeps.engine.attention import attention, suits_products
+from polyeps.engine.attention import attention_of_rows, plain_attention
 from polyeps.engine.client_parameters import ClientParameter, ForwardPass, NoRuleError, outside_vmap
 from polyeps.engine.recurrent_rules import RECURRENT
 from polyeps.engine.row_draws import RowDraws
@@ -231,59 +231,6 @@ def _multinomial(mode: ModuleMode, input: Tensor, num_samples: int, replacement:
     return noisy.argmax(-1) if replacement else noisy.topk(num_samples).indices
 
 
-def _attention(
-    of: ForwardPass,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Attention of all rows in one call."""
-    same = query.dim() == key.dim() == value.dim() == 4 and query.shape[:1] == key.shape[:1] == value.shape[:1]
-    if dropout_p or enable_gqa or not same or (attn_mask is not None and attn_mask.dim() > 4):
-        raise NoRuleError
-    q, k, v = (of.physical(each).flatten(0, 1) for each in (query, key, value))
-    mask = attn_mask
-    if attn_mask is not None:
-        wide = attn_mask.reshape(*(1,) * (4 - attn_mask.dim()), *attn_mask.shape)
-        wide = wide.expand(query.shape[0], *wide.shape[1:])
-        mask = of.physical(wide).flatten(0, 1)
-    with outside_vmap():
-        if mask is None and suits_products(q, k, v) and q.shape[1:2] == k.shape[1:2] == v.shape[1:2]:
-            found = attention(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, is_causal)
-            return of.seen(torch.unflatten(found, 0, (-1, query.shape[0])))
-        found = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
-        found = torch.unflatten(found, 0, (-1, query.shape[0]))
-    return of.seen(found)
-
-
-def _plain_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Attention by its definition, as in torch's documentation."""
-    if enable_gqa:
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attn_mask is not None:
-        masked = attn_mask.dtype == torch.bool
-        scores = scores.masked_fill(~attn_mask, -torch.inf) if masked else scores + attn_mask
-    return functional.dropout(torch.softmax(scores, -1), dropout_p) @ value
-
-
 def _prelu(input: Tensor, weight: Tensor) -> Tensor:
     """PReLU; torch's own is wrong under `vmap`: it may pair rows with channels."""
     by_channel = weight.numel() > 1 and input.dim() > 1
@@ -351,9 +298,9 @@ _NEW = frozenset(
 _COMPOSED = {
     each: _without_overrides(each) for each in (functional.multi_head_attention_forward, functional.gumbel_softmax)
 }
-_ROWS: dict[Any, Callable[..., Any]] = {functional.scaled_dot_product_attention: _attention, **RECURRENT}
+_ROWS: dict[Any, Callable[..., Any]] = {functional.scaled_dot_product_attention: attention_of_rows, **RECURRENT}
 _PLAIN: dict[Any, Callable[..., Any]] = {
-    functional.scaled_dot_product_attention: _plain_attention,
+    functional.scaled_dot_product_attention: plain_attention,
     torch.prelu: _prelu,
 }
 _ALIKE: dict[Any, Callable[..., Any]] = {
