@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     log = folder / "events.jsonl"
     log.write_text(json.dumps({"time": "2026-01-01T00:00:00", "event": "refused", "reason": EVIL}) + "\n")
     write_ledger_page(folder / "ledger.db", found["ledger"], SiloRecords(EVIL, {}, log))
-    more: dict[str, Any] = {"facts": {EVIL: EVIL, "Method": "x" * 90}, "ledger": {"Hash": "f" * 64}}
-    more |= {"limits": (EVIL,), "checks": (EVIL,), "epsilon": 1.0, "delta": 1e-5, "spent": 9.0}
-    write_certificate(ClientPage(*[EVIL] * 7, **more), found["certificate"])
+    given: dict[str, Any] = {one.name: EVIL for one in fields(ClientPage)}
+    given |= {"facts": {EVIL: EVIL, "Method": "x" * 90}, "ledger": {"Hash": "f" * 64}, "limits": (EVIL,)}
+    given |= {"checks": (EVIL,), "epsilon": 1.0, "delta": 1e-5, "spent": 9.0}
+    write_certificate(ClientPage(**given), found["certificate"])
     return found
 
 

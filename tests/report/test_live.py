@@ -144,7 +144,7 @@ def test_what_is_no_request_is_refused(server: LiveServer) -> None:
         b"GET /\r\n\r\n": (b"on this machine alone",),  # HTTP/0.9 knows no Host
     }
     for sent, expected in cases.items():
-        with socket.create_connection(server.server_address[:2], timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", int(server.server_address[1])), timeout=10) as connection:
             connection.sendall(sent)
             with connection.makefile("rb") as answer:
                 found = answer.read()
