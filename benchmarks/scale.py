@@ -191,7 +191,7 @@ def prepare_million(
     np.savez(folder / "data.npz", features=features, labels=labels, clients=np.repeat(np.arange(clients), 4))
     lines = "".join(
         f"{place},{one!r}\n"
-        for place, one in enumerate((epsilons(budgets or clients) * (clients // (budgets or clients))))
+        for place, one in enumerate(epsilons(budgets or clients) * (clients // (budgets or clients)))
     )
     (folder / "budgets.csv").write_text("client,epsilon\n" + lines)
     (folder / "million.toml").write_text(
