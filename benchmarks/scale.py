@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 MILLION = 1_000_000
-STEPS = 10  # local steps of the runs that show growth
+STEPS, BUDGETS = 10, 10  # local steps and different budgets of the runs that show growth
 Found = dict[str, float | int | str]
 
 
@@ -174,14 +174,25 @@ def ledger() -> Found:
 
 
 def prepare_million(
-    folder: Path, clients: int, rounds: int, method: str, share: float, kind: str, width: int = 20, steps: int = 2
+    folder: Path,
+    clients: int,
+    rounds: int,
+    method: str,
+    share: float,
+    kind: str,
+    width: int = 20,
+    steps: int = 2,
+    budgets: int | None = None,
 ) -> Path:
-    """Write records, budgets and an experiment, and return the latter."""
+    """Write records, budgets and an experiment, and return the latter; of budgets so many different ones, or all."""
     rng = np.random.default_rng(1)
     features = rng.random((4 * clients, width), dtype=np.float32)
     labels = ((features - 0.5) @ rng.standard_normal(width) > 0).astype(np.int64)
     np.savez(folder / "data.npz", features=features, labels=labels, clients=np.repeat(np.arange(clients), 4))
-    lines = "".join(f"{place},{one!r}\n" for place, one in enumerate(epsilons(clients)))
+    lines = "".join(
+        f"{place},{one!r}\n"
+        for place, one in enumerate(epsilons(budgets or clients) * (clients // (budgets or clients)))
+    )
     (folder / "budgets.csv").write_text("client,epsilon\n" + lines)
     (folder / "million.toml").write_text(
         f'rounds = {rounds}\nevaluate_every = {rounds}\nseeds = [1]\n[data]\nfile = "data.npz"\n'
@@ -267,7 +278,7 @@ GRID = (
 
 
 def one_of_growth(clients: int, cohort: int, width: int) -> Found:
-    """Return the times and the memory of one run of twelve rounds."""
+    """Return the times and the memory of one run of twelve rounds; with few prices, which all come up in the first."""
     from polyeps.experiment import config
     from polyeps.experiment import run as runs
     from polyeps.experiment.progress import Watch
@@ -275,13 +286,13 @@ def one_of_growth(clients: int, cohort: int, width: int) -> Found:
     marks: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        path = prepare_million(folder, clients, 12, "weiavg", cohort / clients, "uniform", width, STEPS)
+        path = prepare_million(folder, clients, 12, "weiavg", cohort / clients, "uniform", width, STEPS, BUDGETS)
         runs.run(
             config.read_experiment(path),
             folder / "run",
             watch=replace(Watch(), round_done=lambda *_: marks.append(time.process_time())),
         )
-    each = float(np.median(np.diff(marks)[4:]))  # the first ones compute prices that later ones know
+    each = float(np.median(np.diff(marks)[4:]))
     return {
         "start, s": round(marks[0], 2),
         "a round, ms": round(1000 * each, 2),

@@ -116,7 +116,7 @@ def sum_rows() -> list[tuple[str, ...]]:
 
 
 def model_rows() -> list[tuple[str, str]]:
-    """Return the terms of the model, in small units."""
+    """Return the terms of the model, each in its unit."""
     found = results()
     runs, sums = grouped(found["growth"], _RUN), grouped(found["secure_sums"], _SUM)
     said = []

@@ -354,7 +354,7 @@ def test_a_task_and_a_step_wait_for_each_other(tmp_path: Path, monkeypatch: pyte
 def test_many_clients_work_with_neighbours_and_the_sum_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyeps.secagg.neighbours.CLIENTS", len(NAMES))
+    monkeypatch.setattr("polyeps.secagg.neighbours.FROM_CLIENTS", len(NAMES))
     monkeypatch.setattr("polyeps.secagg.neighbours._FEWEST", 2)
     seats, of, said = seats_in(tmp_path), task(), set()
 

@@ -91,10 +91,10 @@ def calibrate(
             "tolerance": tolerance,
         }
         hints = cache.load_hints(directory, subject) if directory else {}
-        steps = ladder.steps(np.array([budgets[row].epsilon for row in rows]))
+        places, steps = np.array(rows), ladder.steps(np.array([budgets[row].epsilon for row in rows]))
         ordered = np.argsort(steps, kind="stable")
         parts = np.split(ordered, np.flatnonzero(np.diff(steps[ordered])) + 1)
-        sharing = {int(steps[some[0]]): np.array(rows)[some] for some in parts}
+        sharing = {int(steps[some[0]]): places[some] for some in parts}
         found: dict[int, float] = {}
         for step, sharers in sharing.items():
             try:

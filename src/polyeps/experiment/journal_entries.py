@@ -124,7 +124,7 @@ def changes(clients: Clients) -> dict[str, bytes]:
             pieces[name] = codec.encode({"kept": kept})
         else:
             chosen = sorted(places)
-            rows = codec.encode_rows("kept", kept[torch.tensor(chosen)])
+            rows = codec.encode_each("kept", kept[torch.tensor(chosen)])
             pieces |= {f"{name}/{clients.ids[place]}": row for place, row in zip(chosen, rows, strict=True)}
     clients.changed.clear()
     return pieces

@@ -135,7 +135,7 @@ def _pure_noise(budgets: Sequence[Budget], uses: int) -> NDArray[np.float64]:
 
 
 def _rounded_down(budget: Budget) -> Budget:
-    """Return a budget with the first three digits of its ε, at least 99 % of it: a million budgets then have some thousand prices.
+    """Return a budget with the first three digits of its ε, at least 99 % of it, so that a million have few prices.
 
     >>> _rounded_down(Budget(0.3, 0.0)).epsilon, _rounded_down(Budget(1.23456, 0.0)).epsilon
     (0.3, 1.23)

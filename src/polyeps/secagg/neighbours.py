@@ -10,7 +10,7 @@ k + 1 restore a secret. Proof: docs/reference/soundness.md, "Secure sums among n
 
 from __future__ import annotations
 
-CLIENTS = 256  # of a sum; with fewer, everybody works with everybody
+FROM_CLIENTS = 256  # of a sum; with fewer, everybody works with everybody
 _FEWEST = 64  # neighbours, even if nobody is expected to fail or collude
 
 
@@ -32,4 +32,4 @@ def fewest(clients: int, threshold: int, colluders: int) -> int:
     """
     needed = max(_FEWEST, clients - threshold + colluders + 1)
     needed += needed % 2
-    return needed if clients >= CLIENTS and needed <= clients // 2 else 0
+    return needed if clients >= FROM_CLIENTS and needed <= clients // 2 else 0

@@ -30,10 +30,10 @@ def encode(payload: Payload) -> bytes:
     return bytes(safetensors.torch.save(held))
 
 
-def encode_rows(name: str, tensor: Tensor) -> Iterator[bytes]:
+def encode_each(name: str, tensor: Tensor) -> Iterator[bytes]:
     """Yield each row's bytes, as `encode` gives them: alike but for the numbers, which come last.
 
-    >>> list(encode_rows("kept", torch.eye(2))) == [encode({"kept": row}) for row in torch.eye(2)]
+    >>> list(encode_each("kept", torch.eye(2))) == [encode({"kept": row}) for row in torch.eye(2)]
     True
     """
     held = tensor.detach().cpu().contiguous()
