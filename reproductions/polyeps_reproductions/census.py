@@ -171,11 +171,12 @@ def _fedsel(results: Results) -> Iterator[Value]:
         if name in ("exp", "ps", "pe, published"):
             printed = GAINS[row["data"], row["model"]][CHOICES.index(name.partition(",")[0])]
             for word, paper in zip(("gain", "loss"), printed, strict=True):
-                plain[row["data"], row["model"], word, name] = paper, numbers(row[word])[0]
+                plain[word, name, (row["data"], row["model"])] = paper, numbers(row[word])[0]
     experiments = list(explanations.experiments_of_fedsel(results))
-    for (data, model, word, name), (paper, ours) in plain.items():
+    for key, (paper, ours) in plain.items():
+        word, name, (data, model) = key
         near = _near(paper, ours)
-        why = "" if near else explained((data, model, word, name), plain, experiments, _near) or UNEXPLAINED
+        why = "" if near else explained(key, plain, experiments, _near) or UNEXPLAINED
         place = f"table 3: {data}, {model}, {name}, {word}"
         yield Value("fedsel", place, paper, ours, "points", near, True, why)
 

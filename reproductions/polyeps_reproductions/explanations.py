@@ -31,7 +31,7 @@ PFA = {
     "figure-3-not-granted": "allowing rounds without a high-ε client, as the paper's code does but for PFA,",
     "figure-6-lanczos": "256 Lanczos steps, as in the paper's code,",
 }
-Key = tuple[Any, ...]  # of a value; the method is its last part
+Key = tuple[Any, ...]  # of a value; its last part says which values an experiment must not spoil: those of a method
 Pair = tuple[float, float]  # the paper's value and ours
 Near = Callable[[float, float], bool]
 
@@ -44,26 +44,27 @@ class Experiment(NamedTuple):
     values: Mapping[Key, float]
     spreads: Mapping[Key, tuple[float, int]] = MappingProxyType({})  # standard deviation and number of seeds
 
-    def explains(self, key: Key, plain: Mapping[Key, Pair], near: Near) -> str:
-        """Return how it explains a value of the plain run, or nothing."""
+    def explains(self, key: Key, plain: Mapping[Key, Pair], near: Near) -> tuple[float, str]:
+        """Return how it explains a value of the plain run, and the share of values it gives; or nothing."""
         if key not in self.values:
-            return ""
+            return 0.0, ""
         paper, ours = plain[key][0], self.values[key]
         chance = "" if near(paper, ours) else by_chance(paper, ours, *self.spreads.get(key, (0.0, 1)))
         if not near(paper, ours) and not chance:
-            return ""
+            return 0.0, ""
         alike = [other for other in self.values if other in plain and other[-1] == key[-1]]
         before = sum(near(*plain[other]) for other in alike)
         after = sum(near(plain[other][0], self.values[other]) for other in alike)
         if after < before:
-            return ""
+            return 0.0, ""
         count = f"{self.where}: near in {after} of {len(alike)}, not {before}"
-        return f"{self.says} gives {ours:.1f} ({count}{'; ' * bool(chance)}{chance})"
+        return after / len(alike), f"{self.says} gives {ours:.1f} ({count}{'; ' * bool(chance)}{chance})"
 
 
 def explained(key: Key, plain: Mapping[Key, Pair], some: Iterable[Experiment], near: Near) -> str:
-    """Return how the first experiment that does explains a value of the plain run."""
-    return next((why for one in some if (why := one.explains(key, plain, near))), "")
+    """Return how the experiment explains a value that gives most of the values around it; empty if none does."""
+    found = [one for one in (experiment.explains(key, plain, near) for experiment in some) if one[1]]
+    return max(found, key=lambda one: one[0])[1] if found else ""
 
 
 def by_chance(paper: float, mean: float, deviation: float, count: int) -> str:
@@ -98,11 +99,11 @@ def uplink(one: Record, results: Results) -> str:
 
 
 def experiments_of_fedsel(results: Results) -> Iterator[Experiment]:
-    """Other α for all methods than the one that is best for NP."""
+    """Other α for all methods than the one that is best for NP; values of the same data and model belong together."""
     found: dict[float, dict[Key, float]] = {}
     for row in results.rows("fedsel", "table-3-rates"):
         for word in ("gain", "loss"):
-            key = row["data"], row["model"], word, row["selection"]
+            key = word, row["selection"], (row["data"], row["model"])
             found.setdefault(row["α"], {})[key] = numbers(row[word])[0]
     for rate, values in found.items():
         yield Experiment(f"α = {rate:g} for all methods", "table 3-rates", values)

@@ -172,6 +172,7 @@ PARTS: tuple[Part, ...] = (
         f"Writers with the noise of the paper's 3383 clients (ε = {AS_NOISY:g}, not 0.6)",
         with_less_noise,
         less_noise,
+        partial=True,
     ),
 )
 STUDY = Study("fedhdp", lambda _: PARTS, seeds=3)

@@ -115,17 +115,20 @@ def fedsel_budgets(results: Results = RESULTS) -> Rows:
 
 def fedsel_rates() -> Rows:
     """Return how many of table 3's gains and losses are near the paper's, by the one α of all methods."""
-    plain = [one for one in values(RESULTS) if one.study == "fedsel"]
-    rows = [["α of all methods", "gains within 4 points", "losses within 4 points"]]
-    sides = [[one for one in plain if one.place.endswith(word)] for word in ("gain", "loss")]
-    rows.append(["best for NP", *(f"{sum(one.near for one in side)} of {len(side)}" for side in sides)])
-    for rate in dict.fromkeys(row["α"] for row in RESULTS.rows("fedsel", "table-3-rates")):
-        some = RESULTS.rows("fedsel", "table-3-rates", α=rate)
-        cells = []
-        for place, word in enumerate(("gain", "loss")):
-            pairs = [(number(row[word]), numbers(row["paper gain / loss"])[place]) for row in some]
-            cells.append(f"{sum(abs(ours - paper) <= NEAR for ours, paper in pairs)} of {len(pairs)}")
-        rows.append([f"{rate:g}", *cells])
+    some = RESULTS.rows("fedsel", "table-3-rates")
+    rates = list(dict.fromkeys(row["α"] for row in some))
+    near: dict[tuple[str, str], dict[Any, list[bool]]] = {}
+    for one in (one for one in values(RESULTS) if one.study == "fedsel"):
+        data, model, *_ = one.place.removeprefix("table 3: ").split(", ")
+        near.setdefault((data, model), {}).setdefault("NP", []).append(one.near)
+    for row in some:
+        pairs = zip((number(row["gain"]), number(row["loss"])), numbers(row["paper gain / loss"]), strict=True)
+        each = [abs(ours - paper) <= NEAR for ours, paper in pairs]
+        near[row["data"], row["model"]].setdefault(row["α"], []).extend(each)
+    rows = [["data", "model", "values", "near at NP's best α", *(f"at α = {rate:g}" for rate in rates)]]
+    for (data, model), found in near.items():
+        shown = [str(sum(found.get(rate, []))) for rate in ("NP", *rates)]
+        rows.append([_DATA[data], model, str(len(found["NP"])), *shown])
     return rows
 
 

@@ -37,6 +37,12 @@ def test_an_experiment_that_spoils_other_values_of_the_method_explains_nothing()
     assert explained((20, "fedavg"), plain, [Experiment("", "", {(20, "fedavg"): 56.0})], near) == ""
 
 
+def test_the_experiment_that_gives_most_values_is_named() -> None:
+    few, more = {(20, "fedavg"): 51.0, (30, "fedavg"): 70.0}, {(20, "fedavg"): 53.0, (30, "fedavg"): 56.0}
+    some = [Experiment("a", "figure 1", few), Experiment("b", "figure 2", more)]
+    assert explained((20, "fedavg"), PLAIN, some, near).startswith("b gives 53.0")
+
+
 def test_an_experiment_may_be_off_by_chance() -> None:
     one = Experiment("a larger rate", "figure 1", {(20, "fedavg"): 55.0}, {(20, "fedavg"): (5.0, 3)})
     why = explained((20, "fedavg"), PLAIN, [one], near)
@@ -80,6 +86,15 @@ def test_fedsels_misses_are_explained_by_another_rate_for_all(tmp_path: Path) ->
     written(tmp_path, "fedsel", "table-3-rates", columns=columns, table=[other])
     (gain, _) = (one for one in census.values(Results(tmp_path)) if one.study == "fedsel")
     assert gain.why == "α = 3.1623 for all methods gives 5.7 (table 3-rates: near in 2 of 2, not 1)"
+    # One α serves all methods on the same data: what it spoils there counts, and other data have an α of their own.
+    worse = [3.1623, "syn-l-0.01-0.9", "logistic", "exp", "-9.00 ± 0.10", "+9.40 ± 0.10"]
+    plain_too = ["one for all", "syn-l-0.01-0.9", "logistic", "exp", "+8.50 ± 0.10", "+0.40 ± 0.10"]
+    elsewhere = [3.1623, "bank", "logistic", "exp", "-9.00 ± 0.10", "+9.40 ± 0.10"]
+    written(tmp_path, "fedsel", "table-3", columns=columns, table=[plain, plain_too])
+    written(tmp_path, "fedsel", "table-3-rates", columns=columns, table=[other, elsewhere])
+    assert census.values(Results(tmp_path))[0].why
+    written(tmp_path, "fedsel", "table-3-rates", columns=columns, table=[other, worse])
+    assert census.values(Results(tmp_path))[0].why == "unexplained"
 
 
 def test_an_uplink_is_explained_by_the_papers_rounds(tmp_path: Path) -> None:

@@ -106,7 +106,9 @@ def test_cmp_feds_text() -> None:
     under = [number(row["paper"]) - number(row["accuracy %"]) for table in ("1", "2")
              for row in RESULTS.rows("cmp-fed", f"table-{table}", method="DP-RandAgg")]  # fmt: skip
     assert f"itself is {min(under):.1f} to {max(under):.1f} points below the paper in all ten cells" in text
-    few = [number(row["paper"]) - number(row["accuracy %"]) for row in rows_of("DP-RandAgg") if row["rank"] in (1, 2, 4)]
+    few = [
+        number(row["paper"]) - number(row["accuracy %"]) for row in rows_of("DP-RandAgg") if row["rank"] in (1, 2, 4)
+    ]
     assert f"DP-RandAgg at ranks 1 to 4, {min(few):.0f} to {max(few):.0f} points below the paper" in text
     tuned = [cmp_fed(table, "DP-FedAvg, tuned", "–") for table in ("1", "2")]
     assert f"the tuned DP-FedAvg {tuned[0]:.1f} and {tuned[1]:.1f}" in text

@@ -97,6 +97,17 @@ def test_softmax_twice(page: str) -> None:
     assert f"−{-min(gains):.1f} to −{-max(gains):.1f} points in all eight cells" in page
 
 
+def test_one_rate_for_all_gives_fedavgs_values(page: str) -> None:
+    away = {one["clients"]: 100 * (one["mean"] - one["paper"]) for one in records("3-one-rate", budgets="mixgauss3")}
+    assert "PFA's rate gives the paper's values to within half a point; with 50 it is above" in page
+    assert all(round(abs(away[clients]), 1) <= 0.5 for clients in (20, 30, 40))
+    assert away[50] > 4
+    assert all(one["mean"] < 0.1 for one in records("3-one-rate", budgets="mixgauss1"))
+    plain = [one["mean"] for one in records("6", form="published") if one["method"].startswith("pfa-plus")]
+    steps = [one["mean"] for one in records("6-lanczos")]
+    assert max(plain) - min(steps) < 0.05  # "a few points"
+
+
 def test_calibrated_noise(page: str) -> None:
     for budgets in ("mixgauss1", "mixgauss3"):
         cell = {"data": "mnist", "model": "logistic", "cell": f"mnist logistic iid {budgets} M=30", "method": "fedavg"}

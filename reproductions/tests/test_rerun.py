@@ -3,7 +3,8 @@
 import os
 
 import pytest
-from polyeps_reproductions.rerun import Agreement, again, main
+from polyeps_reproductions.other_tables import RESULTS
+from polyeps_reproductions.rerun import CELLS, Agreement, _cell, _stored, again, main
 
 needs_data = pytest.mark.skipif(not os.environ.get("POLYEPS_DATA"), reason="needs MNIST; set POLYEPS_DATA")
 
@@ -23,6 +24,13 @@ def test_fedsel_gives_the_same_run_on_every_machine() -> None:
 @needs_data
 def test_pfa_agrees() -> None:
     assert again("pfa").agrees
+
+
+def test_every_cell_that_is_run_again_has_a_spread_to_agree_within() -> None:
+    """A single run has none, and noise alone would move it by more than half a point; exact runs need none."""
+    for study, (part, wanted) in CELLS.items():
+        _, spread = _stored(RESULTS, study, part, _cell(study, part, wanted))
+        assert spread > 0
 
 
 def test_a_difference_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
