@@ -193,7 +193,7 @@ class ConvolutionUse:
 
     def _formed(self, gradients: Tensor, images: Tensor) -> Tensor:
         """Return a row's gradient, image by image: of a person, the padding must not change it."""
-        each = zip(gradients.split(1), images.split(1), strict=True)
+        each = zip(torch.split(gradients, 1), torch.split(images, 1), strict=True)
         found = [self.kind.of_weight(_aligned(given), _aligned(mine), self.weights[0]) for given, mine in each]
         return reduce(torch.add, found).flatten()
 

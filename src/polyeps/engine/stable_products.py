@@ -120,7 +120,7 @@ def multiply_persons(gradients: Tensor, inputs: Tensor) -> Tensor:
     left, right = (functional.pad(each, (0, 0, 0, wanted - length)) for each in (gradients, inputs))
     parts = (
         multiply_each(align_matrices(a).transpose(1, 2), align_matrices(b))
-        for a, b in zip(left.split(_BLOCK, 1), right.split(_BLOCK, 1), strict=True)
+        for a, b in zip(torch.split(left, _BLOCK, 1), torch.split(right, _BLOCK, 1), strict=True)
     )
     return functools.reduce(torch.add, parts)
 
