@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from polyeps.core import Records
 from polyeps.engine.layout import lay_out, plan_exact, steps_of
 from polyeps.engine.losses import Loss, RowWiseLoss
 from polyeps.engine.network import add_gradients, add_rows, clip_rows, lower, record_gradients, row_gradients
@@ -14,7 +15,8 @@ from polyeps.engine.recurrent import LastState
 from polyeps.engine.sampling import Batches
 from polyeps.engine.stable_functions import UNEVEN, UNEVEN_MODULES, steady
 from polyeps.engine.stable_products import multiply
-from polyeps.models import cross_entropy
+from polyeps.engine.units import examples_of
+from polyeps.models import Model, cross_entropy, of_units
 
 STEADY = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="rounding was measured with torch 2.13")
 KINDS = sorted(UNEVEN_MODULES, key=lambda kind: kind.__name__)
@@ -77,7 +79,7 @@ def test_values_and_gradients_are_alike_at_any_place(kind: type[nn.Module], thre
             leaf = each.clone(memory_format=torch.contiguous_format).requires_grad_()
             found = steady(act, leaf)
             (slope,) = torch.autograd.grad(found, leaf, torch.full_like(leaf, 0.7))
-            assert len(found.detach().unique()) == len(slope.unique()) == 1
+            assert len(torch.unique(found.detach())) == len(torch.unique(slope)) == 1
             by_size.append((float(each[0]), found[0].item(), float(slope[0])))
     torch.set_num_threads(before)
     assert len(set(by_size)) == len(values)
@@ -192,3 +194,52 @@ def test_few_outputs_do_not_depend_on_a_clients_place(outputs: int) -> None:
     into = torch.empty(7, 5, outputs)
     multiply(row.expand(7, 5, 9).contiguous(), models.transpose(1, 2), None, into)
     assert all(torch.equal(each, into[0, 0]) for each in into.flatten(0, 1))
+
+
+class Grouped(nn.Module):
+    """Convolutions that run by torch's kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, groups=2)
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        last: Tensor = self.last(torch.tanh(self.second(torch.tanh(self.first(rows)))).flatten(1))
+        return last
+
+
+@STEADY
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Linear(30, 5), (30,)),
+        (nn.Sequential(nn.Linear(9, 2), nn.Tanh(), nn.Linear(2, 1), nn.Tanh(), nn.Linear(1, 3)), (9,)),
+        (nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(24, 3)), None),
+        (Grouped(), (3, 4, 4)),
+    ],
+)
+def test_the_longest_person_of_a_batch_does_not_change_the_others(
+    module: nn.Module, shape: tuple[int, ...] | None
+) -> None:
+    """All are padded to its length, by which sums over records were rounded apart."""
+    kind = torch.int64 if shape is None else torch.float32
+    model = of_units(Model(module, cross_entropy, shape or (6,), kind), "patient")
+    vector = torch.randn(1, model.size, generator=torch.Generator().manual_seed(1))
+    layout = lay_out(1, [0, 1], np.array([2]), torch.device("cpu"))
+    for held in (1, 2, 3, 9):
+        generator = torch.Generator().manual_seed(held)
+        features = torch.randn(held + 150, *(shape or (6,)), generator=generator)
+        features = features if shape else features.abs().long().clamp(max=4)
+        labels, found = torch.randint(0, 3, (held + 150,), generator=generator), set()
+        for longest in (1, 4, 14, 150):
+            units = torch.tensor([[0, held], [held, held + longest]])
+            records = Records(features, labels, torch.tensor([0, 2]), units)
+            rows, targets = examples_of(records, torch.tensor([0, 1]), None)
+            into = torch.zeros_like(vector)
+            with torch.no_grad():
+                each = row_gradients(model.network, model.loss, vector, rows, targets, layout, None)
+                clip_rows(each, torch.ones(2))
+                add_rows(model.network, each, torch.tensor([1.0, 0.0], dtype=torch.float64), into)
+            found.add(into.numpy().tobytes())
+        assert len(found) == 1

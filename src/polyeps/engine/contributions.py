@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.row_norms import squared_row_norms
-from polyeps.engine.stable_products import align_matrices, multiply_each
+from polyeps.engine.stable_products import align_matrices, multiply_each, multiply_persons
 
 # Clients with more rows than this sum in float64: float32 would round by more than the margin of the clip.
 _WIDE = 32
@@ -79,7 +79,7 @@ class OuterProducts:
     def grouped(self, layout: Layout, times: int) -> Contribution:
         if times == 1:
             return self
-        return PositionProducts(layout, _by_sum(self.inputs, times), _by_sum(self.gradients, times), self.bias)
+        return PositionProducts(layout, self.inputs[:, None], self.gradients[:, None], self.bias).grouped(layout, times)
 
     def part(self, layout: Layout, rows: slice) -> Contribution:
         return OuterProducts(layout, self.inputs[rows], self.gradients[rows], self.bias)
@@ -96,8 +96,8 @@ class OuterProducts:
 class PositionProducts:
     """Rows whose gradient is Σ over positions of g aᵀ (convolutions, sequences): formed once, for the norm."""
 
-    def __init__(self, layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool) -> None:
-        self.layout, self.bias = layout, bias
+    def __init__(self, layout: Layout, inputs: Tensor, gradients: Tensor, bias: bool, *, persons: bool = False) -> None:
+        self.layout, self.bias, self.persons = layout, bias, persons
         self.inputs, self.gradients = inputs, gradients  # (T, L, in), (T, L, out)
         self._formed: ContributionParts | None = None  # of the weights and, if any, the biases
 
@@ -106,8 +106,11 @@ class PositionProducts:
         return self.gradients.shape[-1] * self.inputs.shape[-1]
 
     def squared_norms(self) -> Tensor:
-        weights = multiply_each(align_matrices(self.gradients).transpose(1, 2), align_matrices(self.inputs))
-        formed = [weights, *([self.gradients.sum(1)] if self.bias else [])]  # (T, out * in), (T, out)
+        if self.persons:
+            weights = multiply_persons(self.gradients, self.inputs)
+        else:
+            weights = multiply_each(align_matrices(self.gradients).transpose(1, 2), align_matrices(self.inputs))
+        formed = [weights, *([_summed(self.gradients)] if self.bias else [])]  # (T, out * in), (T, out)
         self._formed = ContributionParts([(each.shape[1], RowGradients(self.layout, each)) for each in formed])
         return self._formed.squared_norms()
 
@@ -124,10 +127,10 @@ class PositionProducts:
 
     def grouped(self, layout: Layout, times: int) -> PositionProducts:
         inputs, gradients = (_by_sum(each, times).flatten(1, 2) for each in (self.inputs, self.gradients))
-        return PositionProducts(layout, inputs, gradients, self.bias)
+        return PositionProducts(layout, inputs, gradients, self.bias, persons=not inputs.is_cuda)
 
     def part(self, layout: Layout, rows: slice) -> PositionProducts:
-        return PositionProducts(layout, self.inputs[rows], self.gradients[rows], self.bias)
+        return PositionProducts(layout, self.inputs[rows], self.gradients[rows], self.bias, persons=self.persons)
 
 
 class RowGradients:
@@ -157,7 +160,7 @@ class RowGradients:
                 gradient[group.first : group.last] += weighted[:, 0]
 
     def grouped(self, layout: Layout, times: int) -> Contribution:
-        return RowGradients(layout, _by_sum(self.gradients, times).sum(1))
+        return RowGradients(layout, _summed(_by_sum(self.gradients, times)))
 
     def part(self, layout: Layout, rows: slice) -> Contribution:
         return RowGradients(layout, self.gradients[rows])
@@ -305,6 +308,11 @@ def _by_blocks(left: Tensor, right: Tensor) -> Tensor:
     return total
 
 
+def _summed(rows: Tensor) -> Tensor:
+    """Return the sums (T, p) of rows (T, L, p), one after the other: torch adds a single column in another order."""
+    return rows.sum(1) if rows.shape[2] > 1 else rows.expand(-1, -1, 2).contiguous().sum(1)[:, :1]
+
+
 def _by_sum(rows: Tensor, times: int) -> Tensor:
     """Return rows (T · times, ...) as (T, times, ...)."""
     return torch.unflatten(rows, 0, (len(rows) // times, times))
@@ -320,7 +328,7 @@ def _once_a_row(tokens: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
     count, length = tokens.shape
     if length < 2:
         return tokens, gradients
-    ordered, places = tokens.sort(dim=1)
+    ordered, places = tokens.sort(dim=1, stable=True)  # what follows, such as a person's padding, changes no order
     new = torch.ones_like(ordered)
     new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     group = new.cumsum(1) - 1 + torch.arange(0, count * length, length, device=tokens.device)[:, None]  # (T, L)

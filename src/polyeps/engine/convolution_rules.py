@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from polyeps.engine.contributions import SMALLEST, Contribution, RowGradients
 from polyeps.engine.gram_norms import Taps, position_sums
 from polyeps.engine.layout import Layout
 from polyeps.engine.row_norms import squared_row_norms
-from polyeps.engine.stable_products import align_matrices, multiply_each
+from polyeps.engine.stable_products import align_matrices, multiply_each, multiply_persons
 from polyeps.engine.uses import Range, RowUse
 
 _FORMED = 1 << 18  # numbers of a row's gradient from which on it is not kept, if that can be avoided
@@ -185,12 +186,16 @@ class ConvolutionUse:
         size = self.range[1] - self.range[0]
         if self.plain and (self.images.is_cuda or self.positions * size < _SMALL):
             patches, gradients = self.matrices(slice(None))
-            return multiply_each(align_matrices(gradients), align_matrices(patches).transpose(1, 2))
-        found = [
-            self.kind.of_weight(_aligned(given), _aligned(mine), self.weights[0]).flatten()
-            for given, mine in zip(self.gradients, self.images, strict=True)
-        ]
-        return torch.stack(found)
+            if self.images.shape[1] == 1 or patches.is_cuda:
+                return multiply_each(align_matrices(gradients), align_matrices(patches).transpose(1, 2))
+            return multiply_persons(gradients.transpose(1, 2), patches.transpose(1, 2))
+        return torch.stack([self._formed(*each) for each in zip(self.gradients, self.images, strict=True)])
+
+    def _formed(self, gradients: Tensor, images: Tensor) -> Tensor:
+        """Return a row's gradient, image by image: of a person, the padding must not change it."""
+        each = zip(torch.split(gradients, 1), torch.split(images, 1), strict=True)
+        found = [self.kind.of_weight(_aligned(given), _aligned(mine), self.weights[0]) for given, mine in each]
+        return reduce(torch.add, found).flatten()
 
     def matrices(self, rows: slice) -> tuple[Tensor, Tensor]:
         """Return rows' patches (t, in, positions) and gradients (t, out, positions)."""

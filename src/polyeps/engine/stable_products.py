@@ -12,12 +12,15 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from polyeps.engine.openblas import multiply_records, suits_openblas
 
 LINE = 16  # numbers per cache line
 _FEWEST_ROWS = 4  # threads, too, leave rows beyond a multiple of it to another kernel
 _FEWEST_PRODUCTS = 400  # torch itself multiplies smaller matrices
+_FEWEST_POSITIONS = 8
+_BLOCK = 128  # positions of a person that are added at once
 _LARGE = 1 << 19  # products of a record from which on a call per client is worth it
 
 
@@ -109,6 +112,23 @@ def multiply_each(left: Tensor, right: Tensor) -> Tensor:
     room = left.new_empty(len(left), _rounded_up(size, LINE))[:, :size]  # each product begins a cache line
     torch.bmm(left, right, out=torch.unflatten(room, 1, (left.shape[1], right.shape[2])))
     return room
+
+
+def multiply_persons(gradients: Tensor, inputs: Tensor) -> Tensor:
+    """Return the sums over positions, (T, out * in), of products of gradients (T, L, out) and inputs (T, L, in).
+
+    Of persons, L is that of the longest in the batch: gradients that are zero after a person's last position must leave
+    its sum as it is. MKL adds up to 192 positions one after the other, in another way for few; so it gets no more.
+    """
+    length, size = gradients.shape[1], gradients.shape[2] * inputs.shape[2]
+    fewest = max(_FEWEST_POSITIONS, -(-_FEWEST_PRODUCTS // size))
+    wanted = _rounded_up(length, _BLOCK) if length > _BLOCK else max(length, fewest if fewest <= _BLOCK else 0)
+    left, right = (functional.pad(each, (0, 0, 0, wanted - length)) for each in (gradients, inputs))
+    parts = (
+        multiply_each(align_matrices(a).transpose(1, 2), align_matrices(b))
+        for a, b in zip(torch.split(left, _BLOCK, 1), torch.split(right, _BLOCK, 1), strict=True)
+    )
+    return functools.reduce(torch.add, parts)
 
 
 def align_matrices(items: Tensor) -> Tensor:
