@@ -121,6 +121,7 @@ def test_every_family_is_right_or_refused(name: str) -> None:
         model = Model(module, cross_entropy, case.shape, kind, example=rows)
     looped = any(isinstance(layer, LoopedLayer) for layer in model.network.layers)
     assert looped == case.slow
+    assert model.floats_per_row > 0  # reckoned on one record of one client
     assert looped == any("one row after the other" in str(each.message) for each in caught)
     generator = torch.Generator().manual_seed(12)
     models = model.start(generator) + 0.1 * torch.randn(3, model.size, generator=generator)

@@ -298,7 +298,10 @@ def refused_cases() -> dict[str, Case]:
             lambda s, x: s.a(functional.batch_norm(x, None, None, training=True)), "GroupNorm or LayerNorm"
         ),
         "refused loss as output": wrong(lambda s, x: s.a(x).sum(), "first dimension"),
-        "refused squeezed": wrong(lambda s, x: s.a(x).squeeze(), "first dimension"),
+        "refused mean in a buffer": Case(RunningMean, refused="changes its buffer 'mean'"),
+        "refused mean in an attribute": Case(lambda: RunningMean(False), refused="keep nothing of them"),
+        "refused compiled part": Case(compiled_part, refused="without, and compile it afterwards"),
+        "refused float64 inside": wrong(lambda s, x: s.a(x.double()), r"leave out double\(\)"),
         "refused detached": wrong(lambda s, x: s.a(x).detach(), "nothing to train"),
         "refused classes as output": wrong(
             lambda s, x: functional.one_hot(s.a(x).argmax(1), 3).float(), "nothing to train"
@@ -355,3 +358,26 @@ class Late(nn.Module):
             self.b = nn.Linear(4, 3)
         found: Tensor = self.b(self.a(x))
         return found
+
+
+class RunningMean(nn.Module):
+    """Takes the mean of what it saw from its records; a buffer, unless it is a plain tensor."""
+
+    def __init__(self, buffer: bool = True) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+        if buffer:
+            self.register_buffer("mean", torch.zeros(4))
+        else:
+            self.mean = torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        found: Tensor = self.a(x - self.mean)
+        return found
+
+
+def compiled_part() -> nn.Module:
+    part = nn.Linear(4, 4)
+    part.compile(backend="eager")
+    return nn.Sequential(part, nn.Linear(4, 3))

@@ -14,6 +14,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "track_running_stats=False",
         "changes its buffer",
         "keep nothing of examples",
+        "keep nothing of them",
         "in training",
         "batch_first=True",
         "no gradient for one example",
@@ -29,6 +30,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         r"outputs\.float\(\)",
         r"2\^24",
         "torch.view_as_real",
+        r"leave out double\(\)",
         "in eval mode",
         "global generator",
         "generator",
@@ -46,6 +48,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "no loss 'crossentropy'",
         "give its .module",
         "the module it was made from",
+        "without, and compile it afterwards",
         "make all layers in __init__",
     ),
 }

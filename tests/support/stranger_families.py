@@ -58,6 +58,13 @@ def finite_only(s: Any, x: Tensor) -> Tensor:
     return found
 
 
+def as_many_steps(s: Any, x: Tensor) -> Tensor:
+    for _ in range(int(x.abs().sum().item()) % 4):
+        x = torch.tanh(s.a(x))
+    rows: Tensor = s.b(x)
+    return rows
+
+
 def best_expert(s: Any, x: Tensor) -> Tensor:
     chance, which = s.gate(x).softmax(-1).topk(1, -1)
     found = x.new_zeros(len(x), 3)
@@ -94,6 +101,7 @@ def branching() -> dict[str, Case]:
         "boolean index": head(lambda s, x: torch.stack([s.a(r) * r[r > 0].sum() for r in x])),
         "unique": head(lambda s, x: s.a(x) * x.new_tensor([len(torch.unique(r)) for r in x])[:, None]),
         "Python numbers": head(lambda s, x: s.a(x) * torch.tensor([float(v) for v in x[:, 0]])[:, None]),
+        "steps counted by item()": ends(as_many_steps),
         "best expert": head(best_expert, **routed),
         "two experts": head(two_experts, **routed),
     }
@@ -137,6 +145,36 @@ def clamped_data(s: Any, x: Tensor) -> Tensor:
     return found
 
 
+def matrix(s: Any, x: Tensor) -> Tensor:
+    found = torch.zeros(4, 4)
+    found[:, :3] = s.u
+    found[0, 1:] += s.t
+    return (x @ found)[:, 1:]
+
+
+def decoded(s: Any, x: Tensor) -> Tensor:
+    found, state = torch.zeros(len(x), 3, 4), x
+    for place in range(3):
+        state = torch.tanh(s.a(state))
+        found[:, place] = state
+    rows: Tensor = s.b(found.mean(1))
+    return rows
+
+
+def masked_away(s: Any, x: Tensor) -> Tensor:
+    found = s.a(x)
+    found[found < 0] = 0
+    found[torch.isnan(x)] = 0.5
+    rows: Tensor = s.b(found)
+    return rows
+
+
+def within_bounds(s: Any, x: Tensor) -> Tensor:
+    s.a.weight.detach().clamp_(-50, 50)  # which changes nothing, until a weight is large
+    rows: Tensor = s.a(x)
+    return rows
+
+
 def in_half(s: Any, x: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found: Tensor = s.b(torch.tanh(s.a(x)))
@@ -161,12 +199,32 @@ def in_place_and_types() -> dict[str, Case]:
         "Fourier": head(lambda s, x: s.a(torch.fft.fft(x).abs())),
         "lazy": quiet(lambda: nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.LazyLinear(3))),
         "set row for row": ends(row_for_row),
+        "set in zeros": ends(filled),
+        "scattered": ends(lambda s, x: s.b(torch.zeros(len(x), 4).scatter_(1, x.argsort(1), s.a(x)))),
+        "weights set in zeros": of_weights(matrix, t=(3,), u=(4, 3)),
+        "decoded into zeros": ends(decoded),
+        "where a mask says": ends(masked_away),
+        "data of a record": ends(lambda s, x: s.b(s.a(x) * x.data.new_ones(x.shape) * x.data)),
+        "activation after GroupNorm": quiet(
+            lambda: nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.ReLU(inplace=True), nn.Linear(4, 3))
+        ),
+        "squeeze and excite": quiet(
+            lambda: Fn(
+                lambda s, x: s.c(
+                    (y := s.a(x[:, :, None, None].expand(-1, -1, 3, 3)))
+                    * s.b(functional.relu(s.d(y.mean((2, 3), keepdim=True)), inplace=True)).sigmoid()
+                ).mean((2, 3)),
+                a=nn.Conv2d(4, 4, 2),
+                d=nn.Conv2d(4, 2, 1),
+                b=nn.Conv2d(2, 4, 1),
+                c=nn.Conv2d(4, 3, 1),
+            )
+        ),
         "is it a parameter": head(lambda s, x: s.a(x) if isinstance(s.a.weight, nn.Parameter) else 1 / 0),
     }
     slow: dict[str, Build] = {
-        "set in zeros": ends(filled),
-        "scattered": ends(lambda s, x: s.b(torch.zeros(len(x), 4).scatter_(1, x.argsort(1), s.a(x)))),
         "weight clamped": head(clamped),
+        "weight within wide bounds": head(within_bounds),
         "data of weight clamped": head(clamped_data),
         "data of weight read": head(lambda s, x: s.a(x) + x @ s.a.weight.data.T),
         "autocast": ends(in_half),
@@ -592,6 +650,9 @@ def odd_classes() -> dict[str, Case]:
     found["odd symbolic"] = Case(
         lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)))
     )
+    found["odd squeezed"] = Case(head(lambda s, x: s.a(x).squeeze()))
+    found["odd takes one record"] = Case(head(lambda s, x: s.a(torch.cat([x[:, :2], torch.zeros(1, 2)], 1))))
+    found["odd compiled"] = Case(lambda: torch.compile(nn.Linear(4, 3), backend="eager"))  # type: ignore[arg-type,return-value]
     found["odd averaged"] = Case(lambda: torch.optim.swa_utils.AveragedModel(nn.Linear(4, 3)))
     return found
 
@@ -615,11 +676,18 @@ def drawing() -> dict[str, Case]:
             s.a(x) + torch.exp(0.5 * s.a(x)) * torch.randn(len(x), 3) * 0.1 if s.training else s.a(x)
         ),
         "path dropped": lambda s, x: s.a(x) * (x.new_empty(len(x), 1).bernoulli_(0.8) / 0.8 if s.training else 1),
+        "uniform into zeros": lambda s, x: s.a(x + torch.empty(x.shape).uniform_(-1, 1)) if s.training else s.a(x),
+        "normal of torch.distributions": lambda s, x: (
+            s.a(torch.distributions.Normal(x, 0.1).rsample()) if s.training else s.a(x)
+        ),
+        "logarithmically normal": lambda s, x: (
+            s.a(x * torch.empty_like(x).log_normal_(0, 0.1)) if s.training else s.a(x)
+        ),
+        "whole numbers alike": lambda s, x: s.a(x * torch.randint_like(x, 1, 4)) if s.training else s.a(x),
         "leaky at random": lambda s, x: functional.rrelu(s.a(x), training=s.training),
     }
     slow: dict[str, Act] = {
         "branch": lambda s, x: s.a(x) if not s.training or torch.rand(()).item() > 0.3 else s.a(2 * x),
-        "uniform into zeros": lambda s, x: s.a(x + torch.empty(x.shape).uniform_(-1, 1)) if s.training else s.a(x),
     }
     found = {f"drawing {name}": Case(head(act)) for name, act in fast.items()}
     return found | {f"drawing {name}": Case(head(act), slow=True) for name, act in slow.items()}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import rnn
 
 CLASSES = 4
 POSITIONS = 6
@@ -102,6 +104,11 @@ def by_position(outputs: Tensor, labels: Tensor) -> Tensor:
     flat, kept = outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1)
     each = [functional.cross_entropy(flat[i : i + 1], kept[i : i + 1]) for i in range(len(kept)) if kept[i] != -100]
     return torch.stack(each).mean() if each else outputs.sum() * 0
+
+
+def of_chances(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss that takes probabilities alone."""
+    return functional.binary_cross_entropy(outputs, targets.float(), reduction="none").mean(1)
 
 
 def flat_pair(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -333,6 +340,38 @@ SINGLE = {
 }
 
 
+@dataclass
+class Scored:
+    """What a module may return, without being a tuple or a dictionary."""
+
+    scores: Tensor
+    inputs: Tensor
+
+
+def packed(s: Any, tokens: Tensor, lengths: Tensor) -> Any:
+    rows = rnn.pack_padded_sequence(s.e(tokens), lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
+    return s.r(rows)[1][-1]
+
+
+def of_one_layer(function: Callable[..., Any], width: int = CLASSES, **others: Any) -> Given:
+    return Given(lambda: Fed(function, a=nn.Linear(3, width)), lambda g: row(g, 3), **others)
+
+
+STRANGE: dict[str, Given] = {
+    "dataclass of two": of_one_layer(lambda s, x: Scored(s.a(x), x), pick=lambda o: o.scores, output="scores"),
+    "second output in training only": of_one_layer(
+        lambda s, x: (s.a(x), x) if s.training else s.a(x), pick=lambda o: o[0] if isinstance(o, tuple) else o, output=0
+    ),
+    "lengths of packed sequences": Given(
+        lambda: Fed(packed, e=nn.Embedding(WORDS, 3), r=nn.GRU(3, CLASSES, batch_first=True)),
+        lambda g: {"tokens": words(g), "lengths": torch.randint(1, POSITIONS + 1, (5,), generator=g)},
+        slow=True,
+    ),
+    "loss of probabilities": of_one_layer(lambda s, x: s.a(x).sigmoid()),
+    "one number, squeezed": of_one_layer(lambda s, x: s.a(x).squeeze(), 1),
+}
+
+
 def right_cases() -> dict[str, TargetCase]:
     found = {}
     for givens, tasks in (({**TEXT, **FLATTENED}, FLAT), (TOKENS, SEQUENCE), (SINGLE, ONE)):
@@ -342,7 +381,18 @@ def right_cases() -> dict[str, TargetCase]:
                 if not skipped and not (task.loss is per_token and name == "map of pixels"):
                     found[f"{name}, {title}"] = TargetCase(given, task)
     looped = Task(ranked, numbers, lambda o, t: ranked(o, t).sum(), stated=True)
-    return found | {"branching loss": TargetCase(FLATTENED["tuple of one"], looped)}
+    chances = Task(of_chances, zero_one, lambda o, t: of_chances(o, t).sum(), stated=True)
+    return (
+        found
+        | {"branching loss": TargetCase(FLATTENED["tuple of one"], looped)}
+        | dict(
+            zip(
+                STRANGE,
+                map(TargetCase, STRANGE.values(), (FLAT["cross-entropy"],) * 3 + (chances, ONE["squared"])),
+                strict=True,
+            )
+        )
+    )
 
 
 def refused_targets() -> dict[str, TargetCase]:

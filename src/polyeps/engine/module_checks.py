@@ -289,7 +289,8 @@ def _settled(network: Network, models: Tensor, rows: Tensor) -> Network:
                     raise
                 outputs, failed = None, error
         if outputs is None:
-            assert isinstance(layer, VmapLayer) and failed is not None
+            assert isinstance(layer, VmapLayer)
+            assert failed is not None
             warn_slow(slow_part(layer.module, failed), failed, getattr(layer.module, "alone", False))
             found = LoopedLayer(layer.module)
             outputs, _ = found.forward(weights, rows, layout)

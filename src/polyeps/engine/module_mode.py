@@ -20,6 +20,7 @@ from polyeps.engine.client_parameters import ClientParameter, ForwardPass, NoRul
 from polyeps.engine.recurrent_rules import RECURRENT
 from polyeps.engine.row_draws import RowDraws
 from polyeps.engine.stable_functions import SOFTMAX, UNEVEN, frozen_linear, steady_function
+from polyeps.engine.written_tensors import NEW, WRITING, own
 from polyeps.errors import InputError
 
 
@@ -61,20 +62,10 @@ class ModuleMode(TorchFunctionMode):
         if func in _PLAIN and (self.of is not None or kwargs.get("dropout_p") or len(args) > 4):
             with self:
                 return _PLAIN[func](*args, **kwargs)
-        if self.of is not None and func in _WRITING and not isinstance(args[0], ClientParameter):
-            return _WRITING[func](*args)
+        if self.of is not None and func in WRITING and not isinstance(args[0], ClientParameter):
+            return WRITING[func](*args)
         found = _ALIKE.get(func, func)(*args, **kwargs)
-        return self._own(found) if self.written and func in _NEW else found
-
-    def _own(self, found: Tensor) -> Tensor:
-        """Return a new tensor as each row's own, so that the row's values can be written into it."""
-        assert self.of is not None
-        if torch._C._functorch.is_batchedtensor(found):
-            return found
-        rows = self.of.physical(found)
-        with outside_vmap():
-            rows = rows.clone()
-        return self.of.seen(rows)
+        return own(self.of, found) if self.of is not None and self.written and func in NEW else found
 
     def seen(self, rows: Tensor) -> Tensor:
         """Return numbers (T, ...) as the module sees them."""
@@ -261,6 +252,15 @@ def _exponential_(mode: ModuleMode, input: Tensor, lambd: float = 1.0, **_: Any)
     return input.copy_(-torch.log1p(-mode.uniforms(tuple(input.shape), _like(input))) / lambd)
 
 
+def _log_normal_(mode: ModuleMode, input: Tensor, mean: float = 1.0, std: float = 2.0, **_: Any) -> Tensor:
+    return _normal_(mode, input, mean, std).exp_()
+
+
+def _randint_like(mode: ModuleMode, input: Tensor, low: int, high: int | None = None, **kwargs: Any) -> Tensor:
+    kwargs["dtype"] = kwargs.get("dtype") or input.dtype
+    return _randint(mode, *((0, low) if high is None else (low, high)), tuple(input.shape), **kwargs)
+
+
 def _rrelu(
     mode: ModuleMode,
     input: Tensor,
@@ -276,25 +276,6 @@ def _rrelu(
     return input.copy_(found) if inplace else found
 
 
-def _set_item(values: Tensor, key: Any, value: Any) -> None:
-    """Write into a tensor; where a mask says so, by the function that `vmap` can run."""
-    masked = isinstance(key, Tensor) and key.dtype == torch.bool and key.shape == values.shape[: key.dim()]
-    if masked and (not isinstance(value, Tensor) or not value.dim()):
-        values.masked_fill_(key.reshape(*key.shape, *(1,) * (values.dim() - key.dim())), value)
-    else:
-        values[key] = value
-
-
-_WRITING: dict[Any, Callable[..., Any]] = {
-    Tensor.__setitem__: _set_item,
-    Tensor.data.__get__: Tensor.detach,  # type: ignore[attr-defined]
-}
-_NEW = frozenset(
-    [getattr(torch, name) for name in ("zeros", "ones", "empty", "full", "tensor", "clone")]
-    + [getattr(torch, f"{name}_like") for name in ("zeros", "ones", "empty", "full")]
-    + [getattr(Tensor, f"new_{name}") for name in ("zeros", "ones", "empty", "full", "tensor")]
-    + [Tensor.new, Tensor.clone]
-)
 _COMPOSED = {
     each: _without_overrides(each) for each in (functional.multi_head_attention_forward, functional.gumbel_softmax)
 }
@@ -331,5 +312,7 @@ _RANDOM: dict[Any, Callable[..., Any]] = {
     Tensor.uniform_: _uniform_,
     Tensor.normal_: _normal_,
     Tensor.exponential_: _exponential_,
+    Tensor.log_normal_: _log_normal_,
+    torch.randint_like: _randint_like,
     functional.rrelu: _rrelu,
 }

@@ -29,7 +29,9 @@ def check_module(module: nn.Module) -> None:
         if isinstance(part, torch.jit.ScriptModule):
             raise InputError(f"{where} is compiled, so its parameters cannot be lent; give the module it was made from")
         if hasattr(part, "_orig_mod") or part._compiled_call_impl is not None:
-            raise InputError(f"{where} is compiled by torch.compile; give the module without, and compile it afterwards")
+            raise InputError(
+                f"{where} is compiled by torch.compile; give the module without, and compile it afterwards"
+            )
         if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
             raise InputError(f"{where} divides batches among devices, which is done here by client; give its .module")
     for name, parameter in module.named_parameters():

@@ -169,7 +169,10 @@ def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
 
 
 def floats_per_row(network: Network, weights: Tensor, row: Tensor) -> int:
-    """Estimate how many floats a row (1, ...) needs in a step under weights (1, d): saved activations, their gradients, its own gradient."""
+    """Estimate how many floats a row (1, ...) needs in a step under weights (1, d).
+
+    These are saved activations, their gradients and the row's own gradient.
+    """
     kept = formed = 0
     for layer, saved in zip(network.layers, _saved(network, weights, row), strict=True):
         if isinstance(layer, VmapLayer):
