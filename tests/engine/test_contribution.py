@@ -10,7 +10,7 @@ import torch
 from support.hostile import ROWS, Population, contributions, scattered, worst_contribution
 from torch import Tensor, nn
 
-from polyeps.engine import convolution_rules
+from polyeps.engine import convolution_rules, openblas
 from polyeps.engine.fallback_layers import VmapLayer
 from polyeps.engine.layout import lay_out
 from polyeps.engine.network import Network, add_gradients, lower, record_gradients
@@ -33,6 +33,13 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=[True, False], ids=["by OpenBLAS", "by torch"])
+def either_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of records by OpenBLAS, where it can be used, and by torch."""
+    if not request.param:
+        monkeypatch.setattr(openblas, "_loaded", lambda: None)
 
 
 class Mean(nn.Module):
@@ -205,6 +212,7 @@ def test_a_row_that_is_no_number_changes_nothing(name: str, bad: float) -> None:
 
 
 @STEADY
+@pytest.mark.usefixtures("either_library")
 @pytest.mark.parametrize("name", ["logistic", "cnn", "lstm", "mlp"])
 def test_a_record_alone_is_the_same_in_any_company(name: str) -> None:
     """What a record adds may not depend on how many others are drawn, down to the last bit."""
@@ -273,7 +281,7 @@ def test_what_is_left_of_weights_that_cancel_does_not_depend_on_the_other_record
 
 @STEADY
 @pytest.mark.parametrize("drawn", [1, 2, 5])
-@pytest.mark.usefixtures("two_threads")
+@pytest.mark.usefixtures("two_threads", "either_library")
 def test_positions_that_cancel_leave_the_same_wherever_a_record_lies(drawn: int) -> None:
     """A record that comes first moves all others by a place, where their gradients began at another alignment."""
     generator = torch.Generator().manual_seed(0)
@@ -298,7 +306,7 @@ def test_positions_that_cancel_leave_the_same_wherever_a_record_lies(drawn: int)
 
 @STEADY
 @pytest.mark.parametrize("shape", [(9, 10, 9), (9, 3, 25), (2, 10, 128), (196, 16, 25), (5, 2, 3)])
-@pytest.mark.usefixtures("two_threads")
+@pytest.mark.usefixtures("two_threads", "either_library")
 def test_products_of_positions_round_alike_at_any_place(shape: tuple[int, int, int]) -> None:
     positions, rows, columns = shape
     generator = torch.Generator().manual_seed(2)
@@ -312,6 +320,7 @@ def test_products_of_positions_round_alike_at_any_place(shape: tuple[int, int, i
         assert torch.equal(multiply_each(mine.transpose(1, 2), other), together[first:last])
 
 
+@pytest.mark.usefixtures("either_library")
 @pytest.mark.parametrize("padding", [2, 1])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_large_convolutions_give_the_gradients_of_autograd_and_of_a_record_alone(padding: int, stride: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+
 import pytest
 import torch
 from torch import Tensor
@@ -66,6 +67,14 @@ def test_a_record_has_the_same_digits_in_any_company_and_at_any_address(shape: t
             multiply_records(lefts, rights, into, add=False)
             found.add(into[place].numpy().tobytes())
     assert len(found) == 1
+
+
+@HERE
+def test_results_where_openblas_cannot_write_are_refused_and_no_records_are_no_error() -> None:
+    left, right = drawn(2, 9, 30), drawn(2, 30, 20)
+    with pytest.raises(ValueError, match="20 columns"):
+        multiply_records(left, right, torch.empty(2, 20, 9).transpose(1, 2), add=False)
+    multiply_records(left[:0], right[:0], torch.empty(0, 9, 20), add=False)
 
 
 @HERE

@@ -43,7 +43,7 @@ from polyeps.models import Model
 # From this many parameters on, one client's matrix products are large enough for a call of their own, and copying
 # models into frame order would cost more than calls.
 LARGE = 200_000
-_GROUPS = 8
+_GROUPS = 4
 _KEPT = 1 << 30  # bytes of freed memory
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 NOISE_BLOCK = 1 << 20  # normals drawn at once: enough to hide the cost of calls, few enough for the cache

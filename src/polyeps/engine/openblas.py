@@ -45,12 +45,17 @@ def multiply_records(left: Tensor, right: Tensor, into: Tensor, owner: Tensor | 
     product = _batched_product()
     assert product is not None
     count, rows, inner = left.shape
+    columns = right.shape[2]
+    if into.stride(2) != 1 or into.stride(1) < columns:  # OpenBLAS would print a line and compute nothing
+        raise ValueError(f"results of {columns} columns cannot lie at strides {into.stride()}")
+    if not count:
+        return
     (left, turned_left), (right, turned_right) = _with_unit_stride(left), _with_unit_stride(right)
     items = None if owner is None else owner.numpy().astype(np.uint64)
     lefts, rights, results = _pointers(left), _pointers(right, items), _pointers(into)
     sizes = [
         ctypes.c_int(each)
-        for each in (turned_left, turned_right, rows, right.shape[2], inner, _lead(left), _lead(right), into.stride(1))
+        for each in (turned_left, turned_right, rows, columns, inner, _lead(left), _lead(right), into.stride(1))
     ]
     flip_left, flip_right, m, n, k, lead_left, lead_right, lead_into = map(ctypes.byref, sizes)
     one, beta = ctypes.c_float(1.0), ctypes.c_float(float(add))
@@ -63,7 +68,7 @@ def multiply_records(left: Tensor, right: Tensor, into: Tensor, owner: Tensor | 
             1, ctypes.byref(some),
         )  # fmt: skip
 
-    _divide(call, count, rows * inner * right.shape[2])
+    _divide(call, count, rows * inner * columns)
 
 
 def _divide(call: Callable[[int, int], None], count: int, each: int) -> None:
