@@ -77,11 +77,12 @@ def main() -> None:
     if asked.json:
         print(json.dumps({"bits": BITS, "processes": 1, "machine": platform.machine(), "sums": rows}, indent=1))
         return
-    print("clients dropped coordinates  all, s  a client, ms  vector, bytes  overhead, bytes  allowed, s")
-    for clients, dropped, length, seconds, each, vector, overhead, allowed in (row.values() for row in rows):
+    print("clients dropped neighbours coordinates  all, s  all, CPU s  a client, ms  vector, bytes  overhead, bytes")
+    for row in rows:
+        clients, dropped, near, length, seconds, busy, each, vector, overhead, _ = row.values()
         print(
-            f"{clients:>7} {dropped:>7} {length:>11} {seconds:>7} {each:>13} {vector:>14} {overhead:>16} "
-            f"{allowed or '':>11}"
+            f"{clients:>7} {dropped:>7} {near:>10} {length:>11} {seconds:>7} {busy:>10} {each:>13} {vector:>14} "
+            f"{overhead:>16}"
         )
 
 
