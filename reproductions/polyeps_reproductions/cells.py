@@ -74,6 +74,7 @@ class Setting:
     redrawn: bool = False  # budgets are drawn anew for every seed, and the number of high-ε clients with them
     granted: bool = True  # every round has a high-ε client
     lanczos: bool = False  # PFA+ finds directions as the paper's code does
+    equal: bool = False  # and weighs all clients alike
     rates_of: str = ""  # the method at whose learning rate all are trained
     rates_on: str = ""  # the data on which it is chosen
     size: int | None = 1200  # records a client; with shards all records are dealt out
@@ -96,6 +97,7 @@ class Setting:
         options = {key: int(value) if value.isdigit() else value for key, value in (one.split("=") for one in words)}
         linear = self.model in (*LINEAR, "mlp")
         name = LANCZOS if self.lanczos else name
+        options |= {"weights": "count"} if self.equal else {}
         return {
             "name": self.title,
             "rounds": self.rounds,
@@ -141,7 +143,7 @@ class Setting:
         labels = {"cell": self.title, **{name: getattr(self, name) for name in names}, "method": method, "form": form}
         chosen = None
         if learning_rate is None:
-            usual: dict[str, Any] = {"redrawn": False, "granted": True, "lanczos": False}
+            usual: dict[str, Any] = {"redrawn": False, "granted": True, "lanczos": False, "equal": False}
             usual["data"] = self.rates_on or self.data
             tuned = self if self.epsilons is not None else replace(self, clients=self.choice_clients, **usual)
             chosen_for = self.rates_of or method

@@ -30,6 +30,7 @@ PFA = {
     "figure-3-one-rate-cnn": "PFA's learning rate for all methods",
     "figure-3-not-granted": "allowing rounds without a high-ε client, as the paper's code does but for PFA,",
     "figure-6-lanczos": "256 Lanczos steps, as in the paper's code,",
+    "figure-6-lanczos-equal": "256 Lanczos steps and equal weights, as in the paper's code,",
 }
 Key = tuple[Any, ...]  # of a value; its last part says which values an experiment must not spoil: those of a method
 Pair = tuple[float, float]  # the paper's value and ours
@@ -75,7 +76,7 @@ def by_chance(paper: float, mean: float, deviation: float, count: int) -> str:
     return f"chance: {errors:.1f} standard errors over {count} seeds" if errors <= ERRORS else ""
 
 
-def of_pfa(one: Record) -> Key:
+def of_pfa(one: Mapping[str, Any]) -> Key:
     """Return what identifies a value of PFA's figures, in the plain run and in experiments."""
     model = "logistic" if one["model"] == SOFTMAX_TWICE else one["model"]
     return one["data"], model, one["partition"], one["budgets"], one["clients"], one["method"]

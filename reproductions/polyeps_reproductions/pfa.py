@@ -176,6 +176,8 @@ def variants() -> list[Part]:
                 {one: replace(one, granted=False) for one in few}, ("weiavg",)),
         variant("6-lanczos", "PFA+ with directions of 256 Lanczos steps, as in the paper's code",
                 {_SIX: replace(_SIX, lanczos=True)}, _RANKS, axis="method", paper=_SIX_NUMBERS),
+        variant("6-lanczos-equal", "PFA+ with 256 Lanczos steps and equal weights, as in the paper's code",
+                {_SIX: replace(_SIX, lanczos=True, equal=True)}, _RANKS, axis="method", paper=_SIX_NUMBERS),
         figure("3-redrawn", "Budgets drawn anew for every seed (MNIST, logistic regression, IID, MixGauss1)",
                [replace(one, redrawn=True) for one in linear["mixgauss1"]],
                paper={(replace(one, redrawn=True), method): READ[one, method]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from polyeps_reproductions.census import UNEXPLAINED, counted, finished, values
+from polyeps_reproductions.census import counted, finished, values
+from polyeps_reproductions.explanations import UNEXPLAINED
 from polyeps_reproductions.headlines import (
     HOLDS,
     NOT,

@@ -23,6 +23,7 @@ def test_every_cell_of_a_figure_has_a_place_of_its_own(part: Part) -> None:
 
 
 EXPERIMENTS = ["3-softmax", "3-softmax-fashion", "3-one-rate", "3-one-rate-cnn", "3-not-granted", "6-lanczos"]
+EXPERIMENTS += ["6-lanczos-equal"]
 
 
 def printed(number: str) -> dict[tuple[str, str, int, str], float]:
@@ -61,7 +62,8 @@ def test_experiments_change_one_thing_and_take_rates_that_are_chosen() -> None:
             assert one.trial.recorded is not None
             assert one.trial.settings != same.trial.settings or one.trial.recorded != same.trial.recorded
     found = {number: [json.loads(one.trial.settings) for one in pfa.STUDY.choose([number])[0].cells(False)]
-             for number in ("3-not-granted", "6-lanczos")}  # fmt: skip
+             for number in ("3-not-granted", "6-lanczos", "6-lanczos-equal")}  # fmt: skip
+    assert {one["algorithm"]["weights"] for one in found["6-lanczos-equal"]} == {"count"}
     assert {one["participation"]["with_public"] for one in found["3-not-granted"]} == {False}
     assert [one["algorithm"] for one in found["6-lanczos"]] == [
         {"name": LANCZOS, "form": "published", "rank": rank} for rank in (1, 2, 5, 10, 50)
