@@ -1,7 +1,8 @@
 """Runs one cell of every paper again and compares it with the stored result: `python -m polyeps_reproductions.rerun`.
 
-A value agrees if it is within the spread over seeds that is stored, or within half a point where that is smaller. Names
-of studies as arguments run these alone. CMP-Fed's trainings take hours without an accelerator; its accounts stand in.
+A value agrees if it lies where 95 of 100 further seeds do, by the stored mean, deviation and number of seeds
+(Student's t), or within half a point where that is smaller. Names of studies as arguments run these alone. CMP-Fed's
+trainings take hours without an accelerator; its accounts stand in.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import sqrt
 from typing import Any, NamedTuple
+
+from scipy import stats
 
 from polyeps.errors import InputError
 from polyeps_reproductions.headlines import Results, number, numbers
@@ -20,10 +24,7 @@ from polyeps_reproductions.trials import changed, perform
 LEAST = 0.005  # a spread counts as half a point at least: machines round differently
 SEED = 1
 CELLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "pfa": (
-        "figure-11",
-        {"cell": "mnist logistic shards mixgauss1 M=20", "method": "public-only", "form": "sound"},
-    ),
+    "pfa": ("figure-3", {"cell": "mnist logistic iid mixgauss1 M=20", "method": "pfa", "form": "sound"}),
     "fedsel": ("figure-2a", {"method": "np-ps"}),
     "pdp-fl": ("figure-4", {"clients": 10, "method": "fedavg", "form": "sound"}),
     "fedhdp": ("table-1", {"clients": "one digit", "method": "dp-fedavg"}),
@@ -51,7 +52,7 @@ def again(study: str, results: Results = RESULTS) -> Agreement:
         raise InputError(f"no cell of {study!r} is named here; choose one of {', '.join([*CELLS, 'cmp-fed'])}")
     part, wanted = CELLS[study]
     cell = _cell(study, part, wanted)
-    stored, spread = _stored(results, study, part, cell)
+    stored, spread = stored_range(results, study, part, cell)
     trial = cell.trial
     if trial.choice is not None:
         if trial.recorded is None:
@@ -66,15 +67,24 @@ def _cell(study: str, part: str, wanted: Mapping[str, Any]) -> Cell:
     return next(cell for cell in one.cells(False) if wanted.items() <= cell.labels.items())
 
 
-def _stored(results: Results, study: str, part: str, cell: Cell) -> tuple[float, float]:
-    """Return the stored value of the seed and the spread; the mean, or the table's, where no seeds were kept."""
+def stored_range(results: Results, study: str, part: str, cell: Cell) -> tuple[float, float]:
+    """Return the stored mean, and how far from it 95 of 100 further seeds lie at most."""
     summary = results.summary(study, part)
     for one in (summary and summary["records"]) or ():
         if same_labels(one, cell.labels):
-            return (one["finals"] or {}).get(str(SEED), one["mean"]), one["deviation"]
+            return one["mean"], further_seeds(one["deviation"], one["count"])
     row = next(row for row in results.rows(study, part) if wanted_row(row, cell.labels))
-    mean, *error = numbers(row["Acc_g"])
-    return mean / 100, (error or [0.0])[0] / 100
+    mean, *deviation = numbers(row["Acc_g"])
+    return mean / 100, further_seeds((deviation or [0.0])[0] / 100, summary["seeds"] if summary else 1)
+
+
+def further_seeds(deviation: float, count: int) -> float:
+    """Return how far from the mean of `count` seeds 95 of 100 further ones lie at most; 0 for a single seed.
+
+    >>> further_seeds(0.01, 1), round(further_seeds(0.01, 3), 4), round(further_seeds(0.01, 1000), 4)
+    (0.0, 0.0497, 0.0196)
+    """
+    return float(stats.t.ppf(0.975, count - 1)) * deviation * sqrt(1 + 1 / count) if count > 1 else 0.0
 
 
 def wanted_row(row: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:

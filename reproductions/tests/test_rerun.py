@@ -4,12 +4,12 @@ import os
 
 import pytest
 from polyeps_reproductions.other_tables import RESULTS
-from polyeps_reproductions.rerun import CELLS, Agreement, _cell, _stored, again, main
+from polyeps_reproductions.rerun import CELLS, Agreement, _cell, again, main, stored_range
 
 needs_data = pytest.mark.skipif(not os.environ.get("POLYEPS_DATA"), reason="needs MNIST; set POLYEPS_DATA")
 
 
-def test_agreement_is_the_stored_spread_or_half_a_point() -> None:
+def test_agreement_is_thestored_range_spread_or_half_a_point() -> None:
     assert Agreement("pfa", "", 0.80, 0.02, 0.819).agrees
     assert not Agreement("pfa", "", 0.80, 0.02, 0.821).agrees
     assert Agreement("pfa", "", 0.80, 0.0, 0.804).agrees
@@ -29,7 +29,7 @@ def test_pfa_agrees() -> None:
 def test_every_cell_that_is_run_again_has_a_spread_to_agree_within() -> None:
     """A single run has none, and noise alone would move it by more than half a point; exact runs need none."""
     for study, (part, wanted) in CELLS.items():
-        _, spread = _stored(RESULTS, study, part, _cell(study, part, wanted))
+        _, spread = stored_range(RESULTS, study, part, _cell(study, part, wanted))
         assert spread > 0
 
 
