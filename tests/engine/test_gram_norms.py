@@ -80,7 +80,7 @@ def test_no_row_exceeds_its_clip_where_scaled_gradients_underflow(
     use = ConvolutionUse(use.range, use.kind, images, gradients, use.weights)
     monkeypatch.setattr(ConvolutionProducts, "formed", 0)
     found = ConvolutionProducts(lay_out(6, [0, 6], np.array([1]), torch.device("cpu")), use)
-    factors = (clip * (1 - 2**-16) / found.squared_norms().sqrt()).clamp(max=1)
+    factors = (clip * (1 - 2**-18) / found.squared_norms().sqrt()).clamp(max=1)
     into = torch.zeros(6, use.range[1])
     found.add_to(into, factors)
     lengths = torch.linalg.vector_norm(into, dim=1, dtype=torch.float64)

@@ -49,7 +49,7 @@ CASES: dict[str, Case] = {
 TARGETS: dict[str, TargetCase] = {**right_cases(), **{f"refused {n}": c for n, c in refused_targets().items()}}
 STRANGE = stranger_cases()
 SIZES = np.array([3, 0, 2])  # rows of three clients
-AIM = 1 - 2**-16  # the engine clips to this share of the clip
+AIM = 1 - 2**-18  # the engine clips to this share of the clip
 OWNER = [0, 0, 0, 2, 2]
 
 

@@ -32,7 +32,7 @@ from polyeps.engine.layout import (
     usual_width,
 )
 from polyeps.engine.losses import Loss
-from polyeps.engine.network import Network, add_gradients, add_rows, row_gradients
+from polyeps.engine.network import ROUNDING, Network, add_gradients, add_rows, row_gradients
 from polyeps.engine.per_client import Floats, Whole
 from polyeps.engine.row_draws import RowDraws, client_keys
 from polyeps.engine.sampling import Batches, fixed_batches, poisson_batches, split_batches
@@ -105,7 +105,9 @@ def pace(settings: Settings, sizes: Whole | None, device: torch.device) -> Pace:
     else:
         assert sizes is not None
         divisor = np.maximum(sizes, 1).astype(float)
-    clip = column(settings.clip)
+    # By how many rows a sum usually has, which is public: what a record moves must not depend on the others drawn.
+    lower = 0.0 if settings.divisor is None else np.minimum(ROUNDING * settings.divisor, 0.5)
+    clip = None if settings.clip is None else column(settings.clip * (1 - lower))
     return Pace(
         rate=per_step(np.where(active, settings.learning_rate, 0.0)),
         divisor=per_step(np.array(divisor)),
