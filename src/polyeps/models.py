@@ -61,7 +61,7 @@ class Model:
     person: str = ""  # what a person is called, where an example is all records of one: "patient"
     network: Network = field(init=False, repr=False)
     slices: dict[str, Slice] = field(init=False, repr=False)
-    sample: Tensor = field(init=False, repr=False)  # (1, ...): a made-up record that the module takes
+    _sample: Tensor = field(init=False, repr=False)  # (1, ...); of one number only where it is zero
     example: InitVar[Tensor | None] = None  # rows to check the module on; random ones by default
     check: InitVar[bool] = True
     # Examples (R, ...) of the targets of an own loss that takes other ones than a class or a number for each record.
@@ -76,7 +76,7 @@ class Model:
         if self.input_type.is_complex or self.input_type in (torch.float64, torch.float16, torch.bfloat16):
             raise InputError(f"rows are {self.input_type}; models take float32 or whole numbers: call float() on them")
         object.__setattr__(self, "loss", loss_named(self.loss))
-        object.__setattr__(self, "sample", torch.zeros(1, *self.input_shape, dtype=self.input_type))
+        object.__setattr__(self, "_sample", torch.zeros(1, dtype=self.input_type).expand(1, *self.input_shape))
         self._lay_out()
         if check:
             self._check(example)
@@ -110,7 +110,7 @@ class Model:
         except OneAtATimeError:
             self._replace(one_by_one(self.module))
             checked = check_model(self._subject(), self.network, start, rows, self.targets)
-        for name, found in zip(("network", "loss", "sample"), checked, strict=True):
+        for name, found in zip(("network", "loss", "_sample"), checked, strict=True):
             object.__setattr__(self, name, found)
 
     def _subject(self) -> CheckedModel:
@@ -143,6 +143,11 @@ class Model:
     def size(self) -> int:
         """d, the number of parameters."""
         return max(part.stop for part in self.slices.values())
+
+    @property
+    def sample(self) -> Tensor:
+        """A made-up record (1, ...) that the module takes. A model file may ask for a huge one, so it is made late."""
+        return self._sample.contiguous()
 
     @cached_property
     def floats_per_row(self) -> int:
@@ -314,7 +319,7 @@ def of_units(model: Model, person: str) -> Model:
     loss, kind, zero = UnitLoss(model.loss), model.input_type, model.start_at_zero
     made = Model(module, loss, shape, kind, zero, person, check=False, targets=model.targets)
     object.__setattr__(made, "network", UnitNetwork(model.network.layers, model.network.random))
-    object.__setattr__(made, "sample", model.sample[None])
+    object.__setattr__(made, "_sample", model._sample[None])
     return made
 
 

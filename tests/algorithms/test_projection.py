@@ -26,8 +26,12 @@ def test_equal_budgets_make_everybody_public(rule: str) -> None:
     assert len(public_clients(clients, "top", 0.4)) == 2
 
 
+class Watched(Profile):
+    """A profile that weak references can follow."""
+
+
 def test_nothing_holds_on_to_profiles() -> None:
-    client = Profile("a", epsilon=0.123)
+    client = Watched("a", epsilon=0.123)
     seen = weakref.ref(client)
     public_clients([client], "mixture")
     del client

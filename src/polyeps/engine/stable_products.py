@@ -106,8 +106,13 @@ def multiply_each(left: Tensor, right: Tensor) -> Tensor:
         found = left.new_empty(len(left), left.shape[1], right.shape[2])
         multiply_records(left, right, found, add=False)
         return found.flatten(1)
+    return _by_torch(left, right)
+
+
+def _by_torch(left: Tensor, right: Tensor) -> Tensor:
+    """Return the products of `multiply_each` by torch."""
     if len(left) == 1:  # threads would divide a single product
-        return multiply_each(left.expand(2, -1, -1), right.expand(2, -1, -1))[:1]
+        return _by_torch(left.expand(2, -1, -1), right.expand(2, -1, -1))[:1]
     size = left.shape[1] * right.shape[2]
     room = left.new_empty(len(left), _rounded_up(size, LINE))[:, :size]  # each product begins a cache line
     torch.bmm(left, right, out=torch.unflatten(room, 1, (left.shape[1], right.shape[2])))
@@ -119,13 +124,14 @@ def multiply_persons(gradients: Tensor, inputs: Tensor) -> Tensor:
 
     Of persons, L is that of the longest in the batch: gradients that are zero after a person's last position must leave
     its sum as it is. MKL adds up to 192 positions one after the other, in another way for few; so it gets no more.
+    OpenBLAS would add other numbers of positions in other orders.
     """
     length, size = gradients.shape[1], gradients.shape[2] * inputs.shape[2]
     fewest = max(_FEWEST_POSITIONS, -(-_FEWEST_PRODUCTS // size))
     wanted = _rounded_up(length, _BLOCK) if length > _BLOCK else max(length, fewest if fewest <= _BLOCK else 0)
     left, right = (functional.pad(each, (0, 0, 0, wanted - length)) for each in (gradients, inputs))
     parts = (
-        multiply_each(align_matrices(a).transpose(1, 2), align_matrices(b))
+        _by_torch(align_matrices(a).transpose(1, 2), align_matrices(b))
         for a, b in zip(torch.split(left, _BLOCK, 1), torch.split(right, _BLOCK, 1), strict=True)
     )
     return functools.reduce(torch.add, parts)
