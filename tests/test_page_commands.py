@@ -74,8 +74,9 @@ def commands(page: Path) -> list[str]:
 
 def reason(command: str) -> str | None:
     """Return why a command is not run here; None if it is."""
-    if "adult" in command and not Path(os.environ.get("POLYEPS_DATA", ""), "adult").is_dir():
-        return "POLYEPS_DATA names no folder with Adult's files"
+    for name in ("adult", "mnist"):
+        if name in command and not Path(os.environ.get("POLYEPS_DATA", ""), name).is_dir():
+            return f"POLYEPS_DATA names no folder with the files of {name}"
     return next((why for beginning, why in NOT_RUN.items() if command.startswith(beginning)), None)
 
 
