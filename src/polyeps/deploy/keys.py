@@ -65,7 +65,9 @@ def read_key(path: Path) -> Ed25519PrivateKey:
     try:
         mode, content = path.stat().st_mode, path.read_bytes()
     except OSError as problem:
-        raise InputError(f"the key {path} cannot be read: {problem.strerror}; make one with polyeps deploy") from None
+        raise InputError(
+            f"the key {path} cannot be read: {problem.strerror}; make one with `polyeps deploy init`"
+        ) from None
     if mode & 0o077:
         raise InputError(f"the key {path} can be read by other accounts; run `chmod 600 {path}`")
     try:
@@ -73,7 +75,7 @@ def read_key(path: Path) -> Ed25519PrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise InputError(f"{path} holds no Ed25519 key; make one with polyeps deploy")
+        raise InputError(f"{path} holds no Ed25519 key; make one with `polyeps deploy init`")
     return key
 
 
@@ -83,7 +85,7 @@ def read_secret(path: Path) -> bytes:
         mode, content = path.stat().st_mode, path.read_bytes()
     except OSError as problem:
         raise InputError(
-            f"the secret {path} cannot be read: {problem.strerror}; make one with polyeps deploy"
+            f"the secret {path} cannot be read: {problem.strerror}; make one with `polyeps deploy init`"
         ) from None
     if mode & 0o007 or not content:
         raise InputError(f"the secret {path} is empty or can be read by everybody; run `chmod 640 {path}`")
