@@ -17,7 +17,6 @@ from polyeps.experiment import config
 from polyeps.experiment import estimate as estimating
 from polyeps.experiment import run as runs
 from polyeps.experiment.estimate import LEARNABLE, estimate
-from polyeps.experiment.population import populate
 from polyeps.ledger import Ledger
 
 
@@ -145,14 +144,6 @@ def test_drawn_records_follow_the_schema_and_are_as_learnable_as_stated(classes:
     deviation = np.sqrt(LEARNABLE * (1 - LEARNABLE) / len(drawn.test_labels))
     found = model.score(drawn.test_features, drawn.test_labels)
     assert LEARNABLE - missed - 3 * deviation < found < LEARNABLE + 3 * deviation
-
-
-def test_persons_count_once(tmp_path: Path) -> None:
-    population = populate(planned(own(tmp_path)), 1)
-    persons = np.zeros(len(population.dataset.labels), np.int64)
-    persons[::2] = 1
-    found = estimating._units(replace(population, dataset=replace(population.dataset, persons=persons)))
-    assert found.tolist() == [2, 2, 2]
 
 
 def test_the_command_prints_the_estimate_and_what_it_is_worth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,7 @@ class RealFederation(DemoFederation):
 
     def start_superlink(self) -> None:
         others = any(isinstance(link, Namespace) for link in self.links.values())
-        self.start_superlink_at("0.0.0.0" if others else "127.0.0.1")
+        self.start_superlink("0.0.0.0" if others else "127.0.0.1")
 
     def start_supernode(self, name: str) -> None:
         link = self.links.get(name)

@@ -5,6 +5,7 @@ numpy is imported inside the commands, so that `polyeps --help` stays quick.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -182,18 +183,16 @@ def show_dataset(
     import numpy as np
 
     from polyeps.data.partition import divide
+    from polyeps.data.schema_files import TableDeclaration, read_schema
 
     if seed is not None and seed < 0:
         raise InputError(f"--seed is {seed}; it must be 0 or more")
     generator = None if seed is None else np.random.default_rng(seed)
-    own: dict[str, Any] = {"label": label_column, "client": client_column}
+    declared = TableDeclaration(label_column, client_column)
     if schema is not None:
-        from polyeps.data.schema_files import read_schema
-
-        declared = read_schema(schema)
-        own = {key: getattr(declared, key) for key in ("label", "client", "unit", "schema", "classes")}
+        declared = replace(read_schema(schema), target="class", scale=None)
     with _stderr().status(f"Reading {name}…"):
-        dataset = _dataset(name, data_dir, offline, generator, (c1, c2), own)
+        dataset = _dataset(name, data_dir, offline, generator, (c1, c2), declared)
     divided = None
     if partition is not None:
         divided = divide(
@@ -217,7 +216,7 @@ def show_dataset(
 
 
 def _dataset(
-    name: str, data_dir: Path | None, offline: bool, generator: Any, constants: tuple[float, float], own: Any
+    name: str, data_dir: Path | None, offline: bool, generator: Any, constants: tuple[float, float], declared: Any
 ) -> Dataset:
     from polyeps.data.own_files import load_own
     from polyeps.data.public_catalogue import PUBLIC_DATASETS
@@ -225,7 +224,7 @@ def _dataset(
     from polyeps.data.synthetic import synthetic
 
     if name not in PUBLIC_DATASETS and Path(name).exists():
-        return load_own(Path(name), **own)
+        return load_own(Path(name), declared)
     _published(name)
     if not name.startswith("syn-"):
         return load_dataset(name, data_dir=data_dir, download=None if offline else _download_with_progress)

@@ -101,19 +101,17 @@ def _check_records(where: str, features: NDArray[Any], labels: NDArray[Any], dat
 
 
 def without_test(
-    name: str, features: NDArray[Any], labels: LabelArray, classes: tuple[str, ...], *, columns: tuple[str, ...] = ()
+    name: str, features: NDArray[Any], labels: LabelArray, classes: tuple[str, ...], **others: Any
 ) -> Dataset:
     """Return a data set without test records; `hold_out` makes some."""
-    return Dataset(name, features, labels, features[:0], labels[:0], classes, columns=columns)
+    return Dataset(name, features, labels, features[:0], labels[:0], classes, **others)
 
 
 def take(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
     """Return the training records with these row numbers; the test split stays."""
-    groups = None if dataset.groups is None else dataset.groups[rows]
-    persons = None if dataset.persons is None else dataset.persons[rows]
-    return replace(
-        dataset, features=dataset.features[rows], labels=dataset.labels[rows], groups=groups, persons=persons
-    )
+    parts: dict[str, Any] = {name: getattr(dataset, name) for name in ("features", "labels", "groups", "persons")}
+    taken: dict[str, Any] = {name: None if part is None else part[rows] for name, part in parts.items()}
+    return replace(dataset, **taken)
 
 
 def subsample(dataset: Dataset, records: int, generator: np.random.Generator) -> Dataset:
@@ -150,13 +148,7 @@ def hold_out(dataset: Dataset, share: float, generator: np.random.Generator) -> 
     if not 0 < count < len(dataset.labels):
         raise InputError(f"a share of {share} of {len(dataset.labels)} records leaves nothing to test or to train on")
     order = generator.permutation(len(dataset.labels))
-    test = order[:count]
-    return replace(
-        take(dataset, order[count:]),
-        test_features=dataset.features[test],
-        test_labels=dataset.labels[test],
-        test_groups=None if dataset.groups is None else dataset.groups[test],
-    )
+    return _moved(dataset, order[count:], order[:count])
 
 
 def _held_out_by_client(dataset: Dataset, share: float, generator: np.random.Generator) -> Dataset:
@@ -167,13 +159,18 @@ def _held_out_by_client(dataset: Dataset, share: float, generator: np.random.Gen
         whose = f"{dataset.person}s" if dataset.person else "records"
         raise InputError(f"{dataset.name} has no client with two {whose}, so nothing can be held out; add records")
     taken = first_of_each(client, counts, generator)[unit]
-    groups = None if dataset.groups is None else dataset.groups[taken]
+    return _moved(dataset, np.flatnonzero(~taken), np.flatnonzero(taken))
+
+
+def _moved(dataset: Dataset, kept: NDArray[np.int64], tested: NDArray[np.int64]) -> Dataset:
+    """Return a data set whose test records are some of the training records."""
+    test = take(dataset, tested)
     return replace(
-        take(dataset, np.flatnonzero(~taken)),
-        test_features=dataset.features[taken],
-        test_labels=dataset.labels[taken],
-        test_groups=groups,
-        test_persons=None if dataset.persons is None else dataset.persons[taken],
+        take(dataset, kept),
+        test_features=test.features,
+        test_labels=test.labels,
+        test_groups=test.groups,
+        test_persons=test.persons,
     )
 
 

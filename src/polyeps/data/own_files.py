@@ -10,37 +10,24 @@ from typing import Any
 from polyeps.data.cells import as_text, listed, of_each
 from polyeps.data.dataset import Dataset
 from polyeps.data.own_tables import assemble
-from polyeps.data.schema import Column, Schema
 from polyeps.data.schema_files import TableDeclaration, read_schema
 from polyeps.data.table_readers import SUFFIXES, RawTable, read_columns
-from polyeps.data.targets import Target
 from polyeps.errors import DataError
 
 
-def load_own(
-    path: Path,
-    *,
-    label: str = "label",
-    client: str = "client",
-    unit: str | None = None,
-    schema: Schema | None = None,
-    classes: tuple[str, ...] | None = None,
-    target: Target = "class",
-    scale: Column | None = None,
-) -> Dataset:
+def load_own(path: Path, declared: TableDeclaration | None = None, **roles: Any) -> Dataset:
     """Load a folder with one file per client, named after it, or one file with a column `client`.
 
-    Undeclared columns are left out where a schema is given; without one, all others must be numbers. `unit` is the
-    column that names the person of each record, and `classes` are the labels there may be, in order. With the target
-    "number" the label is a number, scaled by the range of the column `scale`.
+    Undeclared columns are left out where a schema is given; without one, all others must be numbers. `roles` are the
+    fields of a declaration, where none is given.
     """
-    declared = TableDeclaration(label, client, unit, schema, classes, target, scale)
+    declared = declared or TableDeclaration(**roles)
     if not path.is_dir():
         return assemble(path.name, [read_columns(path)], declared)
     files = _client_files(path)
     tables = [read_columns(file) for file in files]
     for table, file in zip(tables, files, strict=True):
-        _check_owner(table, _name(file), client)
+        _check_owner(table, _name(file), declared.client)
     return assemble(path.name, tables, declared, [_name(file) for file in files])
 
 

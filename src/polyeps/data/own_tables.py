@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from polyeps.core import check_name
 from polyeps.data.cells import as_text, is_empty, is_missing, listed, of_each, person_key
-from polyeps.data.dataset import Dataset, LabelArray
+from polyeps.data.dataset import Dataset, LabelArray, without_test
 from polyeps.data.named_inputs import by_name, inputs_of
 from polyeps.data.schema import Schema, Where, no_column, toml_key
 from polyeps.data.schema_files import TableDeclaration, schema_of
@@ -181,12 +181,10 @@ def assemble(
             f"clients {twin!r} and {folded[twin.casefold()]!r} are two clients, which differ in capitals only"
         )
     persons = _persons(tables, declared, groups, where, remarks)
-    return Dataset(
+    return without_test(
         f"own:{name}",  # never taken for a public set of that name
         features,
         labels,
-        features[:0],
-        labels[:0],
         classes,
         groups=groups,
         group_names=tuple(names),

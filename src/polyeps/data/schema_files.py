@@ -134,17 +134,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return suggest(name, names, f"known are {', '.join(names)}")
 
 
+def read_toml(path: Path, named: str, remedy: str) -> dict[str, Any]:
+    """Return the content of a TOML file, which messages call by a name."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise InputError(f"{named} cannot be read: {problem.strerror}; {remedy}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise InputError(f"{named} is not TOML: {problem}") from None
+
+
 def read_schema_values(path: Path) -> dict[str, Any]:
     """Return the keys of a schema file, which are those of [data]: label, client, unit, classes, columns."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise InputError(
-            f"the schema {path} cannot be read: {problem.strerror}; draft one with `polyeps data describe FILE --write "
-            f"{path.name}`"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise InputError(f"the schema {path} is not TOML: {problem}") from None
+    drafting = f"draft one with `polyeps data describe FILE --write {path.name}`"
+    values = read_toml(path, f"the schema {path}", drafting)
     for key in values:
         if key not in SCHEMA_KEYS:
             raise InputError(f"the schema {path} has an unknown key {key!r}; {nearest(key, SCHEMA_KEYS)}")

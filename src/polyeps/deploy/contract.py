@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -21,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field, field_validator, model_validator
 
 from polyeps.core import check_name
-from polyeps.data.schema_files import SCHEMA_KEYS, TableDeclaration, read_schema_values, schema_of
+from polyeps.data.schema_files import SCHEMA_KEYS, TableDeclaration, read_schema_values, read_toml, schema_of
 from polyeps.deploy.keys import check_public_key, public_of, verifies
 from polyeps.encoders import ENCODER_NAMES
 from polyeps.errors import InputError
@@ -29,9 +28,7 @@ from polyeps.experiment import config
 from polyeps.experiment.sections import Section, Title
 from polyeps.messages import MOST_ROUNDS
 
-_SIGNED = (
-    b"polyeps contract 1\n"  # before the bytes that are signed: a signature of anything else is none of a contract
-)
+_SIGNED = b"polyeps contract 1\n"  # before the bytes that are signed, so that a signature of anything else is none
 LARGEST_CONTRACT = 1 << 20  # bytes
 # Of the model, that `contract_job` knows: a setting that it ignored would be agreed to in vain.
 _MODEL_KEYS = {"name", "hidden", "encoder", "encoder_size", "encoder_bandwidth"}
@@ -216,12 +213,7 @@ def contract_of(values: Any) -> Contract:
 
 def read_draft(path: Path, signer: str, model_digest: Any) -> Contract:
     """Return the contract that a TOML file drafts; `model_digest` gives the digest of a contract's model."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise InputError(f"the contract {path} cannot be read: {problem.strerror}; give the path of a draft") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise InputError(f"the contract {path} is not TOML: {problem}") from None
+    values = read_toml(path, f"the contract {path}", "give the path of a draft")
     for key in ("signer", "model_digest"):
         if key in values:
             raise InputError(f"{path}: {key} is filled in when the contract is signed; leave it out")

@@ -84,10 +84,7 @@ class DemoFederation:
         secret = read_secret(self.server / "superlink.secret")
         return Endpoint(f"127.0.0.1:{self.port}", secret, self.server / "ca.crt")
 
-    def start_superlink(self) -> None:
-        self.start_superlink_at("127.0.0.1")
-
-    def start_superlink_at(self, host: str) -> None:
+    def start_superlink(self, host: str = "127.0.0.1") -> None:
         process = self.processes.start("superlink", superlink_command(self.server, host, self.port))
         wait_for_port(self.port, process)
 

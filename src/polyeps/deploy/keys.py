@@ -62,12 +62,7 @@ def verifies(public: str, signature: bytes, content: bytes) -> bool:
 
 def read_key(path: Path) -> Ed25519PrivateKey:
     """Return the Ed25519 key of a file; refuse one that others can read."""
-    try:
-        mode, content = path.stat().st_mode, path.read_bytes()
-    except OSError as problem:
-        raise InputError(
-            f"the key {path} cannot be read: {problem.strerror}; make one with `polyeps deploy init`"
-        ) from None
+    mode, content = _read(path, "key")
     if mode & 0o077:
         raise InputError(f"the key {path} can be read by other accounts; run `chmod 600 {path}`")
     try:
@@ -81,15 +76,19 @@ def read_key(path: Path) -> Ed25519PrivateKey:
 
 def read_secret(path: Path) -> bytes:
     """Return the secret of a file; refuse one that other accounts can read."""
-    try:
-        mode, content = path.stat().st_mode, path.read_bytes()
-    except OSError as problem:
-        raise InputError(
-            f"the secret {path} cannot be read: {problem.strerror}; make one with `polyeps deploy init`"
-        ) from None
+    mode, content = _read(path, "secret")
     if mode & 0o007 or not content:
         raise InputError(f"the secret {path} is empty or can be read by everybody; run `chmod 640 {path}`")
     return content
+
+
+def _read(path: Path, what: str) -> tuple[int, bytes]:
+    """Return the mode and the content of a file."""
+    try:
+        return path.stat().st_mode, path.read_bytes()
+    except OSError as problem:
+        reason = f"{problem.strerror}; make one with `polyeps deploy init`"
+        raise InputError(f"the {what} {path} cannot be read: {reason}") from None
 
 
 def new_key(path: Path) -> Ed25519PrivateKey:
@@ -118,12 +117,12 @@ def read_node_key(path: Path) -> EllipticCurvePublicKey:
 
 
 def _written(path: Path, key: _Key, form: PrivateFormat) -> _Key:
-    refuse_existing(path)
+    _refuse_existing(path)
     replace_file(path, key.private_bytes(Encoding.PEM, form, NoEncryption()))
     return key
 
 
-def refuse_existing(path: Path) -> None:
+def _refuse_existing(path: Path) -> None:
     """Refuse to replace a key."""
     if path.exists() or path.is_symlink():
         raise InputError(f"{path} exists already; a key is never replaced: remove it first, if you mean to")
@@ -131,7 +130,6 @@ def refuse_existing(path: Path) -> None:
 
 def new_authority(folder: Path, name: str) -> None:
     """Write a new certificate authority: ca.crt, and ca.key to sign certificates with."""
-    refuse_existing(folder / "ca.key")
     key = generate_private_key(SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} CA")])
     certificate = (
@@ -145,7 +143,7 @@ def new_authority(folder: Path, name: str) -> None:
 
 def new_certificate(folder: Path, name: str, hosts: list[str]) -> None:
     """Write server.crt and server.key for some host names and addresses, signed by the authority of the folder."""
-    refuse_existing(folder / "server.key")
+    _refuse_existing(folder / "server.key")
     try:
         issuer = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
         authority = load_pem_private_key((folder / "ca.key").read_bytes(), None)
@@ -180,17 +178,9 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: EllipticCurvePrivateKey
 
 
 def _usage(authority: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only"
+    unused = dict.fromkeys(others.split(), False)
+    return x509.KeyUsage(digital_signature=True, key_cert_sign=authority, crl_sign=authority, **unused)
 
 
 def _alternative(host: str) -> x509.GeneralName:
@@ -201,6 +191,5 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _write_pair(folder: Path, name: str, key: EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
-    replace_file(folder / f"{name}.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    path = folder / f"{name}.crt"
-    path.write_bytes(certificate.public_bytes(Encoding.PEM))
+    _written(folder / f"{name}.key", key, PrivateFormat.PKCS8)
+    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))

@@ -6,7 +6,6 @@ know is refused.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -15,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from polyeps.core import Field as ProfileField
 from polyeps.core import check_name
+from polyeps.data.schema_files import read_toml
 from polyeps.deploy.keys import check_public_key
 from polyeps.errors import InputError
 from polyeps.experiment import config
@@ -72,9 +72,7 @@ class PolicyLimits(Section):
     """What contracts may ask for; they are refused beyond it."""
 
     rounds: int = Field(ge=1)
-    silos: int = Field(
-        default=100, ge=1
-    )  # that a contract enrols; each costs memory for as many records as this silo's
+    silos: int = Field(default=100, ge=1)  # of a contract; each costs memory for as many records as this silo's
     parameters: int = Field(default=1_000_000, ge=1)
     message_bytes: int = Field(default=64_000_000, ge=1000)
     training: dict[str, Bounds] = Field(default_factory=dict)  # the range of each number in [training]
@@ -168,30 +166,18 @@ class Policy(Section):
         raise InputError(f"the contract is signed by {key[:16]}…, whom the policy does not know; add it to [signers]")
 
 
-_PATHS = ("key", "folder", "ledger")
-
-
 def read_policy(path: Path) -> Policy:
     """Return the policy of a TOML file; paths in it are relative to the file."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise InputError(f"the policy {path} cannot be read: {problem.strerror}; give the path of a policy") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise InputError(f"the policy {path} is not TOML: {problem}") from None
+    values = read_toml(path, f"the policy {path}", "give the path of a policy")
     try:
         found = config.checked(Policy, values)
     except InputError as problem:
         raise InputError(f"{path}: {problem}") from None
     folder = path.parent.absolute()
 
-    def beside(section: Section, *keys: str) -> Any:
-        given: Mapping[str, Path | None] = {key: getattr(section, key) for key in keys}
-        return section.model_copy(update={key: folder / one for key, one in given.items() if one is not None})
+    def beside(section: Section) -> dict[str, Any]:
+        given = {key: value for key, value in section if isinstance(value, Path)}
+        return {key: folder / path for key, path in given.items()}
 
-    whole: Policy = beside(found, *_PATHS)
-    nested = {
-        "data": beside(whole.data, "file", "schema_file", "test"),
-        "supernode": beside(whole.supernode, "secret", "root_certificates"),
-    }
-    return whole.model_copy(update=nested)
+    nested = {key: getattr(found, key).model_copy(update=beside(getattr(found, key))) for key in ("data", "supernode")}
+    return found.model_copy(update={**beside(found), **nested})

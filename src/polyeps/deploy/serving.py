@@ -36,14 +36,13 @@ from polyeps.engine.noise import SERVER_SECRET_BYTES
 from polyeps.errors import InputError
 from polyeps.experiment.evaluation import measure
 from polyeps.experiment.job import Job
-from polyeps.experiment.journal import Checkpoint, ClientRow, Journal
-from polyeps.experiment.journal_entries import facts
+from polyeps.experiment.journal import ClientRow, Journal
+from polyeps.experiment.journal_entries import facts, state_after, write_round
 from polyeps.experiment.model_metadata import write_model
 from polyeps.experiment.outcome import model_path
 from polyeps.experiment.seeds import seed_for
 from polyeps.ledger.head_file import replace_file
 from polyeps.server import ALL_ROUNDS, Round, serve
-from polyeps.transport import codec
 from polyeps.transport.client_files import only_one
 from polyeps.transport.flower import OnFlower
 
@@ -214,9 +213,7 @@ def _run(
     if checkpoint is None:
         journal.begin(job.name, rows, {**facts(job, contract.experiment), "remarks": []})
     else:
-        held = dict(codec.decode(checkpoint.state))
-        kept = {name.removeprefix("kept/"): tensor for name, tensor in held.items() if name != "model"}
-        state = State(held["model"], kept, round=checkpoint.round)
+        state = state_after(checkpoint)
         progress(f"continuing after round {checkpoint.round} of {contract.rounds}")
     # A silo that has paid for its last round already, and was not heard, still has the reply.
     unheard = begun if checkpoint is None else checkpoint.active or ()
@@ -229,22 +226,11 @@ def _run(
                 f"no silo answered round {round.number + 1}: they declined it or did not reply within "
                 f"{contract.patience.reply:g} s; the model is as it was after round {round.number}"
             )
-        counts = {
-            "invited": len(round.invited),
-            "answered": len(round.traffic),
-            "declined": len(round.declined),
-            "active": len(round.active),
-            "seconds": round.seconds,
-        }
-        answers = [(client, True, *size) for client, size in round.traffic.items()]
-        answers += [(client, False, 0, 0) for client in round.declined if client not in round.traffic]
         left = before - set(round.active)
         before.clear()
         before.update(round.active)
         metrics = measure(job.population, now.model) if len(job.population.dataset.test_labels) else {}
-        encoded = codec.encode({"model": now.model, **{f"kept/{name}": kept for name, kept in now.kept.items()}})
-        point = Checkpoint(round.number + 1, round.active, encoded, {})
-        journal.write_round(job.name, round.number, counts, answers, left, metrics, point)
+        write_round(journal, job.name, round, now, left, metrics, round.active)
         shown = "".join(f", {name} {value:.4g}" for name, value in metrics.items())
         progress(
             f"round {round.number + 1} of {contract.rounds}: {len(round.traffic)} of {len(round.invited)} silos "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -19,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from polyeps.data.schema_files import read_toml
 from polyeps.data.targets import LOSS_TARGETS, NAMES
 from polyeps.encoders import EncoderChoice
 from polyeps.errors import InputError, suggest
@@ -250,12 +250,7 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
 
 def read_experiment(path: Path, changes: Iterable[str] = ()) -> Experiment:
     """Return an experiment from a TOML file, with changes like "training.clip=0.5" applied to it."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise InputError(f"{path} cannot be read: {problem.strerror}; give the path of a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise InputError(f"{path} is not TOML: {problem}") from None
+    values = read_toml(path, str(path), "give the path of a TOML file")
     values.setdefault("name", path.stem)
     for change in changes:
         _apply(values, change)

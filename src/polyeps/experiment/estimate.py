@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 from polyeps.accounting.calibration import ProgressCallback
 from polyeps.algorithms._personal_models import personal_models
 from polyeps.data.dataset import Dataset
-from polyeps.data.partition import Partition
+from polyeps.data.partition import Partition, unit_sizes
 from polyeps.data.public_catalogue import PUBLIC_DATASETS
 from polyeps.data.schema import Column, Schema
 from polyeps.errors import InputError
 from polyeps.experiment import config
+from polyeps.experiment.client_metrics import majority
 from polyeps.experiment.evaluation import measure_models
 from polyeps.experiment.job import Job, prepare
 from polyeps.experiment.model_choice import model_for
@@ -101,7 +102,7 @@ def estimate(
     methods = (*experiment.algorithm, _OPEN)
     accuracy: dict[str, list[float]] = {method.title: [] for method in experiment.algorithm}
     open_accuracy: list[float] = []
-    majority: list[float] = []
+    guessed: list[float] = []
     source: Source = "drawn"
     name, done, total = "", 0, len(chosen) * len(methods) * experiment.rounds
 
@@ -111,7 +112,9 @@ def estimate(
         if progress:
             progress(done, total)
 
-    held = None if stand_in is None else _from_file(experiment, stand_in)
+    if stand_in is not None and not stand_in.exists():
+        raise InputError(f"--stand-in {stand_in}: there is no such file; name a table with the experiment's columns")
+    held = None if stand_in is None else stand_in_dataset(stand_in, experiment.data)
     for seed in chosen:
         population = populate(experiment, seed, parts=parts)
         public = not population.dataset.own and population.dataset.name in PUBLIC_DATASETS
@@ -120,7 +123,7 @@ def estimate(
             dataset = None if held is None else _split(experiment, held, seed, parts)
             population = _replaced(experiment, population, dataset, parts)
         name = population.dataset.name
-        majority.append(_majority(population))
+        guessed.append(majority(population)[0])
         for place, method in enumerate(methods):
             found = _final_accuracy(prepare(experiment, method, population, parts=parts), experiment.rounds, round_done)
             (open_accuracy if place == len(methods) - 1 else accuracy[method.title]).append(found)
@@ -129,14 +132,8 @@ def estimate(
         stand_in.name if stand_in else name,
         chosen,
         tuple(
-            Estimate(
-                title,
-                fmean(found),
-                stdev(found) if len(found) > 1 else None,
-                fmean(open_accuracy),
-                fmean(majority),
-            )
-            for title, found in accuracy.items()
+            Estimate(one, fmean(found), stdev(found) if found[1:] else None, fmean(open_accuracy), fmean(guessed))
+            for one, found in accuracy.items()
         ),
     )
 
@@ -153,20 +150,6 @@ def _final_accuracy(job: Job, rounds: int, round_done: Callable[[], None]) -> fl
     personal = None if job.entry.common else personal_models(cohort.memory, state.model)
     found = measure_models(job.population, state.model if job.entry.common else None, personal)["accuracy"]
     return found if math.isfinite(found) else 0.0
-
-
-def _majority(population: Population) -> float:
-    """Return the accuracy of always predicting the class that is most frequent in the training records."""
-    labels = population.dataset.labels[population.partition.rows]
-    most = int(np.bincount(labels, minlength=len(population.dataset.classes)).argmax())
-    return float((population.dataset.test_labels == most).mean())
-
-
-def _from_file(experiment: config.Experiment, file: Path) -> Dataset:
-    """Return the table of a stand-in, read as the experiment's own would be."""
-    if not file.exists():
-        raise InputError(f"--stand-in {file}: there is no such file; name a table with the experiment's columns")
-    return stand_in_dataset(file, experiment.data)
 
 
 def _split(experiment: config.Experiment, held: Dataset, seed: int, parts: Parts) -> Dataset:
@@ -188,7 +171,7 @@ def _replaced(
         raise InputError(
             f"--accuracy estimates the accuracy of classes from one input, but {planned.name} has others; leave it out"
         )
-    units = _units(population)
+    units = unit_sizes(planned, population.partition)
     if records is None:
         records = _drawn(planned, int(units.sum()), rng)
         rows = np.arange(units.sum())
@@ -210,15 +193,6 @@ def _replaced(
     start = model.start(torch.Generator().manual_seed(seed_for(population.seed, "model")))
     partition = Partition(population.ids, rows.astype(np.int64), offsets)
     return replace(population, dataset=records, partition=partition, model=model, start=start, own_tests=None)
-
-
-def _units(population: Population) -> NDArray[np.int64]:
-    """Return how many units each client holds: persons where the data name them, else records."""
-    partition, persons = population.partition, population.dataset.persons
-    if persons is None:
-        return partition.sizes
-    spans = zip(partition.offsets[:-1], partition.offsets[1:], strict=True)
-    return np.array([len(np.unique(persons[partition.rows[first:last]])) for first, last in spans])
 
 
 def _drawn(planned: Dataset, count: int, rng: np.random.Generator) -> Dataset:

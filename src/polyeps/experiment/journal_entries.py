@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ from polyeps.accounting import epsilon_if_draws_known
 from polyeps.accounting.certificate import SECRET_COHORT
 from polyeps.algorithms import ALGORITHMS
 from polyeps.clients import Clients
+from polyeps.core import State
 from polyeps.experiment import config
 from polyeps.experiment.effective_budgets import described, whose_budgets
 from polyeps.experiment.job import Job
-from polyeps.experiment.journal import COUNTED, ClientRow, Journal, spent_key
+from polyeps.experiment.journal import COUNTED, Checkpoint, ClientRow, Journal, spent_key
 from polyeps.experiment.registry import checked_options
 from polyeps.experiment.remarks import remarks
 from polyeps.ledger import Ledger
+from polyeps.server import Round
 from polyeps.transport import codec
 
 _SMALL = 1 << 16  # numbers that are written whole after every round
@@ -113,6 +115,38 @@ def _sampler(job: Job) -> str:
     if job.algorithm.round_price is not None:
         return "poisson" if job.participation.kind == "poisson" else "none"
     return "none" if job.entry.local == "gradient" else "poisson" if job.method.form == "sound" else "fixed"
+
+
+def write_round(
+    journal: Journal,
+    job: str,
+    round: Round,
+    now: State,
+    left: Iterable[str],
+    metrics: Mapping[str, float],
+    active: tuple[str, ...] | None = None,
+    memory: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write a round and the state after it, from which the job can go on."""
+    counts = {
+        "invited": len(round.invited),
+        "answered": len(round.traffic),
+        "declined": len(round.declined),
+        "active": len(round.active),
+        "seconds": round.seconds,
+    }
+    answers = [(client, True, *size) for client, size in round.traffic.items()]
+    answers += [(client, False, 0, 0) for client in round.declined if client not in round.traffic]
+    state = codec.encode({"model": now.model, **{f"kept/{name}": kept for name, kept in now.kept.items()}})
+    point = Checkpoint(round.number + 1, active, state, memory or {})
+    journal.write_round(job, round.number, counts, answers, left, metrics, point)
+
+
+def state_after(checkpoint: Checkpoint) -> State:
+    """Return the state that was written."""
+    held = dict(codec.decode(checkpoint.state))
+    model = held.pop("model")
+    return State(model, {name.removeprefix("kept/"): kept for name, kept in held.items()}, round=checkpoint.round)
 
 
 def changes(clients: Clients) -> dict[str, bytes]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -123,13 +123,8 @@ class Outcome:
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         )
 
-    @contextmanager
-    def _journal(self) -> Iterator[Journal]:
-        journal = Journal(self.folder / "journal.db")
-        try:
-            yield journal
-        finally:
-            journal.close()
+    def _journal(self) -> closing[Journal]:
+        return closing(Journal(self.folder / "journal.db"))
 
 
 def read(folder: Path | str) -> Outcome:

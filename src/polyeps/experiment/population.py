@@ -168,16 +168,8 @@ def own_dataset(data: Any, wanted: config.DataSettings) -> Dataset | None:
     target = wanted.target or "class"
     if isinstance(data, Mapping) and isinstance(data.get("features"), Mapping | tuple):
         return _of_arrays(data, wanted.classes, target)
-    schema = schema_of(wanted.columns) if wanted.columns else None
-    return from_frame(
-        data,
-        label=wanted.label,
-        client=wanted.client,
-        unit=wanted.unit,
-        schema=schema,
-        classes=wanted.classes,
-        target=target,
-    )
+    roles: dict[str, Any] = {"label": wanted.label, "client": wanted.client, "unit": wanted.unit}
+    return from_frame(data, **roles, schema=wanted.columns or None, classes=wanted.classes, target=target)
 
 
 def _of_arrays(data: Mapping[str, Any], classes: tuple[str, ...] | None, target: Target) -> Dataset:
@@ -216,16 +208,7 @@ def _loaded(name: str) -> Dataset:
 
 @lru_cache(maxsize=2)
 def _own_loaded(file: Path, declared: TableDeclaration, _stamp: tuple[Any, ...]) -> Dataset:
-    return load_own(
-        file,
-        label=declared.label,
-        client=declared.client or "",
-        unit=declared.unit,
-        schema=declared.schema,
-        classes=declared.classes,
-        target=declared.target,
-        scale=declared.scale,
-    )
+    return load_own(file, declared)
 
 
 def _declared(wanted: config.DataSettings) -> TableDeclaration:

@@ -30,8 +30,8 @@ from polyeps.experiment import config
 from polyeps.experiment.client_metrics import Wanted, final_facts, write_tables
 from polyeps.experiment.evaluation import by_group, measure, measure_models
 from polyeps.experiment.job import Job, prepare
-from polyeps.experiment.journal import Checkpoint, Journal
-from polyeps.experiment.journal_entries import changes, client_rows, facts, outcome, remind
+from polyeps.experiment.journal import Journal
+from polyeps.experiment.journal_entries import changes, client_rows, facts, outcome, remind, state_after, write_round
 from polyeps.experiment.model_metadata import check_description, write_model
 from polyeps.experiment.outcome import Outcome, model_path, read
 from polyeps.experiment.population import Population, own_dataset, populate, same_dataset
@@ -41,7 +41,6 @@ from polyeps.experiment.shards import Sharding, job_digest, workers
 from polyeps.experiment.target_metrics import ALWAYS_MEASURED, headline
 from polyeps.ledger import Ledger
 from polyeps.server import ALL_ROUNDS, Round, check_disclosure
-from polyeps.transport import codec
 from polyeps.transport.memory import InMemory
 
 _HERE = Sharding()
@@ -272,10 +271,7 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
     if checkpoint is None:
         journal.begin(job.name, client_rows(job), facts(job, experiment))
     else:
-        held = dict(codec.decode(checkpoint.state))
-        model, active = held.pop("model"), checkpoint.active
-        kept = {name.removeprefix("kept/"): tensor for name, tensor in held.items()}
-        state = State(model, kept, round=checkpoint.round)
+        state, active = state_after(checkpoint), checkpoint.active
         remind(cohort, checkpoint.memory)
     first = checkpoint is None
 
@@ -291,25 +287,10 @@ def _do(job: Job, work: _Work, journal: Journal) -> None:
             metrics["discarded replies"] = len(round.discarded)
         if last and job.population.own_tests is not None:
             metrics |= by_group(job.population, model, personal)
-        counts = {
-            "invited": len(round.invited),
-            "answered": len(round.traffic),
-            "declined": len(round.declined),
-            "active": len(round.active),
-            "seconds": round.seconds,
-        }
-        answers = [(client, True, *size) for client, size in round.traffic.items()]
-        answers += [(client, False, 0, 0) for client in round.declined if client not in round.traffic]
         # Clients that could not even afford a first round count as leaving with it.
         left = set(job.population.ids).difference(round.active) if first else round.left
         first = False
-        point = Checkpoint(
-            round.number + 1,
-            None,
-            codec.encode({"model": now.model, **{f"kept/{name}": kept for name, kept in now.kept.items()}}),
-            changes(cohort),
-        )
-        journal.write_round(job.name, round.number, counts, answers, left, metrics, point)
+        write_round(journal, job.name, round, now, left, metrics, memory=changes(cohort))
         work.watch.round_done(job.name, round, experiment.rounds, metrics)
         work.tell("round", job.name, round.number, metrics)
 

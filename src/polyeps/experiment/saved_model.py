@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -148,26 +149,26 @@ class SavedModel:
 
     def _inputs(self, found: NDArray[Any], where: Where, name: str) -> Tensor:
         """Return features as the module takes them, encoded where the model has an encoder."""
+        about = self.metadata
         if self.encoder is not None:
-            found = self._encoded(found, where, name)
-        shape, size = self.metadata.input_shape, int(np.prod(found.shape[1:]))
-        if found.ndim < 2 or size != prod(shape):
-            raise DataError(
-                f"{name} has {size if found.ndim > 1 else 'no'} features a record, and the model takes {prod(shape)}; "
-                "give as many, in the order of the training"
-            )
-        kind: torch.dtype = getattr(torch, self.metadata.input_type)
+            if about.record_shape is not None:
+                takes = f"numbers a record, and the model's encoder {about.encoder} takes"
+                found = _shaped(found, about.record_shape, name, takes)
+            kind = about.record_type or ("float32" if found.dtype.kind == "f" else str(found.dtype))
+            found = self.encoder(self._numbers(found, where, kind).numpy())
+        found = _shaped(found, about.input_shape, name, "features a record, and the model takes")
+        return self._numbers(found, where, about.input_type)
+
+    def _numbers(self, found: NDArray[Any], where: Where, name: str) -> Tensor:
+        """Return numbers of a type; whole ones, such as those of words, are none outside of the model's."""
+        kind: torch.dtype = getattr(torch, name)
         if kind.is_floating_point:
             with np.errstate(over="ignore"):
-                features = torch.from_numpy(np.ascontiguousarray(found, dtype=np.float32))
-            if not torch.isfinite(features).all():
-                row = int((~torch.isfinite(features.flatten(1)).all(1)).nonzero()[0])
+                floats = torch.from_numpy(np.ascontiguousarray(found, dtype=np.float32))
+            if not torch.isfinite(floats).all():
+                row = int((~torch.isfinite(floats.flatten(1)).all(1)).nonzero()[0])
                 raise DataError(f"{where(row)}: a feature is too large for 32 bits; correct it")
-            return features.reshape(-1, *shape)
-        return self._whole(found, where, kind).reshape(-1, *shape)
-
-    def _whole(self, found: NDArray[Any], where: Where, kind: torch.dtype) -> Tensor:
-        """Return whole numbers, such as those of words, none of them outside of the model's."""
+            return floats
         most = self.metadata.model.arguments.get("vocabulary")
         limit = most if isinstance(most, int) else torch.iinfo(kind).max + 1 if kind is not torch.bool else 2
         wrong = (found != np.floor(found)) | (found < 0) | (found >= limit)
@@ -176,26 +177,14 @@ class SavedModel:
             raise DataError(f"{where(at[0])}: {found[at]} is not a whole number from 0 to {limit - 1}; correct it")
         return torch.from_numpy(found.astype(np.int64)).to(kind)
 
-    def _encoded(self, found: NDArray[Any], where: Where, name: str) -> NDArray[Any]:
-        """Return the features of raw records, given in their own shape or flat."""
-        assert self.encoder is not None
-        shape, size = self.metadata.record_shape, int(np.prod(found.shape[1:]))
-        if shape is not None:
-            if found.ndim < 2 or size != prod(shape):
-                raise DataError(
-                    f"{name} has {size if found.ndim > 1 else 'no'} numbers a record, and the model's encoder "
-                    f"{self.metadata.encoder} takes {prod(shape)}; give as many, in the order of the training"
-                )
-            found = found.reshape(-1, *shape)
-        kind = self.metadata.record_type or ("float32" if found.dtype.kind == "f" else str(found.dtype))
-        if kind != "float32":
-            return self.encoder(self._whole(found, where, getattr(torch, kind)).numpy())
-        with np.errstate(over="ignore"):
-            floats = np.ascontiguousarray(found, dtype=np.float32)
-        if not np.isfinite(floats).all():
-            row = int(np.argwhere(~np.isfinite(floats))[0][0])
-            raise DataError(f"{where(row)}: a feature is too large for 32 bits; correct it")
-        return self.encoder(floats)
+
+def _shaped(found: NDArray[Any], shape: tuple[int, ...], name: str, takes: str) -> NDArray[Any]:
+    """Return records, given in their own shape or flat, in their own shape."""
+    size = int(np.prod(found.shape[1:]))
+    if found.ndim < 2 or size != prod(shape):
+        held = size if found.ndim > 1 else "no"
+        raise DataError(f"{name} has {held} {takes} {prod(shape)}; give as many, in the order of the training")
+    return found.reshape(-1, *shape)
 
 
 def load_model(
@@ -242,9 +231,8 @@ def find_model(path: Path, method: str | None = None, seed: int | None = None) -
                 f"{path} is one model; method and seed choose among those of a run's folder; leave them out"
             )
         return path
-    journal = Journal(path / "journal.db")
-    jobs = [row for row in journal.jobs() if row["status"] == "done"]
-    journal.close()
+    with closing(Journal(path / "journal.db")) as journal:
+        jobs = [row for row in journal.jobs() if row["status"] == "done"]
     chosen = [row for row in jobs if method in (None, row["label"]) and seed in (None, row["seed"])]
     labels = [row["label"] for row in jobs]
     if method is not None and labels and method not in labels:
@@ -263,9 +251,8 @@ def code_folder_of(path: Path) -> Path | None:
     folder = path.absolute().parent.parent
     if not (folder / "journal.db").is_file():
         return None
-    journal = Journal(folder / "journal.db")
-    code = journal.about().get("code")
-    journal.close()
+    with closing(Journal(folder / "journal.db")) as journal:
+        code = journal.about().get("code")
     return None if code is None else Path(code["folder"])
 
 

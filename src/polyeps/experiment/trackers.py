@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,11 +76,8 @@ class _Jobs:
         return [row["job"] for row in self._ask("SELECT job FROM jobs ORDER BY rowid")]
 
     def _ask(self, statement: str, *values: str) -> list[dict[str, Any]]:
-        journal = Journal(self.folder / "journal.db")
-        try:
+        with closing(Journal(self.folder / "journal.db")) as journal:
             return journal.query(statement, values)
-        finally:
-            journal.close()
 
     def remembered(self, file: str, job: str, make: Callable[[], str]) -> tuple[str, bool]:
         """Return the tracker's name of a job, made now or before the run was interrupted; and whether it is new."""

@@ -114,11 +114,8 @@ def _table(method: MethodRuns, private: MethodRuns | None, at_home: MethodRuns |
     rows = []
     for client in dict.fromkeys(client for job in jobs.values() for client in job["clients"]["ids"]):
         on_all = over_seeds([job["on_all"].get(name) for job in jobs.values()])
-        joint = over_seeds([_own(job, client, name) for job in jobs.values()]) if own else on_all
-        alone, home = (
-            over_seeds([_own(job, client, name) if own else _of_all(job, client, name) for job in some.values()])
-            for some in others
-        )
+        joint = over_seeds([_figure(job, client, name, own) for job in jobs.values()]) if own else on_all
+        alone, home = (over_seeds([_figure(job, client, name, own) for job in some.values()]) for some in others)
         verdicts = [_verdict(client, jobs, some, metric) if some else None for some in others]
         guessed = [_majority(job, client) for job in jobs.values()] if metric == "accuracy" else [0.5]
         rows.append(Joining(client, joint, on_all, alone, home, over_seeds(guessed), *verdicts))
@@ -160,31 +157,21 @@ def _named(job: Mapping[str, Any], metric: str) -> str:
     return "auc" if "auc" in known else "roc_auc"
 
 
-def _own(job: Mapping[str, Any], client: str, name: str) -> float | None:
-    place = _place(job, client)
-    value = None if place is None else job["clients"].get("values", {}).get(name, {place: None})[place]
-    return None if value is None else float(value)
-
-
-def _of_all(job: Mapping[str, Any], client: str, name: str) -> float | None:
-    place = _place(job, client)
-    value = None if place is None else job["clients"].get("on_all", {}).get(name, {place: None})[place]
+def _figure(job: Mapping[str, Any], client: str, name: str, own: bool) -> float | None:
+    """Return a client's figure on its own test records or on all; None where there is none."""
+    place, figures = job["places"].get(client), job["clients"].get("values" if own else "on_all", {})
+    value = None if place is None else figures.get(name, {place: None})[place]
     return None if value is None else float(value)
 
 
 def _majority(job: Mapping[str, Any], client: str) -> float | None:
-    place, clients = _place(job, client), job["clients"]
+    place, clients = job["places"].get(client), job["clients"]
     value = job["majority"] if "majority" not in clients or place is None else clients["majority"][place]
     return None if value is None else float(value)
 
 
-def _place(job: Mapping[str, Any], client: str) -> int | None:
-    place: int | None = job["places"].get(client)
-    return place
-
-
 def _kept(job: Mapping[str, Any], client: str, name: str) -> _Floats | None:
-    place = _place(job, client)
+    place = job["places"].get(client)
     return None if place is None or not job[name] else job[name][place]
 
 
@@ -213,7 +200,7 @@ def _verdict(
 
 
 def _too_few(job: Mapping[str, Any], client: str, metric: str, records: int, persons: _Floats | None) -> str:
-    place, clients = _place(job, client), job["clients"]
+    place, clients = job["places"].get(client), job["clients"]
     if persons is not None and (held := len(np.unique(persons))) < LEAST_PERSONS:
         return f"too few test records (of {counted(held)} {job.get('person') or 'person'}s)"
     if metric == "accuracy" and records < LEAST_RECORDS:
