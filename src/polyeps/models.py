@@ -106,14 +106,15 @@ class Model:
         rows = [part.to(device) for part in rows]
         start = self.start(torch.Generator().manual_seed(2)).to(device)
         try:
-            checked = check_model(self._subject(), self.network, start, rows, self.targets)
+            checked = check_model(self.subject(), self.network, start, rows, self.targets)
         except OneAtATimeError:
             self._replace(one_by_one(self.module))
-            checked = check_model(self._subject(), self.network, start, rows, self.targets)
+            checked = check_model(self.subject(), self.network, start, rows, self.targets)
         for name, found in zip(("network", "loss", "_sample"), checked, strict=True):
             object.__setattr__(self, name, found)
 
-    def _subject(self) -> CheckedModel:
+    def subject(self) -> CheckedModel:
+        """Return what checks compare with autograd."""
         return CheckedModel(self.module, {name: part.shape for name, part in self.slices.items()}, self.loss)
 
     def _replace(self, module: nn.Module) -> None:

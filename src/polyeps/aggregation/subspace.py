@@ -31,14 +31,12 @@ def weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
 
     Rows of weight zero are not read, so a client that is left out cannot spoil the mean with a NaN.
     """
-    shares = _shares(rows, weights)
-    if not bool(shares.all()):
-        rows, shares = rows[shares > 0], shares[shares > 0]
+    rows, shares = _weighted(rows, weights)
     return torch.matmul(shares.to(rows.dtype), rows)
 
 
-def _shares(rows: Tensor, weights: Tensor) -> Tensor:
-    """Return weights as shares of one, in float64."""
+def _weighted(rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows that have a weight, and these weights as shares of one, in float64."""
     if rows.ndim != 2 or weights.shape != rows.shape[:1]:
         raise InputError(f"weights must be one number per row of {tuple(rows.shape)}, not {tuple(weights.shape)}")
     weights = weights.to(rows.device, torch.float64)
@@ -48,7 +46,8 @@ def _shares(rows: Tensor, weights: Tensor) -> Tensor:
         raise InputError("weights are all 0, so there is nothing to average; give at least one client a weight")
     # Divided by the largest first: equal weights are then exactly 1, and their sum cannot overflow.
     weights = weights / weights.max()
-    return weights.div(weights.sum())
+    shares = weights / weights.sum()
+    return (rows, shares) if bool(shares.all()) else (rows[shares > 0], shares[shares > 0])
 
 
 def variances_of_norms(squares: Tensor, size: int) -> Tensor:
@@ -172,9 +171,7 @@ def subspace(
     _check_kind(kind, get_args(BasisKind))
     if rows.ndim != 2 or not len(rows):
         raise InputError(f"a subspace needs the updates of at least one client, not shape {tuple(rows.shape)}")
-    shares = _shares(rows, rows.new_ones(len(rows)) if weights is None or kind == "centred" else weights)
-    if not bool(shares.all()):
-        rows, shares = rows[shares > 0], shares[shares > 0]
+    rows, shares = _weighted(rows, rows.new_ones(len(rows)) if weights is None or kind == "centred" else weights)
     centre = torch.zeros_like(rows[0])
     parts = []
     for a, b in _spans(slices, rows.shape[1]):

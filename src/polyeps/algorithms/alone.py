@@ -5,8 +5,11 @@ instead of a common one. They reply only that they have trained. With `budgets =
 spends its budget, so that it may be given to others; with `budgets = "none"` the model must stay at home.
 """
 
+from dataclasses import replace
+
 import torch
 
+from polyeps.algorithms._averaging import with_local_noise
 from polyeps.algorithms._personal_models import personal_models
 from polyeps.core import Action, Algorithm, Ask, Payload, Spec, State, Task, Work
 from polyeps.messages import vector
@@ -30,13 +33,6 @@ def alone(training: Training) -> Algorithm:
         return state
 
     gives = {"trained": Spec((), "uint8", 1, 1)}
-    return Algorithm(
-        {"train": Action(train, training.price, takes={"model": vector(size)}, gives=lambda _: gives)},
-        round,
-        unit=training.unit,
-        person=training.model.person,
-        adjacency=training.adjacency,
-        arithmetic=training.arithmetic,
-        claimed=training.claimed,
-        memory={"personal": (size,), "started": ()},
-    )
+    action = Action(train, training.price, takes={"model": vector(size)}, gives=lambda _: gives)
+    memory: dict[str, tuple[int, ...]] = {"personal": (size,), "started": ()}
+    return replace(with_local_noise(training, round, actions={"train": action}), memory=memory)

@@ -24,7 +24,7 @@ from polyeps.accounting.events import Gaussian, Poisson
 from polyeps.aggregation.subspace import Basis, Part
 from polyeps.algorithms import ALGORITHMS
 from polyeps.audit.lower_bounds import Scores, bound_from_scores, sampled_log_ratio
-from polyeps.audit.results import Attack, AttackKind, Effort, Evidence, attack
+from polyeps.audit.results import Attack, Effort, Evidence, attack
 from polyeps.audit.trial_clients import ask_trials, deployed, seeded
 from polyeps.core import Algorithm, Payload, Records
 from polyeps.models import Model, binary_logistic, of_units
@@ -224,70 +224,35 @@ def _whole_as_drawn(trials: int, effort: Effort) -> Evidence:
 def dp_sgd_attacks() -> list[Attack]:
     """Return all attacks on methods that protect records or persons."""
     many, few = 200_000, 40_000
-    pair: AttackKind = "worst-case pair"
     local_steps = replace(SUBSAMPLED, rate=0.5, noise_multiplier=1.0, steps=4, rounds=1)
     small_clip = replace(GAUSSIAN, clip=1e-3)
     patients = f"patients of {_VISITS} records"
     persons = replace(GAUSSIAN, visits=_VISITS, by_person=True)
     drawn_persons = replace(SUBSAMPLED, visits=_VISITS, by_person=True)
-    return [
-        attack("Gaussian: one full-batch step of DP-SGD", "sound", pair, trained, "fedavg", GAUSSIAN, many),
-        attack("subsampled Gaussian: DP-SGD", "sound", pair, trained, "fedavg", SUBSAMPLED, many),
-        attack("DP-SGD, 4 local steps a round", "sound", pair, trained, "fedavg", local_steps, few),
-        attack("one gradient a round, 6 rounds", "sound", pair, trained, "fedavg", WHOLE, many),
-        attack(
-            f"one gradient a round, by person: {patients}",
-            "sound",
-            pair,
-            trained,
-            "weiavg",
-            replace(WHOLE, visits=_VISITS, by_person=True),
-            few // 2,
-        ),
-        attack("one gradient a round, deployed", "sound", pair, trained, "fedavg", replace(WHOLE, deployed=True), 4000),
-        attack("one gradient a round, charged as a batch", "published", pair, _whole_as_drawn, few),
-        attack("DP-SGD, clip 0.001", "sound", pair, trained, "fedavg", small_clip, few),
-        *(
-            attack(f"{name}: train", "sound", pair, trained, name, SUBSAMPLED, few)
-            for name in (
-                "fedavg",
-                "public-only",
-                "weiavg",
-                "pfa",
-                "pfa-plus",
-                "pdp-fl",
-                "pdp-fl-plus",
-                "robust-hdp",
-                "idp",
-            )
-        ),
-        attack("dp-scaffold: train, controls of 4 rounds", "sound", pair, _corrected, SUBSAMPLED, few),
-        attack(
-            "dp-scaffold, deployed: controls of 2 rounds",
-            "sound",
-            pair,
-            _corrected,
-            replace(GAUSSIAN, rounds=2, deployed=True),
-            4000,
-        ),
-        *(
-            attack(f"{name}: project, hostile basis", "sound", pair, _projected, name, SUBSAMPLED, few)
-            for name in ("pfa-plus", "pdp-fl-plus")
-        ),
-        attack(f"DP-SGD by person: {patients}", "sound", pair, trained, "fedavg", persons, few),
-        attack(f"DP-SGD by person, subsampled: {patients}", "sound", pair, trained, "weiavg", drawn_persons, few),
-        attack(
-            f"DP-SGD by person, deployed: {patients}",
-            "sound",
-            pair,
-            trained,
-            "fedavg",
-            replace(persons, deployed=True),
-            4000,
-        ),
-        attack("DP-SGD, fixed-size batches, replace-one", "sound", pair, _fixed, "fixed", 10_000),
-        attack("P4 PFA: fixed-size batches charged as Poisson", "published", pair, _fixed, "poisson", 10_000),
-        attack("P2 PFA: rounds charged, steps taken", "published", pair, _late_charge, few),
-        attack("record replaced, charged as zero-out", "published", pair, _replaced_as_zeroed, few),
-        attack(f"{patients}, charged record by record", "published", pair, _person_as_records, few // 4),
+    by_name = ("fedavg", "public-only", "weiavg", "pfa", "pfa-plus", "pdp-fl", "pdp-fl-plus", "robust-hdp", "idp")
+    whole_persons, whole_deployed = replace(WHOLE, visits=_VISITS, by_person=True), replace(WHOLE, deployed=True)
+    twice = replace(GAUSSIAN, rounds=2, deployed=True)
+    found: list[tuple[Any, ...]] = [
+        ("Gaussian: one full-batch step of DP-SGD", "sound", trained, "fedavg", GAUSSIAN, many),
+        ("subsampled Gaussian: DP-SGD", "sound", trained, "fedavg", SUBSAMPLED, many),
+        ("DP-SGD, 4 local steps a round", "sound", trained, "fedavg", local_steps, few),
+        ("one gradient a round, 6 rounds", "sound", trained, "fedavg", WHOLE, many),
+        (f"one gradient a round, by person: {patients}", "sound", trained, "weiavg", whole_persons, few // 2),
+        ("one gradient a round, deployed", "sound", trained, "fedavg", whole_deployed, 4000),
+        ("one gradient a round, charged as a batch", "published", _whole_as_drawn, few),
+        ("DP-SGD, clip 0.001", "sound", trained, "fedavg", small_clip, few),
+        *((f"{name}: train", "sound", trained, name, SUBSAMPLED, few) for name in by_name),
+        ("dp-scaffold: train, controls of 4 rounds", "sound", _corrected, SUBSAMPLED, few),
+        ("dp-scaffold, deployed: controls of 2 rounds", "sound", _corrected, twice, 4000),
+        ("pfa-plus: project, hostile basis", "sound", _projected, "pfa-plus", SUBSAMPLED, few),
+        ("pdp-fl-plus: project, hostile basis", "sound", _projected, "pdp-fl-plus", SUBSAMPLED, few),
+        (f"DP-SGD by person: {patients}", "sound", trained, "fedavg", persons, few),
+        (f"DP-SGD by person, subsampled: {patients}", "sound", trained, "weiavg", drawn_persons, few),
+        (f"DP-SGD by person, deployed: {patients}", "sound", trained, "fedavg", replace(persons, deployed=True), 4000),
+        ("DP-SGD, fixed-size batches, replace-one", "sound", _fixed, "fixed", 10_000),
+        ("P4 PFA: fixed-size batches charged as Poisson", "published", _fixed, "poisson", 10_000),
+        ("P2 PFA: rounds charged, steps taken", "published", _late_charge, few),
+        ("record replaced, charged as zero-out", "published", _replaced_as_zeroed, few),
+        (f"{patients}, charged record by record", "published", _person_as_records, few // 4),
     ]
+    return [attack(name, form, "worst-case pair", *given) for name, form, *given in found]

@@ -105,12 +105,10 @@ def scaled(values: NDArray[np.float64]) -> Features:
 
 def encode_adult(cells: TextColumns, training: int) -> Encoded:
     """Encode Adult as the 123 binary columns of LIBSVM's a9a; the first `training` records set the quintiles."""
-    blocks, columns = [], []
+    blocks, columns = [], list[str]()
     for name in ADULT_COLUMNS[:-1]:
         if name in _ADULT_CATEGORIES:
-            categories = _ADULT_CATEGORIES[name].split()
-            blocks.append(one_hot(cells[name], [category.encode() for category in categories]))
-            columns += [f"{name}={category}" for category in categories]
+            blocks.append(_of_categories(name, cells, np.array(_ADULT_CATEGORIES[name].encode().split()), columns))
             continue
         values = cells[name].astype(np.int64)
         cuts = np.array([1]) if name in _ADULT_ZERO_OR_MORE else quintile_cuts(values[:training])
@@ -122,7 +120,7 @@ def encode_adult(cells: TextColumns, training: int) -> Encoded:
 
 def encode_bank(cells: TextColumns) -> Encoded:
     """Encode Bank as 32 columns: 7 scaled numbers, the scaled month, 8 attributes one-hot less their first value."""
-    blocks, columns = [], []
+    blocks, columns = [], list[str]()
     for name in BANK_COLUMNS[:-1]:
         if name in _BANK_NUMBERS:
             blocks.append(scaled(cells[name].astype(np.float64)))
@@ -132,9 +130,7 @@ def encode_bank(cells: TextColumns) -> Encoded:
             blocks.append(scaled((cells[name][:, None] == order).argmax(axis=1).astype(np.float64)))
             columns.append(name)
         else:
-            categories = [bytes(category) for category in np.unique(cells[name])[1:]]
-            blocks.append(one_hot(cells[name], categories))
-            columns += [f"{name}={category.decode()}" for category in categories]
+            blocks.append(_of_categories(name, cells, np.unique(cells[name])[1:], columns))
     return Encoded(np.hstack(blocks), tuple(columns))
 
 
@@ -144,7 +140,7 @@ def encode_kdd(cells: TextColumns, copies: NDArray[np.int64]) -> Encoded:
     A category has a column if a sample of 70 000 records, as FedSel uses, is expected to hold it at least once.
     """
     rarest = copies.sum() / _KDD_PAPER_RECORDS
-    blocks, columns = [], []
+    blocks, columns = [], list[str]()
     for name in KDD_COLUMNS[:-1]:
         if name not in _KDD_CATEGORICAL:
             blocks.append(scaled(cells[name].astype(np.float64)))
@@ -152,7 +148,12 @@ def encode_kdd(cells: TextColumns, copies: NDArray[np.int64]) -> Encoded:
             continue
         seen, which = np.unique(cells[name], return_inverse=True)
         times = np.bincount(which, weights=copies)
-        categories = [bytes(category) for category in seen[times >= rarest]]
-        blocks.append(one_hot(cells[name], categories))
-        columns += [f"{name}={category.decode()}" for category in categories]
+        blocks.append(_of_categories(name, cells, seen[times >= rarest], columns))
     return Encoded(np.hstack(blocks), tuple(columns))
+
+
+def _of_categories(name: str, cells: TextColumns, found: NDArray[np.bytes_], columns: list[str]) -> Features:
+    """Return an attribute one-hot, and add the names of its columns to those there are."""
+    categories = [bytes(category) for category in found]
+    columns += [f"{name}={category.decode()}" for category in categories]
+    return one_hot(cells[name], categories)

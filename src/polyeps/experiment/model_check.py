@@ -112,7 +112,7 @@ def _checked(
     tried, labels = _accepted(model, start)
     for first in range(0, len(tried), CHECKED):  # other weights than when the model was made
         block = slice(first, first + CHECKED)
-        compare_gradients(_subject(model), model.network, model.loss, models[2:], tried[block], labels[block])
+        compare_gradients(model.subject(), model.network, model.loss, models[2:], tried[block], labels[block])
     rows, deviation, sum_deviation = _compare(model, models[:2], tried, labels, generator)
     if not rows:
         raise InputError(f"{name}: no gradient of random records is a finite number; normalise its inputs or outputs")
@@ -138,10 +138,6 @@ def _checked(
         bytes_per_client=4 * 6 * model.size,
         seconds=seconds,
     )
-
-
-def _subject(model: Model) -> CheckedModel:
-    return CheckedModel(model.module, {name: part.shape for name, part in model.slices.items()}, model.loss)
 
 
 def _accepted(model: Model, vector: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,7 +185,7 @@ def _compare(
     model: Model, models: Tensor, rows: Tensor, labels: Tensor, generator: torch.Generator
 ) -> tuple[int, float, float]:
     """Return how many gradients were compared, and the largest deviations of one and of a clipped sum."""
-    subject, order = _subject(model), torch.randperm(len(rows), generator=generator)
+    subject, order = model.subject(), torch.randperm(len(rows), generator=generator)
     rows, labels = rows[order], labels[order]
     draws = RowDraws.fixed(len(rows), rows.device)
     clients = len(models)
@@ -293,7 +289,7 @@ def _drawing(model: Model, vector: Tensor, row: Tensor) -> tuple[str, ...]:
     try:
         for path, part in model.module.named_modules():
             handles += [part.register_forward_pre_hook(before), part.register_forward_hook(after(path))]
-        _subject(model).trained(vector, row, draws)
+        model.subject().trained(vector, row, draws)
     finally:
         for handle in handles:
             handle.remove()
@@ -305,7 +301,7 @@ def _timed(model: Model, models: Tensor, rows: Tensor, labels: Tensor) -> dict[s
     count = CLIENTS * RECORDS
     picked = torch.arange(count) % len(rows)
     rows, labels = rows[picked], labels[picked]
-    draws, subject = RowDraws.fixed(count, rows.device), _subject(model)
+    draws, subject = RowDraws.fixed(count, rows.device), model.subject()
     layout, clip = _layout(CLIENTS, RECORDS, draws), torch.ones(CLIENTS)
 
     def ours() -> None:

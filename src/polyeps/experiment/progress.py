@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,6 +15,7 @@ from polyeps.accounting.calibration import ProgressCallback
 from polyeps.experiment.target_metrics import HEADLINES
 from polyeps.server import Round
 
+_ENCODING = "encoding records"
 _LONG = 2.0  # seconds after which work is worth a line
 
 
@@ -57,18 +59,15 @@ def watching(jobs: int = 1) -> Iterator[Watch]:
         rows: dict[str, Any] = {}
         overall = bars.add_task("all jobs", total=jobs, note="") if jobs > 1 else None
 
-        def calibrating(done: int, total: int) -> None:
-            if "calibration" not in rows:
-                rows["calibration"] = bars.add_task("calibrating", total=total, note="")
-            bars.update(rows["calibration"], completed=done, total=total, visible=done < total)
+        def working(task: str, done: int, total: int) -> None:
+            if task not in rows:
+                rows[task], began[task] = bars.add_task(task, total=total, note=""), time.monotonic()
+            bars.update(rows[task], completed=done, total=total, visible=done < total)
 
         def encoding(done: int, total: int) -> None:
-            if "encoding" not in rows:
-                rows["encoding"] = bars.add_task("encoding records", total=total, note="")
-                began["encoding"] = time.monotonic()
-            bars.update(rows["encoding"], completed=done, total=total, visible=done < total)
-            if not live and "encoding" in began and done < total and time.monotonic() - began["encoding"] > _LONG:
-                del began["encoding"]
+            working(_ENCODING, done, total)
+            if not live and _ENCODING in began and done < total and time.monotonic() - began[_ENCODING] > _LONG:
+                del began[_ENCODING]
                 print(f"polyeps: encoding {total} records", file=sys.stderr)
 
         def round_done(job: str, round: Round, rounds: int, metrics: Mapping[str, float]) -> None:
@@ -90,4 +89,4 @@ def watching(jobs: int = 1) -> Iterator[Watch]:
                 said = f"last {latest.pop(job)}" if job in latest else "not evaluated"
                 print(f"polyeps: {job} is done, {said}", file=sys.stderr)
 
-        yield Watch(calibrating, encoding, round_done, job_done)
+        yield Watch(partial(working, "calibrating"), encoding, round_done, job_done)

@@ -12,11 +12,10 @@ the same result, and its charges, already on disk, are not made twice.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,7 @@ from polyeps.experiment.shards import Sharding, job_digest, workers
 from polyeps.experiment.target_metrics import ALWAYS_MEASURED, headline
 from polyeps.ledger import Ledger
 from polyeps.server import ALL_ROUNDS, Round, check_disclosure
+from polyeps.transport.client_files import alone_with
 from polyeps.transport.memory import InMemory
 
 _HERE = Sharding()
@@ -200,26 +200,23 @@ def resume(
 ) -> Outcome:
     """Do the jobs of a run that are not done yet, with the own parts and the data that it was started with."""
     folder = Path(folder)
-    journal = Journal(folder / "journal.db")
-    about = journal.about()
-    if all(row["status"] == "done" for row in journal.jobs()):
-        with _alone_in(folder):
-            write_tables(journal, folder)
-        journal.close()
-    else:
-        journal.close()
-        code, known = about.get("code"), about.get("parts") or {}
-        trusted = Code(Path(code["folder"]), code["digests"], resumed=True) if trust_code and code else None
-        where = code["folder"] if code else ""
-        experiment = config.experiment(about["experiment"])
-        held = same_dataset(data, experiment.data, about.get("data"))
-        parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, trackers, trusted, where, held)
-        for kind, names in known.items():
-            if missing := [name for name in names if name not in parts.names.get(kind, ())]:
-                raise InputError(f"the run was started with {kind} = {{{missing[0]!r}: ...}}; resume it with the same")
-        begun = about.get("terms") or {}
-        with _shown(progress, watch) as shown:
-            _do_all(_Work(experiment, folder, device, shown, parts, sharding, terms=begun))
+    with closing(Journal(folder / "journal.db")) as journal:
+        about = journal.about()
+        if all(row["status"] == "done" for row in journal.jobs()):
+            with _alone_in(folder):
+                write_tables(journal, folder)
+            return read(folder)
+    code, known = about.get("code"), about.get("parts") or {}
+    trusted = Code(Path(code["folder"]), code["digests"], resumed=True) if trust_code and code else None
+    where = code["folder"] if code else ""
+    experiment = config.experiment(about["experiment"])
+    held = same_dataset(data, experiment.data, about.get("data"))
+    parts = Parts(algorithms or {}, models or {}, encoders or {}, metrics or {}, trackers, trusted, where, held)
+    for kind, names in known.items():
+        if missing := [name for name in names if name not in parts.names.get(kind, ())]:
+            raise InputError(f"the run was started with {kind} = {{{missing[0]!r}: ...}}; resume it with the same")
+    with _shown(progress, watch) as shown:
+        _do_all(_Work(experiment, folder, device, shown, parts, sharding, terms=about.get("terms") or {}))
     return read(folder)
 
 
@@ -321,15 +318,7 @@ def _open_ledger(job: Job, folder: Path, begun: bool) -> Ledger | None:
     return ledger
 
 
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def _alone_in(folder: Path) -> AbstractContextManager[None]:
     """Refuse to work in a folder in which another process does; the lock ends with the process that holds it."""
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(f"another process is running {folder}; wait for it, or stop it first") from None
-    else:
-        yield
-    finally:
-        os.close(held)
+    said = f"another process is running {folder}; wait for it, or stop it first"
+    return alone_with(os.open(folder, os.O_RDONLY), said)

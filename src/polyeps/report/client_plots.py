@@ -73,15 +73,11 @@ def _mark(picture: Picture, row: ClientSummary, x: float, y: float) -> None:
 
 def _bars(rows: Sequence[ClientSummary], scale: Scale) -> Picture:
     """Draw a line per client from the left edge (a log axis has no zero) to its spending, a tick at its budget."""
-    names = [trim(row.client, _NAME) for row in rows]
-    picture = Picture(
-        _WIDTH, 17 * len(rows) + 56, scale, Scale(len(rows) - 0.4, -0.6), left=18 + 6.6 * max(map(len, names)), top=8
-    )
+    picture = _lined([row.client for row in rows], _WIDTH, 17, scale)
     _epsilon_axis(picture)
-    for place, (row, name) in enumerate(zip(rows, names, strict=True)):
+    for place, row in enumerate(rows):
         look = "alarmed" if row.exceeded else "plain"
         budget, spent = row.epsilon or 0.0, row.spent or 0.0
-        picture.text(picture.left - 8, picture.down(place) + 4, name, "name", "end")
         if spent > 0:
             picture.line([(scale.low, place), (spent, place)], f"bar {look}")
             picture.dot(spent, place, f"spot {look}", 3.5)
@@ -159,22 +155,39 @@ def _gained(rows: Sequence[Joining], scale: Scale, width: int) -> Picture:
         picture.y_axis("points gained by joining", scale.ticks(6))
         picture.x_axis("clients, largest gain first", [])
     else:
-        names = [trim(row.client, _NAME) for row in rows]
-        left = 18 + 6.6 * max(map(len, names))
-        picture = Picture(width, 22 * len(rows) + 56, scale, Scale(len(rows) - 0.4, -0.6), left=left, top=8)
+        picture = _lined([row.client for row in rows], width, 22, scale)
         picture.x_axis("points gained by joining", scale.ticks(6))
-        for place, name in enumerate(names):
-            picture.text(picture.left - 8, picture.down(place) + 4, name, "name", "end")
-    _zero(picture, upright=upright)
+
+    def at(place: float, gain: float) -> tuple[float, float]:
+        return (place, gain) if upright else (gain, place)
+
+    def stroke(ends: Sequence[tuple[float, float]], look: str) -> None:
+        (a, b), (c, d) = ends
+        picture.stroke((picture.across(a), picture.down(b)), (picture.across(c), picture.down(d)), look)
+
+    across = picture.x if upright else picture.y
+    stroke([at(across.low, 0), at(across.high, 0)], "limit")
     for place, row in enumerate(rows):
         for verdict, look, shift in ((row.against_home, "hollow", 0.14), (row.against_alone, "spot plain", -0.14)):
             if verdict and _told(verdict):
-                _interval(picture, verdict, place + (0.0 if upright else shift), look, upright=upright)
+                beside = place + (0.0 if upright else shift)
+                middle, margin = 100 * (verdict.difference or 0.0), 100 * (verdict.margin or 0.0)
+                ends = [at(beside, middle - margin), at(beside, middle + margin)]
+                stroke(ends, f"spread {'quiet' if look == 'hollow' else 'plain'}")
+                picture.dot(*at(beside, middle), look, 3)
         said = [("", "with its budget", row.against_alone), ("", "at home, no noise", row.against_home)]
         lines = [(look, name, verdict.text) for look, name, verdict in said if verdict]
-        middle = 100 * (_first(row).difference or 0.0)
-        x, y = (place, middle) if upright else (middle, place)
-        picture.mark(x, y, row.client, lines)
+        picture.mark(*at(place, 100 * (_first(row).difference or 0.0)), row.client, lines)
+    return picture
+
+
+def _lined(clients: Sequence[str], width: int, tall: int, scale: Scale) -> Picture:
+    """Return a picture with a line for each client, and their names to the left."""
+    names = [trim(client, _NAME) for client in clients]
+    left, lines = 18 + 6.6 * max(map(len, names)), Scale(len(names) - 0.4, -0.6)
+    picture = Picture(width, tall * len(names) + 56, scale, lines, left=left, top=8)
+    for place, name in enumerate(names):
+        picture.text(picture.left - 8, picture.down(place) + 4, name, "name", "end")
     return picture
 
 
@@ -186,27 +199,6 @@ def _first(row: Joining) -> Verdict:
     chosen = row.against_alone if _told(row.against_alone) else row.against_home
     assert chosen is not None
     return chosen
-
-
-def _zero(picture: Picture, *, upright: bool) -> None:
-    if upright:
-        height = picture.down(0)
-        picture.stroke((picture.left, height), (picture.width - picture.right, height), "limit")
-    else:
-        place = picture.across(0)
-        picture.stroke((place, picture.top), (place, picture.height - picture.bottom), "limit")
-
-
-def _interval(picture: Picture, verdict: Verdict, place: float, look: str, *, upright: bool) -> None:
-    middle, margin = 100 * (verdict.difference or 0.0), 100 * (verdict.margin or 0.0)
-    ends = [(place, middle - margin), (place, middle + margin)] if upright else None
-    (a, b), (c, d) = ends or [(middle - margin, place), (middle + margin, place)]
-    picture.stroke(
-        (picture.across(a), picture.down(b)),
-        (picture.across(c), picture.down(d)),
-        f"spread {'quiet' if look == 'hollow' else 'plain'}",
-    )
-    picture.dot(*((place, middle) if upright else (middle, place)), look, 3)
 
 
 def reliability_chart(method: MethodRuns, look: str) -> Chart | None:

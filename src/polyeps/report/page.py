@@ -180,19 +180,16 @@ def _run(journal: Journal, name: str, methods: Sequence[MethodRuns], settings: M
 
 def _alarms(methods: Sequence[MethodRuns]) -> dict[str, Any]:
     """Return the clients that exceeded their budgets, and how many of finished jobs lack a figure."""
+    rows = [(method, job, row) for method in methods for job in method.jobs for row in job.clients]
     over = [
         f"{row.client} spent ε {formatting.short(row.spent, 4)} of {formatting.short(_limit(method, row), 4)} "
         f"({method.label}, seed {job.seed})"
-        for method in methods
-        for job in method.jobs
-        for row in job.clients
+        for method, job, row in rows
         if row.exceeded
     ]
     unknown = sum(
         row.spent is None
-        for method in methods
-        for job in method.jobs
-        for row in job.clients
+        for method, job, row in rows
         if job.status == "done"
         and not job.deployed  # a silo's own ledger knows
         and (row.epsilon is not None or not (method.control or math.isinf(row.own_epsilon)))

@@ -140,10 +140,14 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(held)
 
 
-@contextmanager
-def only_one(folder: Path, otherwise: str) -> Iterator[None]:
+def only_one(folder: Path, otherwise: str) -> AbstractContextManager[None]:
     """Refuse to go on, with this sentence, while another process is in the same `with` of a folder."""
-    held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    return alone_with(os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), otherwise)
+
+
+@contextmanager
+def alone_with(held: int, otherwise: str) -> Iterator[None]:
+    """Lock an open file, which is closed afterwards; refuse to go on while another process has locked it."""
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
