@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from polyeps.cli.output import Json, print_json, print_table, quiet, remark
+from polyeps.cli.output import Json, print_either, print_json, print_table, quiet, remark
 from polyeps.errors import InputError, escaped
 
 deploy_app = typer.Typer(help="Set up a federation of silos on Flower, try it, check it.", no_args_is_help=True)
@@ -160,10 +160,8 @@ def init_kit(
         key = silo_kit(folder, silo, SiloTerms(signer=signer))
         said = f"the key of silo {silo!r} is"
     files = sorted(path.name for path in folder.iterdir())
-    if as_json:
-        print_json({"folder": str(folder), "key": key, "files": files})
-    else:
-        print(f"{folder} holds {', '.join(files)}.\n{said} {key}")
+    figures = {"folder": str(folder), "key": key, "files": files}
+    print_either(as_json, figures, f"{folder} holds {', '.join(files)}.\n{said} {key}")
 
 
 @deploy_app.command("sign")
@@ -184,10 +182,7 @@ def sign_contract(
     signed = SignedContract.sign(draft, own)
     replace_file(signed_path(contract), signed.encode())
     facts = {"file": str(signed_path(contract)), "digest": draft.digest, "signer": draft.signer, "run": draft.run}
-    if as_json:
-        print_json(facts)
-    else:
-        print(f"{facts['file']}: contract {draft.digest[:16]}…, signed by {draft.signer}")
+    print_either(as_json, facts, f"{facts['file']}: contract {draft.digest[:16]}…, signed by {draft.signer}")
 
 
 @deploy_app.command("register")
@@ -203,10 +198,7 @@ def register(
     from polyeps.deploy.keys import read_secret
 
     number = register_node(Endpoint(superlink, read_secret(kit / "superlink.secret"), kit / "ca.crt"), node)
-    if as_json:
-        print_json({"node": str(number), "key": str(node)})
-    else:
-        print(f"{node.name} is registered, as node {number}")
+    print_either(as_json, {"node": str(number), "key": str(node)}, f"{node.name} is registered, as node {number}")
 
 
 @deploy_app.command("demo")
@@ -309,7 +301,5 @@ def withdraw_silo(
     from polyeps.deploy.status import withdraw
 
     found = withdraw(read_policy(policy), contract)
-    if as_json:
-        print_json(found)
-    else:
-        print(f"withdrawn from {found['contract']!r}; spent {found['spent']:.4g}, left {found['left']:.4g}")
+    said = f"withdrawn from {found['contract']!r}; spent {found['spent']:.4g}, left {found['left']:.4g}"
+    print_either(as_json, found, said)

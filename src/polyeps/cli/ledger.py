@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from polyeps.cli.output import Json, print_json, print_table, progress, remark
+from polyeps.cli.output import Json, print_either, print_json, print_table, progress, remark
 from polyeps.errors import InputError, LedgerError
 
 if TYPE_CHECKING:
@@ -23,12 +23,6 @@ _HEADINGS = {"epsilon": "ε", "delta": "δ"}
 FileOption = Annotated[Path, typer.Option("--file", help="The ledger.")]
 
 
-def _open(file: Path) -> Ledger:
-    from polyeps.ledger import Ledger
-
-    return Ledger(file)
-
-
 @ledger_app.command("show")
 def show_ledger(
     file: FileOption,
@@ -36,7 +30,9 @@ def show_ledger(
     as_json: Json = False,
 ) -> None:
     """Show every client's budget, what it spent, reserved and has left, and the runs that reserved their price."""
-    ledger = _open(file)
+    from polyeps.ledger import Ledger
+
+    ledger = Ledger(file)
     names = ledger.clients if client is None else [client]
     rows = []
     with progress("accounting") as report:
@@ -78,10 +74,11 @@ def _state(ledger: Ledger, name: str) -> dict[str, Any]:
 @ledger_app.command("history")
 def show_history(file: FileOption, as_json: Json = False) -> None:
     """Say what happened, row by row; --json prints the rows as they are stored."""
+    from polyeps.ledger import Ledger
     from polyeps.report.ledger_words import rows_in_words
 
     with progress("reading"):
-        rows = _open(file).rows()
+        rows = Ledger(file).rows()
     if as_json:
         print_json([_plain(row) for row in rows])
     else:
@@ -106,10 +103,8 @@ def verify_ledger(
 
     with progress("verifying"):
         head = Ledger.verify_file(file, kept)
-    if as_json:
-        print_json({"verified": True, "rows": head.seq, "head": head.hash})
-    else:
-        print(f"{head.seq} rows, all as written; head {head.hash}")
+    figures = {"verified": True, "rows": head.seq, "head": head.hash}
+    print_either(as_json, figures, f"{head.seq} rows, all as written; head {head.hash}")
 
 
 @ledger_app.command("set-budget")
@@ -209,8 +204,10 @@ def export_ledger(
     as_json: Json = False,
 ) -> None:
     """Write all rows, verified, for another program."""
+    from polyeps.ledger import Ledger
+
     with progress("verifying"):
-        rows = _open(file).rows()
+        rows = Ledger(file).rows()
     text = io.StringIO()
     if form == "csv" and not as_json:
         writer = csv.writer(text)

@@ -33,6 +33,14 @@ def print_json(content: Any) -> None:
     print(json.dumps(content, indent=2, ensure_ascii=False))
 
 
+def print_either(as_json: bool, figures: Any, said: str) -> None:
+    """Print figures as JSON, or what they say."""
+    if as_json:
+        print_json(figures)
+    else:
+        print(said)
+
+
 def quiet() -> bool:
     """Whether the command runs with --quiet: no progress and no remarks."""
     context = click.get_current_context(silent=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from polyeps.cli.output import Json, print_json, remark
+from polyeps.cli.output import Json, print_either, remark
 
 
 def watch(
@@ -25,10 +25,7 @@ def watch(
     from polyeps.report.live import serve_live
 
     def ready(address: str) -> None:
-        if as_json:
-            print_json({"address": address})
-        else:
-            print(address)
+        print_either(as_json, {"address": address}, address)
         sys.stdout.flush()
         remark("open this address in a browser on this machine; Ctrl-C ends the live view, not the run")
 

@@ -103,14 +103,13 @@ def from_torch(
             ) from None
         features.append(record)
         labels.append(label.item() if target == "class" and hasattr(label, "item") else np.asarray(label))
-    several = bool(features) and isinstance(features[0], Mapping | tuple)
-    inputs = by_name(features[0]) if several else {"features": None}
-    stacked = {key: _stacked([by_name(record)[key] if several else record for record in features]) for key in inputs}
-    given: Any = (
-        stacked if several else stacked["features"].reshape(len(features), *stacked["features"].shape[1:] or (1,))
-    )
-    if several and isinstance(features[0], tuple):
-        given = tuple(stacked.values())
+    if features and isinstance(features[0], Mapping | tuple):
+        records = [by_name(record) for record in features]
+        stacked = {key: _stacked([record[key] for record in records]) for key in records[0]}
+        given: Any = tuple(stacked.values()) if isinstance(features[0], tuple) else stacked
+    else:
+        whole = _stacked(features)
+        given = whole.reshape(len(features), *whole.shape[1:] or (1,))
     kept = labels if target == "class" else _stacked(labels)
     return from_arrays(given, kept, clients, persons, classes=classes, target=target, name=name)
 

@@ -27,7 +27,8 @@ def number_labels(
     tables: Sequence[RawTable], declared: TableDeclaration, where: Sequence[Where]
 ) -> tuple[tuple[str, ...], LabelArray]:
     """Return the classes and the number of every record's class."""
-    for table, (cells, _, column) in zip(tables, _label_cells(tables, declared, where), strict=True):
+    labelled = _label_cells(tables, declared, where)
+    for table, (cells, _, column) in zip(tables, labelled, strict=True):
         if isinstance(cells, np.ndarray) and cells.ndim > 1:
             raise DataError(
                 f"{table.source}: {column} has shape {cells.shape}, but a class is one value a record; flatten it, or "
@@ -37,28 +38,22 @@ def number_labels(
         find = matching(declared.classes)
         pieces = [
             of_each(listed(cells), np.int64, _declared_class(find, declared.classes, at, column))
-            for cells, at, column in _label_cells(tables, declared, where)
+            for cells, at, column in labelled
         ]
         return declared.classes, np.concatenate(pieces)
     spellings: dict[str, int] = {}
     pieces = []
-    for cells, at, column in _label_cells(tables, declared, where):
+    for cells, at, column in labelled:
 
         def number(value: Any, row: int, at: Where = at, column: str = column) -> int:
             if is_missing(value):
-                raise DataError(
-                    f"{at(row)}, column {column!r}: the label is "
-                    + (
-                        "empty: fill it in"
-                        if is_empty(value)
-                        else f"{value!r}: fill it in, or declare it in data.classes"
-                    )
-                )
+                other = "" if is_empty(value) else ", or declare it in data.classes"
+                shown = "empty" if is_empty(value) else repr(value)
+                raise DataError(f"{at(row)}, column {column!r}: the label is {shown}: fill it in{other}")
             return spellings.setdefault(as_text(value), len(spellings))
 
         pieces.append(of_each(listed(cells), np.int64, number))
-    source, column = tables[0].source, role(tables[0], declared.label, "labels")
-    classes = _sorted_classes(list(spellings), f"{source}, column {column!r}")
+    classes = _sorted_classes(list(spellings), f"{tables[0].source}, column {labelled[0][2]!r}")
     find = matching(classes)
     return classes, np.array([find(text, -1) for text in spellings], dtype=np.int64)[np.concatenate(pieces)]
 

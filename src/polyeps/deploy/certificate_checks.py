@@ -67,16 +67,15 @@ def check_pair(kit: Path, host: str) -> str:
     return f"ca.crt and server.crt belong together and are valid until {server.not_valid_after_utc:%Y-%m-%d} or longer"
 
 
-def check_private(paths: Sequence[Path], group: bool = False) -> str:
-    """Refuse files that other accounts can read; the `group` may, where two accounts share a file."""
+def check_private(paths: Sequence[Path]) -> str:
+    """Refuse files that other accounts can read."""
     for path in paths:
         try:
             mode = path.stat().st_mode
         except OSError as problem:
             raise InputError(f"{path} cannot be read: {problem.strerror}; check its folder and this account") from None
-        if mode & (0o007 if group else 0o077):
-            wanted = "640" if group else "600"
-            raise InputError(f"{path} can be read by other accounts; run `chmod {wanted} {path}`")
+        if mode & 0o077:
+            raise InputError(f"{path} can be read by other accounts; run `chmod 600 {path}`")
     return f"{', '.join(path.name for path in paths)}: for this account alone"
 
 

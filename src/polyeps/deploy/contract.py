@@ -12,12 +12,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from polyeps.core import check_name
 from polyeps.data.schema_files import SCHEMA_KEYS, TableDeclaration, read_schema_values, read_toml, schema_of
@@ -41,12 +41,8 @@ class DataTerms(Section):
     label: str
     unit: str | None = None  # the column that names the person of each record
     classes: tuple[str, ...]
-    columns: dict[str, dict[str, Any]]  # kept in the order of their names, which is that of the features
-
-    @field_validator("columns")
-    @classmethod
-    def _in_order(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        return dict(sorted(value.items()))
+    # Kept in the order of their names, which is that of the features.
+    columns: Annotated[dict[str, dict[str, Any]], AfterValidator(lambda columns: dict(sorted(columns.items())))]
 
     @property
     def declaration(self) -> TableDeclaration:
@@ -74,7 +70,7 @@ class Contract(Section):
     delta: float = Field(gt=0, lt=1)  # at which each silo's noise is calibrated
     seed: int = Field(ge=0, lt=2**31)  # of public dice: the first model, and cohorts that are not secret
     ends: date  # the last day on which a silo answers
-    signer: str
+    signer: Annotated[str, AfterValidator(partial(check_public_key, "signer"))]
     silos: dict[str, str]  # the public key of every enrolled silo
     # The ε of every silo for this run, where all must know them: silos in secure sums add noise for one another.
     epsilon: dict[str, Annotated[float, Field(gt=0)]] | None = None
@@ -90,11 +86,6 @@ class Contract(Section):
     patience: Patience = Field(default_factory=Patience)
     # A rehearsal draws all noise from this seed and so protects nobody: for tests, and for policies that say so.
     rehearsal: int | None = Field(default=None, ge=0, lt=2**31)
-
-    @field_validator("signer")
-    @classmethod
-    def _a_key(cls, value: str) -> str:
-        return check_public_key("signer", value)
 
     @field_validator("silos")
     @classmethod

@@ -9,6 +9,7 @@ import csv
 import io
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -118,8 +119,8 @@ class DemoFederation:
         """Return what the ledger of every silo says."""
         found = {}
         for name in self.budgets:
-            ledger = Ledger(self.silo(name) / "ledger.db")
-            account = ledger.account(name)
+            with closing(Ledger(self.silo(name) / "ledger.db")) as ledger:
+                account = ledger.account(name)
             budget, history = account.terms.budget, account.history
             known = known_epsilon(history, budget.delta, account.terms.adjacency, "pld") if history else 0.0
             found[name] = {
@@ -130,7 +131,6 @@ class DemoFederation:
                 "spent in all": account.spent(),  # by the ledger's filter, which holds for any further runs
                 "charges": account.charges,
             }
-            ledger.close()
         return found
 
 

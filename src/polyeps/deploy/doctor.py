@@ -190,16 +190,14 @@ def _reach(endpoint: flower.Endpoint, what: str, remedy: str) -> None:
             raise InputError(
                 f"the {what} at {endpoint.address} answers {status}: give it the same secret file, and the same clock"
             ) from None
-        raise InputError(
-            f"what listens on {endpoint.address} is no {what} (it answers {status}); stop it, or take another port"
-        ) from None
+        reason = f"it answers {status}"
     except httpx.ConnectError as problem:
         raise InputError(f"the {what} at {endpoint.address} cannot be reached ({problem}); {remedy}") from None
     except (httpx.HTTPError, ValueError) as problem:
         reason = type(problem).__name__
-        raise InputError(
-            f"what listens on {endpoint.address} is no {what} ({reason}); stop it, or take another port"
-        ) from None
+    else:
+        return
+    raise InputError(f"what listens on {endpoint.address} is no {what} ({reason}); stop it, or take another port")
 
 
 def _private(kit: Path) -> str:

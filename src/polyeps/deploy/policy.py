@@ -7,10 +7,11 @@ know is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from polyeps.core import Field as ProfileField
 from polyeps.core import check_name
@@ -59,13 +60,8 @@ class PolicyBudget(Section):
 class SignerRule(Section):
     """A signer whose contracts the silo considers."""
 
-    key: str
+    key: Annotated[str, AfterValidator(partial(check_public_key, "signers: key"))]
     epsilon: float = Field(gt=0)  # the most for all contracts of this signer together
-
-    @field_validator("key")
-    @classmethod
-    def _a_key(cls, value: str) -> str:
-        return check_public_key("signers: key", value)
 
 
 class PolicyLimits(Section):

@@ -195,7 +195,7 @@ class Experiment(Section):
             value = [value]
         if not isinstance(value, list | tuple):
             raise ValueError("must be [[algorithm]] tables, or names of algorithms")
-        return [{"name": one} if isinstance(one, str) else one for one in value]
+        return _named(value)
 
     @field_validator("algorithm")
     @classmethod
@@ -275,8 +275,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
     *path, last = place.split(".")
     if path[:1] == ["algorithm"] and "algorithm" in values:  # methods may be given by their names alone
         methods = values["algorithm"]
-        methods = methods if isinstance(methods, list) else [methods]
-        values["algorithm"] = [{"name": one} if isinstance(one, str) else one for one in methods]
+        values["algorithm"] = _named(methods if isinstance(methods, list) else [methods])
     tables: list[Any] = [values]
     for depth, key in enumerate(path, start=1):
         # A change to "algorithm" applies to every method of the file.
@@ -286,6 +285,11 @@ def _apply(values: dict[str, Any], change: str) -> None:
             raise InputError(f"--set {change}: {'.'.join(path[:depth])} is a value, not a table; leave out the rest")
     for table in tables:
         table[last] = value
+
+
+def _named(methods: Iterable[Any]) -> list[Any]:
+    """Return methods as tables, of which some were given by their names."""
+    return [{"name": one} if isinstance(one, str) else one for one in methods]
 
 
 def checked(kind: type[Checked], values: Mapping[str, Any], inside: str = "") -> Checked:

@@ -189,17 +189,8 @@ def _accounts(history: LedgerHistory) -> PageTable | None:
     if len(ordered) < 2:
         return None
     columns = [
-        "account",
-        "budget ε",
-        "δ",
-        "spent ε",
-        "of budget",
-        "reserved ε",
-        "left ε",
-        "guarantee",
-        "charges",
-        "protects",
-    ]
+        "account", "budget ε", "δ", "spent ε", "of budget", "reserved ε", "left ε", "guarantee", "charges", "protects",
+    ]  # fmt: skip
     rows = [
         PageRow(
             (
