@@ -9,7 +9,6 @@ returned multiplier was computed; interpolation only chooses the next candidate.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -144,15 +143,16 @@ def calibrate_each(
             accountant=None,
             schedule=schedule,
             directory=directory,
-            progress=partial(_report, progress, done, len(budgets)) if progress else None,
+            progress=progress and going_on(progress, done, len(budgets)),
         )
         multiplier[rows], certified[rows] = answer.noise_multiplier, answer.certified
         done += len(rows)
     return Calibration(multiplier, certified)
 
 
-def _report(progress: ProgressCallback, earlier: int, total: int, done: int, _: int) -> None:
-    progress(earlier + done, total)
+def going_on(progress: ProgressCallback, earlier: int, total: int) -> ProgressCallback:
+    """Return a callback for a part of some work, after an earlier part."""
+    return lambda done, _: progress(earlier + done, total)
 
 
 class _OutOfReachError(Exception):

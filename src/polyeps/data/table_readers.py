@@ -79,9 +79,9 @@ def _read_csv(path: Path) -> RawTable:
         """Move the rows to the columns; many small lists at a time would be slow to clear away."""
         for line, row in zip(lines[len(lines) - len(rows) :], rows, strict=True):
             if len(row) != len(header):
-                hint = (
-                    "; write decimals with a point, or separate columns by semicolons" if _decimals(row, header) else ""
-                )
+                # With decimal commas there are too many cells, all but a few of them digits.
+                decimals = len(row) > len(header) and 2 * sum(cell.strip().isdecimal() for cell in row) > len(row)
+                hint = "; write decimals with a point, or separate columns by semicolons" if decimals else ""
                 raise DataError(
                     f"{path}, row {line}: {len(row)} cells where the header names {len(header)}: correct it{hint}"
                 )
@@ -120,11 +120,6 @@ def _read_csv(path: Path) -> RawTable:
     check_names(str(path), list(named.values()))
     found = {name: columns[place] for place, name in named.items()}
     return RawTable(str(path), found, np.array(lines, dtype=np.int64))
-
-
-def _decimals(row: Sequence[str], header: Sequence[str]) -> bool:
-    """Whether a row with too many cells may have decimal commas: all but a few of its cells are digits."""
-    return len(row) > len(header) and 2 * sum(cell.strip().isdecimal() for cell in row) > len(row)
 
 
 def delimiter_of(first: str) -> str:

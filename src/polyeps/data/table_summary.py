@@ -86,7 +86,12 @@ def summarise_table(table: RawTable, *, label: str | None, client: str | None, u
         and not (column.categories and _foreign(_texts(table.columns[column.name])))
     }
     schema = Schema(tuple(found.values())) if found else None
-    classes = None if label is None else _classes(table.columns[label])
+    texts = (
+        []
+        if label is None
+        else sorted({as_text(cell) for cell in listed(table.columns[label]) if not is_missing(cell)})
+    )
+    classes = tuple(texts) if 2 <= len(texts) <= _MOST_LABELS else None
     columns = tuple(_summary(name, cells, roles.get(name), found.get(name)) for name, cells in table.columns.items())
     declared = None if schema is None else TableDeclaration(label or "label", client, unit, schema, classes)
     return TableSummary(len(table.lines), columns, declared)
@@ -113,11 +118,6 @@ def _last(table: RawTable, taken: set[str | None]) -> str | None:
     if name is None or name in taken or any(map(is_missing, listed(table.columns[name]))):
         return None
     return name if 2 <= len({as_text(cell) for cell in listed(table.columns[name])}) <= _MOST_LABELS else None
-
-
-def _classes(cells: Cells) -> tuple[str, ...] | None:
-    texts = sorted({as_text(cell) for cell in listed(cells) if not is_missing(cell)})
-    return tuple(texts) if 2 <= len(texts) <= _MOST_LABELS else None
 
 
 def _counts_rows(column: Column, cells: Cells) -> bool:

@@ -112,8 +112,8 @@ class Silo:
             raise InputError("the task came too late: the server does not wait for its reply any more")
         task, step = message.content.get("task"), message.content.get("sum")
         run = None if task is None else task.get("run")
-        if task is None and step is not None:
-            run = _run_of_sum(step.get("run"))
+        if task is None and step is not None and isinstance(name := step.get("run"), str):
+            run = "/".join(name.split("/")[:2])  # with which the name of a sum begins (`flower_sums.sum_name`)
         agreement = self._agreement(run)
         if agreement is None:
             raise InputError(f"this silo has agreed to no contract of the run {ascii(run)[:80]}")
@@ -199,11 +199,6 @@ def forget_sums(folder: Path, contract: Contract) -> None:
     place = folder / "sums" / contract.digest
     if place.exists():
         clear_sums(place)
-
-
-def _run_of_sum(name: Any) -> str | None:
-    """Return the run of a sum, whose name begins with it (`transport.flower_sums.sum_name`)."""
-    return "/".join(name.split("/")[:2]) if isinstance(name, str) else None
 
 
 def _file_name(run: str) -> str:

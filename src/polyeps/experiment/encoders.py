@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from polyeps.accounting.cache import default_directory
-from polyeps.accounting.calibration import ProgressCallback
+from polyeps.accounting.calibration import ProgressCallback, going_on
 from polyeps.data.dataset import Dataset, RecordLayout
 from polyeps.encoders import EncoderChoice
 from polyeps.encoders.built_in import ENCODERS
@@ -212,7 +212,7 @@ def _encoded(
         if rows is not None and not _belong(rows, encoder, records):
             rows = None
         if rows is None:
-            rows = encoder(records, None if progress is None else partial(_advance, progress, done, total))
+            rows = encoder(records, progress and going_on(progress, done, total))
             fresh[len(found)] = subject
         found.append(rows)
         done += len(records)
@@ -227,10 +227,6 @@ def _encoded(
         if subject is not None and len(found[place]):
             save_features(default_directory(), subject, found[place])
     return found[0], found[1]
-
-
-def _advance(progress: ProgressCallback, before: int, total: int, done: int, _: int) -> None:
-    progress(before + done, total)
 
 
 def _belong(features: NDArray[np.float32], encoder: FrozenEncoder, records: NDArray[Any]) -> bool:

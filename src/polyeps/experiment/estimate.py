@@ -24,7 +24,7 @@ from polyeps.algorithms._personal_models import personal_models
 from polyeps.data.dataset import Dataset
 from polyeps.data.partition import Partition, unit_sizes
 from polyeps.data.public_catalogue import PUBLIC_DATASETS
-from polyeps.data.schema import Column, Schema
+from polyeps.data.schema import Schema
 from polyeps.errors import InputError
 from polyeps.experiment import config
 from polyeps.experiment.client_metrics import majority
@@ -73,7 +73,8 @@ class Estimates:
     def worth(self) -> str:
         """Say what the estimates are worth."""
         if self.source == "public":
-            return f"{self.stand_in} is public: the estimate is the run itself, with {_seeds(len(self.seeds))}."
+            seeds = f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
+            return f"{self.stand_in} is public: the estimate is the run itself, with {seeds}."
         if self.source == "file":
             return (
                 f"These are accuracies on the records of {self.stand_in}, dealt out to all clients at random. Expect "
@@ -222,17 +223,11 @@ def _drawn_features(
     """Draw features: by the schema or, without one, uniformly from -1 to 1."""
     if schema is None or (len(schema.outputs),) != shape:
         return rng.uniform(-1, 1, (count, *shape)).astype(np.float32)
-    return np.concatenate([_drawn_column(column, count, rng) for column in schema.columns], axis=1)
-
-
-def _drawn_column(column: Column, count: int, rng: np.random.Generator) -> NDArray[np.float32]:
-    drawn = np.zeros((count, len(column.outputs)), np.float32)
-    if column.categories is not None:
-        drawn[np.arange(count), rng.integers(0, len(column.categories), count)] = 1
-    else:
-        drawn[:, 0] = rng.uniform(-1, 1, count)
+    drawn, at = np.zeros((count, len(schema.outputs)), np.float32), 0
+    for column in schema.columns:
+        if column.categories is not None:
+            drawn[np.arange(count), at + rng.integers(0, len(column.categories), count)] = 1
+        else:
+            drawn[:, at] = rng.uniform(-1, 1, count)
+        at += len(column.outputs)
     return drawn
-
-
-def _seeds(count: int) -> str:
-    return f"{count} seed{'s' if count > 1 else ''}"

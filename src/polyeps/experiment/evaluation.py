@@ -216,15 +216,12 @@ def by_group(population: Population, model: Tensor | None, personal: Tensor | No
     assert test is not None
     models = {"own accuracy": model, "personal accuracy": personal}
     each = {name: own_accuracy(population.model, one, test) for name, one in models.items() if one is not None}
+    groups = np.array(population.groups or ())
+    members_of = {"": np.ones(len(population.ids), dtype=bool)}
+    members_of |= {f" ({name})": groups == name for name in sorted(set(population.groups or ()))}
     found: dict[str, float] = {}
     for name, accuracy in each.items():
-        for group, members in _members(population).items():
+        for group, members in members_of.items():
             found[f"{name}{group}"] = float(accuracy[members].mean())
             found[f"{name} variance{group}"] = float(accuracy[members].var())
     return found
-
-
-def _members(population: Population) -> Mapping[str, NDArray[np.bool_]]:
-    everyone = {"": np.ones(len(population.ids), dtype=bool)}
-    groups = np.array(population.groups or ())
-    return everyone | {f" ({name})": groups == name for name in sorted(set(population.groups or ()))}

@@ -67,24 +67,13 @@ def scored(outputs: Tensor, labels: Tensor) -> Scored:
     return Scored(wide.softmax(1).numpy(), predicted.numpy(), labels.cpu().numpy(), margin.double().numpy())
 
 
-def roc_auc(found: Scored, average: Literal["macro", "weighted"] = "macro") -> float:
-    """Return the area under the ROC curve: of the second of two classes, or one-vs-rest over all classes."""
-    from sklearn.metrics import roc_auc_score
+def _of_scores(name: str, average: str, found: Scored) -> float:
+    """Return a metric of scikit-learn: of the second of two classes, or one-vs-rest over all classes."""
+    from sklearn import metrics
 
+    metric = getattr(metrics, name)
     if found.classes == 2:
-        return float(roc_auc_score(found.labels, found.margin))
-    return _over_classes(roc_auc_score, found, average)
-
-
-def _average_precision(found: Scored) -> float:
-    from sklearn.metrics import average_precision_score
-
-    if found.classes == 2:
-        return float(average_precision_score(found.labels, found.margin))
-    return _over_classes(average_precision_score, found, "macro")
-
-
-def _over_classes(metric: Callable[..., Any], found: Scored, average: str) -> float:
+        return float(metric(found.labels, found.margin))
     each = [metric(found.labels == one, found.probabilities[:, one]) for one in range(found.classes)]
     weights = np.bincount(found.labels, minlength=found.classes) if average == "weighted" else None
     return float(np.average(each, weights=weights))
@@ -111,11 +100,8 @@ def _of_predictions(name: str, found: Scored, **options: Any) -> float:
 
 
 def _per_class(name: str, average: str, found: Scored) -> float:
-    return _of_predictions(name, found, average=average, zero_division=0.0, labels=_counted(found, average))
-
-
-def _counted(found: Scored, average: str) -> list[int] | None:
-    return None if average == "binary" else list(range(found.classes))
+    counted = None if average == "binary" else list(range(found.classes))
+    return _of_predictions(name, found, average=average, zero_division=0.0, labels=counted)
 
 
 def reliability(found: Scored) -> list[tuple[int, float, float]]:
@@ -169,10 +155,10 @@ class NamedMetric:
 
 def _table() -> dict[str, NamedMetric]:
     plain: tuple[tuple[str, Callable[[Scored], float], _Needs], ...] = (
-        ("roc_auc", roc_auc, "all"),
-        ("roc_auc_ovr", roc_auc, "all"),
-        ("roc_auc_ovr_weighted", partial(roc_auc, average="weighted"), "all"),
-        ("average_precision", _average_precision, "all"),
+        ("roc_auc", partial(_of_scores, "roc_auc_score", "macro"), "all"),
+        ("roc_auc_ovr", partial(_of_scores, "roc_auc_score", "macro"), "all"),
+        ("roc_auc_ovr_weighted", partial(_of_scores, "roc_auc_score", "weighted"), "all"),
+        ("average_precision", partial(_of_scores, "average_precision_score", "macro"), "all"),
         ("balanced_accuracy", partial(_of_predictions, "balanced_accuracy_score"), "all"),
         ("matthews_corrcoef", partial(_of_predictions, "matthews_corrcoef"), "several"),
         ("cohen_kappa", partial(_of_predictions, "cohen_kappa_score"), "several"),

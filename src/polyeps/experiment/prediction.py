@@ -89,10 +89,13 @@ def predict_file(
         raise InputError(f"--keep {taken}: the result has a column of that name; rename it in {file}")
     if model.target in ("sequence", "labels") or model.metadata.inputs is not None:
         raise InputError(f"{model.path} predicts from or of several things at once, which no table holds; use Python")
-    if model.target == "number":
-        truth: NDArray[Any] | None = _true_numbers(table, label) if score else None
-    else:
-        truth = _truth(model, table, label) if score else None
+    truth: NDArray[Any] | None = None
+    if score:
+        if label not in table.columns:
+            known = ", ".join(table.columns) or "none"
+            raise InputError(f"--score: {file} has no column {label!r} (it has {known}); name it with --label")
+        numbers = model.target == "number"
+        truth = plain_numbers(table.columns[label], label, table.where) if numbers else _truth(model, table, label)
     records: Any = table.features
     if records is None:
         named = model.schema is not None or bool(model.metadata.features) or TEXT in table.columns
@@ -108,7 +111,6 @@ def predict_file(
 
 def _truth(model: SavedModel, table: RawTable, label: str) -> NDArray[np.int64]:
     """Return the place of every record's true class."""
-    _check_label(table, label)
     find = matching(model.classes)  # as labels are read for training
 
     def place(cell: Any, row: int) -> int:
@@ -123,23 +125,12 @@ def _truth(model: SavedModel, table: RawTable, label: str) -> NDArray[np.int64]:
     return of_each(listed(table.columns[label]), np.int64, place)
 
 
-def _true_numbers(table: RawTable, label: str) -> NDArray[np.float32]:
-    _check_label(table, label)
-    return plain_numbers(table.columns[label], label, table.where)
-
-
 def _errors(truth: NDArray[Any] | None, found: NDArray[np.float64]) -> dict[str, Any]:
     """Return the errors of numbers, and R²."""
     if truth is None:
         return {}
     figures = target_figures("number", torch.from_numpy(found), torch.from_numpy(truth))
     return {name: value if isfinite(value) else None for name, value in figures.items()}
-
-
-def _check_label(table: RawTable, label: str) -> None:
-    if label not in table.columns:
-        known = ", ".join(table.columns) or "none"
-        raise InputError(f"--score: {table.source} has no column {label!r} (it has {known}); name it with --label")
 
 
 def _scores(truth: NDArray[np.int64], places: NDArray[np.int64], chances: NDArray[np.float64]) -> dict[str, Any]:

@@ -82,6 +82,8 @@ def certificate_of(folder: Path, client: str, method: str | None = None, seed: i
     hidden = facts["adjacency"] == "add-remove"  # the number is then no less protected than the records
     held = "" if hidden else plural(row.records, person or "record")
     data = settings.get("data", {})
+    # Whether test records belong to the clients: held out of a table of one's own, or by data.own_test.
+    own_tests = bool(data.get("own_test")) or str(facts.get("data", "")).startswith("own:")
     size = f"{facts.get('parameters', 0):,} parameters".replace(",", " ")
     return ClientPage(
         client=client,
@@ -104,7 +106,7 @@ def certificate_of(folder: Path, client: str, method: str | None = None, seed: i
             "Spent": f"ε = {rounded_up(row.spent)}",
         },
         ledger=_checked(path, row, facts),
-        limits=_limits(person, facts, _others(methods, job), own_tests=_has_own_tests(data, facts)),
+        limits=_limits(person, facts, _others(methods, job), own_tests=own_tests),
         checks=(
             shlex.join(["polyeps", "ledger", "verify", "--file", str(path)]),
             shlex.join(["polyeps", "ledger", "show", "--file", str(path), "--client", client]),
@@ -196,11 +198,6 @@ def _guess(row: ClientSummary, facts: Mapping[str, Any]) -> str:
         f"{_SOMEBODY[facts['trust']]} who thinks it as likely as not that {used} used, and who knows everything else"
         f"{secret}, can become {most} of it by all that this client's answers lead to{exception}."
     )
-
-
-def _has_own_tests(data: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Whether test records belong to the clients: held out of a table of one's own, or by data.own_test."""
-    return bool(data.get("own_test")) or str(facts.get("data", "")).startswith("own:")
 
 
 def _others(methods: Sequence[MethodRuns], job: JobSummary) -> str:

@@ -115,11 +115,13 @@ def _cards(history: LedgerHistory, refused: Sequence[tuple[str, int, str]], *, l
     cards = []
     if main:
         look = "alarm" if main.exceeded else "good"
-        used = share(main.used)
+        used, word = share(main.used), strength(main.spent)
+        held = f"beside ε {bound(main.reserved)} that open runs have reserved"
+        held = held if main.reserved else "nothing is reserved by open runs"
         cards = [
             Card("Spent", f"ε {bound(main.spent)}", f"{used} of ε {short(main.epsilon)}, δ {short(main.delta)}", look),
-            Card("Left", f"ε {_down(main.left)}", _reserved(main)),
-            Card("Guarantee so far", strength(main.spent), raised(main.spent), _tone(main.spent)),
+            Card("Left", f"ε {_down(main.left)}", held),
+            Card("Guarantee so far", word, raised(main.spent), "wait" if word == "weak" else ""),
         ]
     elif history.accounts:
         most = max((one.used for one in history.accounts), default=0.0)
@@ -138,12 +140,6 @@ def _cards(history: LedgerHistory, refused: Sequence[tuple[str, int, str]], *, l
     return cards
 
 
-def _reserved(main: Account) -> str:
-    if not main.reserved:
-        return "nothing is reserved by open runs"
-    return f"beside ε {bound(main.reserved)} that open runs have reserved"
-
-
 def _down(value: float) -> str:
     """Format what is left, never above its value.
 
@@ -154,10 +150,6 @@ def _down(value: float) -> str:
         return "0"
     power = 10.0 ** (3 - math.floor(math.log10(value)))
     return f"{math.floor(value * power) / power:.4g}"
-
-
-def _tone(spent: float) -> str:
-    return "wait" if strength(spent) == "weak" else ""
 
 
 def _meaning(history: LedgerHistory) -> str:

@@ -13,7 +13,7 @@ from polyeps.report.formatting import plural, reached, share, short
 from polyeps.report.joining import JoiningTable
 from polyeps.report.page_tables import PageRow, PageTable
 from polyeps.report.strength import MODERATE, raised, strength
-from polyeps.report.tables import ClientSummary, MethodRuns, summarise
+from polyeps.report.tables import MethodRuns, summarise
 
 _NOT_COMPARED = ("name",)  # settings that only name a run
 _SIDE_BY_SIDE = 4  # runs, beyond which each has a row of its own
@@ -64,7 +64,8 @@ def _accuracy(methods: Sequence[MethodRuns], found: Ranking | None) -> Card | No
 def _budgets(methods: Sequence[MethodRuns]) -> Card:
     if any(method.deployed for method in methods):
         return Card("Budgets", "with the silos", "each silo's own ledger refuses what exceeds its budget")
-    rows = _private_rows(methods)
+    jobs = [job for method in methods if not method.control for job in method.jobs]
+    rows = [row for job in jobs for row in job.clients if row.epsilon is not None]
     known = [row.ratio for row in rows if row.ratio is not None]
     if not rows:
         return Card("Budgets", "none", "no method keeps to clients' own budgets", "wait")
@@ -73,11 +74,6 @@ def _budgets(methods: Sequence[MethodRuns]) -> Card:
     if len(known) < len(rows):
         return Card("Budgets", "not known yet", "spending is read when a job is done", "wait")
     return Card("Budgets", "kept by all", f"the closest client used {share(max(known))}", "good")
-
-
-def _private_rows(methods: Sequence[MethodRuns]) -> list[ClientSummary]:
-    jobs = [job for method in methods if not method.control for job in method.jobs]
-    return [row for job in jobs for row in job.clients if row.epsilon is not None]
 
 
 def _strengths(methods: Sequence[MethodRuns]) -> dict[str, tuple[str, float | None]]:
