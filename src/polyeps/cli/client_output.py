@@ -71,23 +71,12 @@ def print_joining(lines: Sequence[MethodRuns]) -> None:
     table = best_table(joining_tables(lines))
     if table is None:
         return
-    rows = [
-        [
-            row.client,
-            *(
-                None if one is None else one.text(table.metric)
-                for one in (*([row.joint] if table.own_records else []), row.joint_on_all)
-            ),
-            *(None if one is None else one.text(table.metric) for one in (row.alone, row.at_home, row.majority)),
-            *(None if one is None else one.text for one in (row.against_alone, row.against_home)),
-        ]
-        for row in table.rows
-    ]
     columns = ["client", *(["joint, own\nrecords"] if table.own_records else []), "joint, all\nrecords"]
     columns += ["alone,\nits budget", "alone at home,\nno noise"]
     columns += ["majority\nclass", "against alone,\nits budget", "against alone\nat home"]
-    print_table(columns, rows[:_MOST_ROWS], title=f"Is joining {table.label} worth it? {table.metric}")
-    _rest(len(rows))
+    rows = map(table.cells, table.rows[:_MOST_ROWS])
+    print_table(columns, rows, title=f"Is joining {table.label} worth it? {table.metric}")
+    _rest(len(table.rows))
     print(joining_caption(table))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -131,9 +132,8 @@ def _perform(wanted: Experiment | None, folder: Path, device: str, as_json: bool
     except KeyboardInterrupt:
         remark(stopped if (folder / "journal.db").exists() else "stopped before anything had begun")
         raise typer.Exit(130) from None
-    journal = Journal(folder / "journal.db")
-    print_outcome(journal, folder, as_json)
-    journal.close()
+    with closing(Journal(folder / "journal.db")) as journal:
+        print_outcome(journal, folder, as_json)
 
 
 def _with_alone(wanted: Experiment) -> Experiment:

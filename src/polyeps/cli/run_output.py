@@ -14,7 +14,7 @@ from polyeps.cli.output import print_json, print_table, remark
 
 if TYPE_CHECKING:
     from polyeps.experiment.journal import Journal
-    from polyeps.report.tables import MethodRuns
+    from polyeps.report.tables import MethodRuns, MethodSummary
 
 _MOST_CLIENTS = 60  # lines of the printed table; the page and --json have them all
 _FEW_ALIKE = 3  # clients whose lines are printed although they are the same
@@ -45,9 +45,22 @@ def print_outcome(journal: Journal, folder: Path, as_json: bool) -> None:
     print(f"Everything is in {folder}; see it with: polyeps report {folder}")
 
 
+def method_cells(row: MethodSummary, metrics: Sequence[str]) -> list[Any]:
+    """Return the cells that tables of methods have in common."""
+    from polyeps.report.formatting import reached, share, short
+
+    return [
+        row.label,
+        reached(row.measure, row.final_accuracy, row.final_accuracy_deviation),
+        *(short(row.metrics.get(name)) for name in metrics),
+        row.rounds_run,
+        share(row.largest_ratio) if row.largest_ratio is not None else "no guarantee",
+    ]
+
+
 def print_methods(lines: Sequence[MethodRuns]) -> None:
     """Print one line per method."""
-    from polyeps.report.formatting import byte_size, counted, percent, reached, share, short
+    from polyeps.report.formatting import byte_size, counted, percent, short
     from polyeps.report.sentences import averaged_rounds, undefined_metrics
     from polyeps.report.tables import summarise
 
@@ -59,11 +72,7 @@ def print_methods(lines: Sequence[MethodRuns]) -> None:
         [*columns, "sent per client\nand round", "s/round"],
         [
             [
-                row.label,
-                reached(row.measure, row.final_accuracy, row.final_accuracy_deviation),
-                *(short(row.metrics.get(name)) for name in metrics),
-                row.rounds_run,
-                share(row.largest_ratio) if row.largest_ratio is not None else "no guarantee",
+                *method_cells(row, metrics),
                 counted(row.left_early),
                 byte_size(row.bytes_up_per_client_round),
                 short(row.seconds_per_round, 2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from polyeps.cli.output import figure, print_json, print_table, progress, remark, showing
+from polyeps.cli.run_output import method_cells
 
 if TYPE_CHECKING:
     from polyeps.experiment.sweep import Sweep
@@ -47,10 +49,7 @@ def continue_sweep(sweep: Sweep, folder: Path, device: str, as_json: bool) -> No
 
 def print_sweep(sweep: Sweep, folder: Path, as_json: bool) -> None:
     """Print the results of a sweep: a line for each run and method, with the values in which runs differ."""
-    from contextlib import closing
-
     from polyeps.experiment.journal import Journal
-    from polyeps.report.formatting import reached, share, short
     from polyeps.report.tables import read_methods, summarise
 
     found: list[list[MethodSummary]] = []
@@ -71,14 +70,7 @@ def print_sweep(sweep: Sweep, folder: Path, as_json: bool) -> None:
     print_table(
         [*keys, "method", measure, *metrics, "rounds", "most spent\nof a budget"],
         [
-            [
-                *(_cell(one.values[key]) for key in keys),
-                row.label,
-                reached(row.measure, row.final_accuracy, row.final_accuracy_deviation),
-                *(short(row.metrics.get(name)) for name in metrics),
-                row.rounds_run,
-                share(row.largest_ratio) if row.largest_ratio is not None else "no guarantee",
-            ]
+            [*(_cell(one.values[key]) for key in keys), *method_cells(row, metrics)]
             for one, rows in zip(sweep.runs, found, strict=True)
             for row in rows
         ],

@@ -86,11 +86,8 @@ def summarise_table(table: RawTable, *, label: str | None, client: str | None, u
         and not (column.categories and _foreign(_texts(table.columns[column.name])))
     }
     schema = Schema(tuple(found.values())) if found else None
-    texts = (
-        []
-        if label is None
-        else sorted({as_text(cell) for cell in listed(table.columns[label]) if not is_missing(cell)})
-    )
+    labels = () if label is None else listed(table.columns[label])
+    texts = sorted({as_text(cell) for cell in labels if not is_missing(cell)})
     classes = tuple(texts) if 2 <= len(texts) <= _MOST_LABELS else None
     columns = tuple(_summary(name, cells, roles.get(name), found.get(name)) for name, cells in table.columns.items())
     declared = None if schema is None else TableDeclaration(label or "label", client, unit, schema, classes)

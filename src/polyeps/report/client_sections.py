@@ -85,16 +85,7 @@ def _joining_table(table: JoiningTable, rows: Sequence[Joining]) -> PageTable:
         "alone, its budget", "alone at home, no noise", "majority class", "joint against alone, its budget",
         "joint against alone at home",
     ]  # fmt: skip
-    cells = [
-        (
-            row.client,
-            *([_spread(row.joint, table.metric)] if table.own_records else []),
-            *(_spread(one, table.metric) for one in (row.joint_on_all, row.alone, row.at_home, row.majority)),
-            *(verdict.text if verdict else "–" for verdict in (row.against_alone, row.against_home)),
-        )
-        for row in rows
-    ]
-    return condensed(columns, map(PageRow, cells))
+    return condensed(columns, [PageRow(table.cells(row)) for row in rows])
 
 
 def joining_sections(methods: Sequence[MethodRuns]) -> list[dict[str, Any]]:

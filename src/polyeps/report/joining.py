@@ -77,6 +77,14 @@ class JoiningTable:
     control: bool
     rows: tuple[Joining, ...]
 
+    def cells(self, row: Joining) -> tuple[str, ...]:
+        """Return a row of a table: what a client reaches jointly and alone, and the verdicts."""
+        own = (row.joint,) if self.own_records else ()
+        figures = (*own, row.joint_on_all, row.alone, row.at_home, row.majority)
+        verdicts = (row.against_alone, row.against_home)
+        reached = ("–" if one is None else one.text(self.metric) for one in figures)
+        return (row.client, *reached, *("–" if one is None else one.text for one in verdicts))
+
 
 def joining_tables(methods: Sequence[MethodRuns]) -> list[JoiningTable]:
     """Return a table for each joint method of the runs in which clients also trained alone."""
