@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from polyeps.messages import usable_rows
 from polyeps.participation import Participation, check_secret_cohorts
 
 _log = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer", Replies, Total)
 
 
 class Transport(Ask, Protocol):
@@ -61,34 +62,24 @@ class _Counted:
         self.refused = ""  # why clients refuse what they are asked
 
     def __call__(self, task: Task) -> Replies:
-        if not task.to:
+        found = self._sent(task, self.transport)
+        if found is None:
             return Replies((), {}, ())
-        asked = self._stamped(task)
-        try:
-            replies = self.transport(asked)
-        except TaskRefused as why:
-            self._refuse(task, why)
-            return Replies((), {}, ())
-        self._count(task, replies)
+        replies, gives = found
         self._heard(replies)
         if self._has_price(task):
             self.paid.update(replies.ids)
-        usable = finite_replies(replies, asked.gives)
+        usable = finite_replies(replies, gives)
         self._discard(lost(replies.ids, usable.ids))
         return usable
 
     def total(self, task: Task, terms: SumTerms) -> Total:
-        if not task.to:
+        found = self._sent(task, lambda asked: self.transport.total(asked, terms))
+        if found is None:
             return Total((), {})
-        asked = self._stamped(task)
-        try:
-            total = self.transport.total(asked, terms)
-        except TaskRefused as why:
-            self._refuse(task, why)
-            return Total((), {})
-        self._count(task, total)
-        found = {name: tensor[None] for name, tensor in total.payload.items()}
-        if found and not bool(usable_rows(found, 1, asked.gives).all()):
+        total, gives = found
+        rows = {name: tensor[None] for name, tensor in total.payload.items()}
+        if rows and not bool(usable_rows(rows, 1, gives).all()):
             _log.warning("round %d: the sum of %r is malformed and is discarded", self.round, task.action)
             return replace(total, payload={})
         return total
@@ -138,16 +129,23 @@ class _Counted:
             _log.warning("round %d: %d malformed replies are discarded, of %s", self.round, len(some), named)
             self.discarded += some
 
-    def _refuse(self, task: Task, why: TaskRefused) -> None:
-        _log.warning("round %d: all clients refuse %r: %s", self.round, task.action, why)
-        self.declined += task.to
-        self.refused = str(why)
-
-    def _count(self, task: Task, replies: Replies | Total) -> None:
-        for client in replies.ids:
+    def _sent(self, task: Task, ask: Callable[[Task], _Answer]) -> tuple[_Answer, Specs | None] | None:
+        """Count and return answers, with what they were to hold; None where nobody is asked, or all refuse."""
+        if not task.to:
+            return None
+        asked = self._stamped(task)
+        try:
+            found = ask(asked)
+        except TaskRefused as why:
+            _log.warning("round %d: all clients refuse %r: %s", self.round, task.action, why)
+            self.declined += task.to
+            self.refused = str(why)
+            return None
+        for client in found.ids:
             received, sent = self.traffic.get(client, (0, 0))
-            self.traffic[client] = (received + replies.received, sent + replies.sent)
-        self.declined += lost(task.to, replies.ids)
+            self.traffic[client] = (received + found.received, sent + found.sent)
+        self.declined += lost(task.to, found.ids)
+        return found, asked.gives
 
 
 def lost(before: Iterable[str], after: Iterable[str]) -> list[str]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from polyeps.cli.quick import Quick
 
 _FILE_TOO = "polyeps {0} FILE.toml asks the experiment itself; polyeps {0} file --help lists its options."
+_SHOWN = ("claimed", "certified", "certified_if_draws_known", "sampler", "accountant", "sentence")
 _OF_A_REPORT = {"epsilon_select": "ε of the choice", "epsilon_value": "ε of the value"}
 Claimed = Annotated[bool, typer.Option("--claimed", help="Show also the figure of the paper's formula.")]
 certify_app = typer.Typer(
@@ -65,12 +66,7 @@ def certify_file(
                     "delta": budget.delta if budget else None,
                     "sigma": one.details["sigma"],
                     "rounds": one.details["rounds"],
-                    "claimed": one.claimed,
-                    "certified": one.certified,
-                    "certified_if_draws_known": one.certified_if_draws_known,
-                    "sampler": one.sampler,
-                    "accountant": one.accountant,
-                    "sentence": one.sentence,
+                    **{name: getattr(one, name) for name in _SHOWN},
                 }
                 for (client, one), budget in zip(found.items(), budgets, strict=True)
             ]

@@ -9,6 +9,13 @@ import numpy as np
 
 # Patients of each hospital. No person is behind any of them.
 PATIENTS = {"elm": 200, "alder": 150, "cedar": 100, "fir": 300, "oak": 260, "birch": 120}
+# How its columns become numbers, as schemas and experiments declare it.
+COLUMNS = """\
+age = { range = [0, 110], missing = "mean-of-range" }
+bp = { range = [50, 250] }
+sex = { categories = ["m", "f"] }
+smoker = { categories = ["True", "False"] }
+"""
 _MOST_VISITS = 5
 _NO_AGE = 0.04  # share of patients whose age was not written down
 

@@ -11,24 +11,21 @@ from datetime import timedelta
 from pathlib import Path
 
 from polyeps.core import check_name
+from polyeps.data.hospitals import COLUMNS
 from polyeps.data.schema import toml_key, toml_text
 from polyeps.deploy.agreement import today
 from polyeps.deploy.keys import new_authority, new_certificate, new_key, new_node_key, public_of
 from polyeps.deploy.processes import new_secret
 from polyeps.errors import InputError
 
-SCHEMA = """\
+SCHEMA = f"""\
 # How every silo's columns become numbers. Ranges come from general knowledge, never from all silos' records.
 label = "outcome"
 classes = ["well", "ill"]
 unit = "patient"  # all records of one patient are protected together; without it, each record by itself
 
 [columns]
-age = { range = [0, 110], missing = "mean-of-range" }
-bp = { range = [50, 250] }
-sex = { categories = ["m", "f"] }
-smoker = { categories = ["True", "False"] }
-"""
+{COLUMNS}"""
 _CONTRACT = """\
 # The terms of one run. Sign it with: polyeps deploy sign contract.toml --key signer.key
 name = {name}

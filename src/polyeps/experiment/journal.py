@@ -182,6 +182,17 @@ class Journal:
         """Return all jobs in the order they were added, facts unpacked."""
         return [{**row, "facts": json.loads(row["facts"])} for row in self.query("SELECT * FROM jobs ORDER BY rowid")]
 
+    def rounds(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return all rounds of all jobs, each with its metrics by name, and the names of all metrics."""
+        measured: dict[tuple[str, int], dict[str, Any]] = {}
+        for row in self.query("SELECT * FROM metrics"):
+            measured.setdefault((row["job"], row["round"]), {})[row["name"]] = row["value"]
+        known = self.query(
+            "SELECT label AS method, seed, rounds.* FROM rounds JOIN jobs USING (job) ORDER BY jobs.rowid, round"
+        )
+        rows = [row | measured.get((row["job"], row["round"]), {}) for row in known]
+        return rows, sorted({name for found in measured.values() for name in found})
+
     def checkpoint(self, job: str) -> Checkpoint | None:
         """Return the checkpoint of a job, if it has begun."""
         for row in self.query("SELECT * FROM checkpoints WHERE job = ?", (job,)):

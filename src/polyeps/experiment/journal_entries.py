@@ -174,15 +174,10 @@ def remind(clients: Clients, pieces: Mapping[str, bytes]) -> None:
 
 def write_metrics(journal: Journal, path: Path) -> None:
     """Write all metrics of all rounds as CSV, one line per job and round."""
-    rows = journal.query("SELECT * FROM metrics")
-    names = sorted({row["name"] for row in rows})
-    values = {(row["job"], row["round"], row["name"]): row["value"] for row in rows}
+    rows, names = journal.rounds()
     partial = path.with_suffix(".part")
     with partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["method", "seed", "round", *COUNTED, *names])
-        statement = "SELECT label, seed, rounds.* FROM rounds JOIN jobs USING (job) ORDER BY jobs.rowid, round"
-        for row in journal.query(statement):
-            found = [values.get((row["job"], row["round"], name)) for name in names]
-            writer.writerow([row["label"], row["seed"], row["round"], *(row[c] for c in COUNTED), *found])
+        writer = csv.DictWriter(file, ["method", "seed", "round", *COUNTED, *names], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
     partial.replace(path)

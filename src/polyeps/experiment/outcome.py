@@ -58,17 +58,8 @@ class Outcome:
         """
         pandas = _pandas()
         with self._journal() as journal:
-            values: dict[tuple[str, int], dict[str, Any]] = {}
-            for row in journal.query("SELECT * FROM metrics ORDER BY name"):
-                values.setdefault((row["job"], row["round"]), {})[row["name"]] = row["value"]
-            statement = "SELECT label, seed, rounds.* FROM rounds JOIN jobs USING (job) ORDER BY jobs.rowid, round"
-            rows = [
-                {"method": row["label"], "seed": row["seed"], "round": row["round"] + 1}
-                | {name: row[name] for name in COUNTED}
-                | values.get((row["job"], row["round"]), {})
-                for row in journal.query(statement)
-            ]
-        names = sorted({name for found in values.values() for name in found})
+            rows, names = journal.rounds()
+        rows = [{**row, "round": row["round"] + 1} for row in rows]
         return pandas.DataFrame(rows, columns=["method", "seed", "round", *COUNTED, *names])
 
     def clients_frame(self) -> Any:

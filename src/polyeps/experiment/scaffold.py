@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from polyeps.data.hospitals import hospitals_csv
+from polyeps.data.hospitals import COLUMNS, hospitals_csv
 from polyeps.errors import InputError
 from polyeps.experiment import config
 
@@ -25,11 +25,7 @@ unit = "patient"     # all records of one patient are protected together
 # The schema: how columns become numbers. It is agreed before anybody's records are read, so ranges come from general
 # knowledge or from one client's own records, never from those of all clients.
 [data.columns]
-age = {{ range = [0, 110], missing = "mean-of-range" }}
-bp = {{ range = [50, 250] }}
-sex = {{ categories = ["m", "f"] }}
-smoker = {{ categories = ["True", "False"] }}
-
+{columns}
 # Every hospital's ε: the smaller, the stronger its guarantee and the more noise it adds.
 [budgets]
 delta = 1e-6
@@ -74,7 +70,7 @@ def scaffold(folder: Path) -> list[Path]:
     name = config.experiment({"name": folder.name}).name
     commands = [command.format(name=shlex.quote(name)) for command in COMMANDS]
     content = {
-        "experiment.toml": _EXPERIMENT.format(name=name),  # a name holds neither " nor \
+        "experiment.toml": _EXPERIMENT.format(name=name, columns=COLUMNS),  # a name holds neither " nor \
         "patients.csv": hospitals_csv(),
         "README.md": _README.format(name=name, commands="\n".join(f"$ {command}" for command in commands)),
     }
