@@ -12,6 +12,7 @@ import re
 import shutil
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Self
@@ -60,6 +61,7 @@ _NAME = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
 _FORMATS = (".safetensors", ".pt", ".onnx")
 
 
+@dataclass(eq=False, repr=False)
 class PrivateFederation(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier that clients train together, each within its own privacy budget.
 
@@ -74,62 +76,33 @@ class PrivateFederation(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     temporary one.
     """
 
-    def __init__(
-        self,
-        model: str | nn.Module | Model | ModelFactory = "logistic",
-        budgets: Any = None,
-        *,
-        algorithm: str | Mapping[str, Any] | Entry | Callable[..., Algorithm] = "weiavg",
-        rounds: int = 20,
-        batch: int | str = 8,
-        rate: float | None = None,
-        local_steps: int | str = 20,
-        learning_rate: float = 0.1,
-        clip: float = 1.0,
-        momentum: float = 0.0,
-        decay: float = 0.0,
-        delta: float | Mapping[Any, float] | None = None,
-        seed: int = 1,
-        hidden: tuple[int, ...] | None = None,
-        clients: int | None = None,
-        classes: Any = None,
-        columns: Mapping[str, Mapping[str, Any]] | None = None,
-        dtype: str = "float32",
-        test_share: float = 0.2,
-        settings: Mapping[str, Any] | None = None,
-        encoders: Mapping[str, Callable[[], Encoder]] | None = None,
-        trackers: tuple[Tracker | str, ...] = (),
-        folder: Path | str | None = None,
-        code_folder: Path | str | None = None,
-        device: str = "cpu",
-        progress: bool | None = None,
-    ) -> None:
-        self.model = model
-        self.budgets = budgets
-        self.algorithm = algorithm
-        self.rounds = rounds
-        self.batch = batch
-        self.rate = rate
-        self.local_steps = local_steps
-        self.learning_rate = learning_rate
-        self.clip = clip
-        self.momentum = momentum
-        self.decay = decay
-        self.delta = delta
-        self.seed = seed
-        self.hidden = hidden
-        self.clients = clients
-        self.classes = classes
-        self.columns = columns
-        self.dtype = dtype
-        self.test_share = test_share
-        self.settings = settings
-        self.encoders = encoders
-        self.trackers = trackers
-        self.folder = folder
-        self.code_folder = code_folder
-        self.device = device
-        self.progress = progress
+    model: str | nn.Module | Model | ModelFactory = "logistic"
+    budgets: Any = None
+    _: KW_ONLY
+    algorithm: str | Mapping[str, Any] | Entry | Callable[..., Algorithm] = "weiavg"
+    rounds: int = 20
+    batch: int | str = 8
+    rate: float | None = None
+    local_steps: int | str = 20
+    learning_rate: float = 0.1
+    clip: float = 1.0
+    momentum: float = 0.0
+    decay: float = 0.0
+    delta: float | Mapping[Any, float] | None = None
+    seed: int = 1
+    hidden: tuple[int, ...] | None = None
+    clients: int | None = None
+    classes: Any = None
+    columns: Mapping[str, Mapping[str, Any]] | None = None
+    dtype: str = "float32"
+    test_share: float = 0.2
+    settings: Mapping[str, Any] | None = None
+    encoders: Mapping[str, Callable[[], Encoder]] | None = None
+    trackers: tuple[Tracker | str, ...] = ()
+    folder: Path | str | None = None
+    code_folder: Path | str | None = None
+    device: str = "cpu"
+    progress: bool | None = None
 
     def fit(self, X: Any, y: Any, client: Any = None, *, unit: Any = None, test: Any = None) -> Self:  # noqa: N803
         """Train on records X with labels y; `client` names the client of each record.
