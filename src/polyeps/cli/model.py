@@ -47,12 +47,13 @@ def check(
 ) -> None:
     """Compare a module with autograd, one example at a time, and say what is slow, random, large or refused."""
     from polyeps.experiment.model_check import check_own_model
-    from polyeps.experiment.model_check_options import check_counts, given_by, parse_shape
+    from polyeps.experiment.model_check_options import given_by, parse_shape
     from polyeps.experiment.registry import Code, Parts
 
     if (shape is None) == (not inputs):
         raise InputError("a module has one input, of a --shape, or several, each given by --input; give one of the two")
-    check_counts(classes, target)
+    if classes < 2 and target != "number":
+        raise InputError(f"--classes is {classes}; it must be at least 2, but for --target number")
     wanted = None if shape is None else parse_shape(shape)
     if code is not None and not trust_code:
         raise InputError(f"--code {code} names a folder of code; read it, then add --trust-code to run it")

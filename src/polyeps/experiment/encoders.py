@@ -9,7 +9,8 @@ can show is checked. Parameters that were fitted to private records elsewhere ca
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from importlib import resources
@@ -67,18 +68,14 @@ class FrozenEncoder:
 
     def made(self) -> Encoder:
         """Return the encoder, made anew; weights that it draws are the same every time."""
-        try:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(_SEED)
-                made = self.make()
+        with self._explained(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_SEED)
+            made = self.make()
+        with self._explained():
             if isinstance(made, nn.Module):
                 return made.to(self.device).eval().requires_grad_(False)
             if hasattr(made, "transform") and not callable(made):
                 return _transformer(made, self.name, self.shape)
-        except InputError:
-            raise
-        except Exception as problem:
-            raise self._failed(problem) from problem
         if callable(made):
             encoder: Encoder = made
             return encoder
@@ -109,24 +106,26 @@ class FrozenEncoder:
         return found if found is not None else self(np.zeros((1, *self.shape), records.dtype), None, encoder)[:0]
 
     def _batch(self, records: NDArray[Any], encoder: Encoder) -> NDArray[np.float32]:
-        try:
-            with torch.no_grad():
-                given = torch.from_numpy(records.copy())
-                given = given.to(self.device) if isinstance(encoder, nn.Module) else given
-                found = torch.as_tensor(encoder(given)).float().cpu().numpy()
-        except InputError:
-            raise
-        except Exception as problem:
-            raise self._failed(problem) from problem
+        with self._explained(), torch.no_grad():
+            given = torch.from_numpy(records.copy())
+            given = given.to(self.device) if isinstance(encoder, nn.Module) else given
+            found = torch.as_tensor(encoder(given)).float().cpu().numpy()
         if found.ndim < 2 or len(found) != len(records) or not np.isfinite(found).all():
             raise InputError(f"model.encoder = {self.name} must return finite features, one row for each record")
         return found
 
-    def _failed(self, problem: Exception) -> InputError:
-        return InputError(
-            f"model.encoder = {self.name} failed: {type(problem).__name__}: {problem}; an encoder is made by a "
-            f"function without arguments and takes blocks of records, here of shape {self.shape}"
-        )
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say of an error in the encoder's code whose it is."""
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as problem:
+            raise InputError(
+                f"model.encoder = {self.name} failed: {type(problem).__name__}: {problem}; an encoder is made by a "
+                f"function without arguments and takes blocks of records, here of shape {self.shape}"
+            ) from problem
 
 
 def frozen(wanted: EncoderChoice, shape: tuple[int, ...], parts: Parts, device: Any = "cpu") -> FrozenEncoder:

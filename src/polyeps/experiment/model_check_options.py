@@ -10,12 +10,6 @@ from polyeps.errors import InputError
 from polyeps.experiment.model_choice import GivenToModel
 
 
-def check_counts(classes: int, target: Target) -> None:
-    """Refuse a number of classes that leaves no choice."""
-    if classes < 2 and target != "number":
-        raise InputError(f"--classes is {classes}; it must be at least 2, but for --target number")
-
-
 def given_by(
     inputs: list[str], target: Target, positions: str | None, classes: int, loss: Loss | str | None, output: str | None
 ) -> GivenToModel:

@@ -104,10 +104,7 @@ def populate(
         kind,
         clients=wanted.clients or (None if kind in BY_OWNER else clients_named(experiment.budgets)),
         generator=generator(seed, "partition"),
-        size=wanted.size,
-        shards_per_client=wanted.shards_per_client,
-        labels_per_client=wanted.labels_per_client,
-        alpha=wanted.alpha,
+        **wanted.model_dump(include={"size", "shards_per_client", "labels_per_client", "alpha"}),
     )
     own_tests = None
     if wanted.own_test:
