@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message, MessageType
-from support.silos import NAMES, SiloGrid, Sites, being, over_the_wire, simulated, tasking
+from support.silos import NAMES, SiloGrid, Sites, being, over_the_wire, served, simulated, tasking, vector
 from support.summing import METHODS, quick_polls, summing_sites, terms_of
 from support.transports import AsBytes
 
@@ -23,7 +23,6 @@ from polyeps.deploy.contract import SignedContract
 from polyeps.deploy.contract_job import server_job
 from polyeps.deploy.keys import public_of
 from polyeps.deploy.patient_grid import PatientGrid
-from polyeps.deploy.serving import Served, serve_contract
 from polyeps.deploy.silo import Silo
 from polyeps.engine.noise import SeededStreams
 from polyeps.errors import InputError
@@ -31,7 +30,6 @@ from polyeps.experiment.job import Job
 from polyeps.experiment.journal import Journal
 from polyeps.ledger import Ledger
 from polyeps.ledger.head_file import replace_file
-from polyeps.model_files import read_model_file
 from polyeps.secagg import masks
 from polyeps.secagg.client import SumState
 from polyeps.secagg.messages import Step, unpack
@@ -41,16 +39,6 @@ from polyeps.transport.flower_sums import Seat
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     quick_polls(monkeypatch)
-
-
-def served(sites: Sites, grid: SiloGrid, signed: SignedContract, **others: Any) -> Served:
-    return serve_contract(signed, grid.connected, sites.folder / "run", **others)
-
-
-def vector(path: Path | None) -> torch.Tensor:
-    assert path is not None
-    _, tensors = read_model_file(path)
-    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
 def flat(job: Job, model: torch.Tensor) -> torch.Tensor:

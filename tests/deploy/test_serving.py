@@ -10,13 +10,13 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType
 from flwr.common.serde import message_from_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
-from support.silos import NAMES, Lost, SiloGrid, Sites, simulated
+from support.silos import NAMES, Lost, SiloGrid, Sites, served, simulated, vector
 
 from polyeps.algorithms import ALGORITHMS
 from polyeps.deploy import serving
 from polyeps.deploy.contract import SignedContract
 from polyeps.deploy.patient_grid import PatientGrid, restarted
-from polyeps.deploy.serving import Served, serve_contract
+from polyeps.deploy.serving import serve_contract
 from polyeps.errors import InputError
 from polyeps.experiment.journal import Journal
 from polyeps.ledger import Ledger
@@ -35,19 +35,8 @@ def sites(tmp_path: Path) -> Sites:
     return Sites(tmp_path)
 
 
-def served(sites: Sites, grid: SiloGrid, signed: SignedContract, **others: Any) -> Served:
-    return serve_contract(signed, grid.connected, sites.folder / "run", **others)
-
-
 def charges(sites: Sites, name: str) -> int:
     return Ledger(sites.folder / name / "ledger.db").account(name).charges
-
-
-def vector(path: Path | None) -> torch.Tensor:
-    """Return the trained parameters of a model file, in the order of their names."""
-    assert path is not None
-    _, tensors = read_model_file(path)
-    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
 # The same run, deployed and simulated

@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("flwr", reason="needs Flower: pip install 'polyeps[flower]'")
 
 from support.real_federation import wait
-from support.silos import SiloGrid, being
+from support.silos import SiloGrid, being, vector
 from support.summing import quick_polls
 
 from polyeps.deploy.demo import BUDGETS, DemoFederation
@@ -25,7 +25,6 @@ from polyeps.deploy.policy import read_policy
 from polyeps.deploy.serving import Served, serve_contract
 from polyeps.deploy.silo import Silo
 from polyeps.ledger import Ledger
-from polyeps.model_files import read_model_file
 from polyeps.secagg import masks
 from polyeps.transport.flower_sums import Seat
 
@@ -81,12 +80,6 @@ def in_one_process(demo: DemoFederation, folder: Path, monkeypatch: pytest.Monke
         return serve_contract(demo.signed, grid.connected, folder / "run"), plainly
 
 
-def flat(path: Path | None) -> torch.Tensor:
-    assert path is not None
-    _, tensors = read_model_file(path)
-    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
-
-
 def test_real_processes_sum_in_secret(demo: DemoFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, plainly = in_one_process(demo, tmp_path / "copies", monkeypatch)
     being(0)
@@ -120,7 +113,7 @@ def test_real_processes_sum_in_secret(demo: DemoFederation, tmp_path: Path, monk
         threads[0].join()
     assert result, demo.processes.log("silo-fir")
     assert (result[0].rounds, result[0].reason) == (ROUNDS, "all rounds were run")
-    assert torch.allclose(flat(result[0].model), flat(expected.model), atol=1e-5)
+    assert torch.allclose(vector(result[0].model), vector(expected.model), atol=1e-5)
     for name in BUDGETS:
         assert Ledger(demo.silo(name) / "ledger.db").account(name).charges == ROUNDS
     everything = b"".join(stored)

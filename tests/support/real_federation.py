@@ -193,9 +193,9 @@ class RealFederation(DemoFederation):
         self.processes.running["superlink"].wait()
         self.start_superlink()
 
-    def start_superlink(self) -> None:
+    def start_superlink(self, host: str = "127.0.0.1") -> None:
         others = any(isinstance(link, Namespace) for link in self.links.values())
-        self.start_superlink("0.0.0.0" if others else "127.0.0.1")
+        super().start_superlink("0.0.0.0" if others else host)
 
     def start_supernode(self, name: str) -> None:
         link = self.links.get(name)

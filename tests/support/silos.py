@@ -23,11 +23,13 @@ from polyeps.deploy.contract import Contract, SignedContract, read_draft
 from polyeps.deploy.contract_job import as_agreed, contract_model, digest_of_model
 from polyeps.deploy.keys import new_key, public_of
 from polyeps.deploy.policy import Policy, read_policy
+from polyeps.deploy.serving import Served, serve_contract
 from polyeps.deploy.silo import CONTRACT, Silo
 from polyeps.experiment import config
 from polyeps.experiment.job import Job, prepare
 from polyeps.experiment.population import Population
 from polyeps.experiment.seeds import seed_for
+from polyeps.model_files import read_model_file
 from polyeps.transport.flower_client import arrays
 
 NAMES = ("aspen", "birch", "cedar")
@@ -132,6 +134,18 @@ def simulated(sites: Sites, contract: Contract) -> Job:
     budgets_section = config.BudgetSettings(noise_multiplier=contract.noise_multiplier)
     wanted = contract.experiment.model_copy(update={"budgets": budgets_section})
     return prepare(wanted, contract.algorithm, population)
+
+
+def served(sites: Sites, grid: SiloGrid, signed: SignedContract, **others: Any) -> Served:
+    """Serve a contract into the folder of some silos."""
+    return serve_contract(signed, grid.connected, sites.folder / "run", **others)
+
+
+def vector(path: Path | None) -> torch.Tensor:
+    """Return the trained parameters of a model file, in the order of their names."""
+    assert path is not None
+    _, tensors = read_model_file(path)
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
 def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
