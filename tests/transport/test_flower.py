@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Error, Message
 from support.federations import LocalGrid, experiment, finish, job_of, ledger_of
 
 from polyeps.core import State, Task
 from polyeps.experiment.job import Job
 from polyeps.participation import Participation
-from polyeps.server import Round, Transport, serve
-from polyeps.transport.flower import OnFlower, server_app
+from polyeps.server import Round, serve
+from polyeps.transport.flower import OnFlower
 
 
 @pytest.fixture
@@ -76,18 +76,10 @@ def test_hidden_fields_are_not_in_the_message(tmp_path: Path) -> None:
     assert {(profile.examples, profile.epsilon, profile.group) for profile in profiles} == {(None, None, None)}
 
 
-def test_a_server_app_runs_a_whole_federation(job: Job, tmp_path: Path) -> None:
-    states: list[State] = []
-
-    def federate(transport: Transport, context: Context) -> None:
-        rounds = int(context.run_config["rounds"])
-        everyone = replace(job.participation, quorum=1)
-        states.append(
-            serve(job.algorithm, transport, job.state, rounds=rounds, participation=everyone, seed=5, run="test")
-        )
-
-    grid = LocalGrid(job.clients(ledger_of(job, tmp_path / "a.db")), job)
-    server_app(federate)(grid, Context(1, 1, {}, RecordDict(), {"rounds": 3}))
+def test_a_grid_runs_a_whole_federation(job: Job, tmp_path: Path) -> None:
+    transport = OnFlower(LocalGrid(job.clients(ledger_of(job, tmp_path / "a.db")), job))
+    everyone = replace(job.participation, quorum=1)
+    found = serve(job.algorithm, transport, job.state, rounds=3, participation=everyone, seed=5, run="test")
     expected = finish(job_of(experiment("fedavg")), tmp_path / "b.db").state
-    assert states[0].round == 3
-    torch.testing.assert_close(states[0].model, expected.model, rtol=1e-4, atol=1e-5)
+    assert found.round == 3
+    torch.testing.assert_close(found.model, expected.model, rtol=1e-4, atol=1e-5)

@@ -12,7 +12,6 @@ have answered them send the same replies again, free of charge.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -46,7 +45,6 @@ from polyeps.server import ALL_ROUNDS, Round, serve
 from polyeps.transport.client_files import only_one
 from polyeps.transport.flower import OnFlower
 
-_log = logging.getLogger(__name__)
 _ASK_AGAIN = 30.0  # seconds after which a node that declined a contract is asked again: its owner may have changed it
 JOURNAL = "serving.db"  # another name than that of a simulation's journal, which is read and resumed otherwise
 Progress = Callable[[str], None]

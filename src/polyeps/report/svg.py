@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -142,14 +141,14 @@ class Picture:
         end = "" if anchor == "start" else f' text-anchor="{anchor}"'
         self._parts.append(f'<text{named} x="{_px(x)}" y="{_px(y)}"{end}>{escape(printable(said))}</text>')
 
-    def x_axis(self, title: str, ticks: Iterable[float], said: Callable[[float], str] = short) -> None:
+    def x_axis(self, title: str, ticks: Iterable[float]) -> None:
         """Draw the ticks and the title below, and their lines where the axis is not that of rounds."""
         floor = self.height - self.bottom
         self.stroke((self.left, floor), (self.width - self.right, floor), "axis")
         for tick in ticks:
             place = self.across(tick)
             self.stroke((place, floor), (place, floor + 4), "axis")
-            self.text(place, floor + 18, said(tick), "tick", "middle")
+            self.text(place, floor + 18, short(tick), "tick", "middle")
         self.text((self.left + self.width - self.right) / 2, floor + 36, title, "tick", "middle")
 
     def y_axis(
@@ -217,15 +216,6 @@ def trim(name: str, most: int) -> str:
     """Return a name in at most so many letters, all of them printable."""
     shown = printable(name)
     return shown if len(shown) <= most else shown[: most - 1] + "…"
-
-
-def wrapped(name: str, most: int) -> list[str]:
-    """Wrap a name in lines of at most so many letters; four lines hold the longest name an experiment may give.
-
-    >>> wrapped("cmp-fed, every client's directions", 26)
-    ["cmp-fed, every client's", 'directions']
-    """
-    return textwrap.wrap(trim(name, 4 * most), most, max_lines=4, placeholder="…", break_on_hyphens=False)
 
 
 def apart(spots: Sequence[float], tall: float, row: float) -> list[float]:

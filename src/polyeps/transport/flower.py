@@ -9,12 +9,12 @@ import contextlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
-from flwr.serverapp import Grid, ServerApp
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
 
 from polyeps.core import Profile, Replies, SumTerms, Task, Total, check_name
 from polyeps.errors import InputError
@@ -25,17 +25,6 @@ from polyeps.transport.flower_client import arrays, tensors
 from polyeps.transport.flower_sums import Asked, run_sum
 
 _log = logging.getLogger(__name__)
-
-
-def server_app(federate: Callable[[Transport, Context], None], timeout: float | None = None) -> ServerApp:
-    """Return a ServerApp that gives `federate` a transport to the clients of its grid."""
-    app = ServerApp()
-
-    @app.main()  # type: ignore[untyped-decorator,unused-ignore]
-    def main(grid: Grid, context: Context) -> None:
-        federate(OnFlower(grid, timeout), context)
-
-    return app
 
 
 @dataclass
