@@ -17,9 +17,8 @@ from polyeps.accounting.events import DiscreteGaussianSumDpEvent, Gaussian, Pois
 from polyeps.accounting.histories import History, on_one_sample
 
 ROUNDING_DEVIATION = 3.0  # r, in steps of the grid: takes 9 of a variance, usually of millions
-_LEAST = (
-    100 * ROUNDING_DEVIATION**2
-)  # of a variance: of smaller ones rounding takes so much that Rényi's bounds may be lower
+# Of a variance: of smaller ones rounding takes so much that Rényi's bounds may be lower.
+_LEAST = 100 * ROUNDING_DEVIATION**2
 _ONE_BY_ONE = 1 << 16  # clients: for more, the terms hardly differ
 # Largest K by which the logarithms of a history's probabilities may be off in total. That adds 2K to ε and multiplies δ
 # by e^K; reducing every deviation by a factor of 10⁻¹² costs far more.

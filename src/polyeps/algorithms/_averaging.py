@@ -179,6 +179,11 @@ def epsilons(state: State, ids: Iterable[str]) -> list[float]:
     return [known[client] for client in wanted]
 
 
+def disclosed_weights(state: State, weights: str, ids: Sequence[str]) -> list[float]:
+    """Return weights by the disclosed budgets of some clients where `weights` says "epsilon", else equal ones."""
+    return epsilons(state, ids) if weights == "epsilon" else [1.0] * len(ids)
+
+
 def public_clients(enrolled: Sequence[Profile], rule: Split, at: float | None = None) -> frozenset[str]:
     """Return the high-ε clients among all that are enrolled; all of them where budgets are equal.
 

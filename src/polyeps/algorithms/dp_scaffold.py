@@ -24,7 +24,7 @@ from typing import Literal
 
 import torch
 
-from polyeps.algorithms._averaging import epsilons, mean, step, with_local_noise
+from polyeps.algorithms._averaging import disclosed_weights, mean, step, with_local_noise
 from polyeps.core import Action, Algorithm, Ask, Field, Payload, State, Task, Work
 from polyeps.messages import update, vector
 from polyeps.training import Training
@@ -47,9 +47,7 @@ def dp_scaffold(training: Training, *, weights: Literal["equal", "epsilon"] = "e
         if not replies.ids:
             return state
         enrolled = [client.id for client in state.enrolled]
-        by, of_all = (
-            epsilons(state, ids) if weights == "epsilon" else [1.0] * len(ids) for ids in (replies.ids, enrolled)
-        )
+        by, of_all = (disclosed_weights(state, weights, ids) for ids in (replies.ids, enrolled))
         moved = mean(replies.payload["update"], by)
         return step(state, moved, control=control + sum(by) / sum(of_all) * (moved - control))
 

@@ -28,7 +28,7 @@ does not. A round without a public answer uses the last subspace.
 from functools import partial
 from typing import Literal
 
-from polyeps.algorithms._averaging import Split, check_split, epsilons, public_clients, with_local_noise
+from polyeps.algorithms._averaging import Split, check_split, disclosed_weights, public_clients, with_local_noise
 from polyeps.algorithms._projection import Rank, SubspaceOf, directions_of, full_round, project_locally, thin_round
 from polyeps.core import Algorithm, Ask, State
 from polyeps.training import Training
@@ -53,7 +53,7 @@ def pfa(
 
     def round(state: State, ask: Ask) -> State:
         high = public_clients(state.enrolled, split, split_at)
-        return full_round(state, ask, high, partial(_weigh, state, weights), directions)
+        return full_round(state, ask, high, partial(disclosed_weights, state, weights), directions)
 
     return with_local_noise(training, round, needs=("epsilon",))
 
@@ -74,13 +74,9 @@ def pfa_plus(
     directions = directions_of(training, rank, subspace, per_tensor)
 
     def round(state: State, ask: Ask) -> State:
-        high, weigh = public_clients(state.enrolled, split, split_at), partial(_weigh, state, weights)
+        high, weigh = public_clients(state.enrolled, split, split_at), partial(disclosed_weights, state, weights)
         if "basis" in state.kept or (warm_up == "in-turn" and any(client.id in high for client in state.roster)):
             return thin_round(state, ask, high, weigh, directions, training, per_tensor)
         return full_round(state, ask, high, weigh, directions, delayed=True)
 
     return with_local_noise(training, round, ("epsilon",), {"project": project_locally(training, per_tensor)})
-
-
-def _weigh(state: State, weights: _Weights, ids: tuple[str, ...]) -> list[float]:
-    return epsilons(state, ids) if weights == "epsilon" else [1.0] * len(ids)

@@ -106,10 +106,9 @@ def _estimated(experiment: Path, changes: list[str] | None, trust_code: bool, st
     from polyeps.experiment.registry import Code, Parts
 
     parts = Parts(code=Code(experiment.parent.absolute()) if trust_code else None)
+    wanted = config.read_experiment(experiment, changes or [])
     with progress("estimating accuracy") as report:
-        return estimate(
-            config.read_experiment(experiment, changes or []), stand_in=stand_in, progress=report, parts=parts
-        )
+        return estimate(wanted, stand_in=stand_in, progress=report, parts=parts)
 
 
 def _draw_estimates(found: Estimates) -> None:
@@ -176,17 +175,9 @@ def _known(client: str, own: int | None, for_all: int | None) -> int:
 def _draw(plans: Sequence[ClientPlan], rounds: Rounds, about: str) -> None:
     """Print one line per client, or per group of similar budgets when there are many."""
     planned = any(row.gain is not None for row in plans)
+    work = ["batch", "steps", "less noise"] if planned else []
     print_table(
-        [
-            "client",
-            "ε",
-            *(["batch", "steps", "less noise"] if planned else []),
-            "σ",
-            "spent",
-            "of budget",
-            "rounds it can afford",
-            "limit",
-        ],
+        ["client", "ε", *work, "σ", "spent", "of budget", "rounds it can afford", "limit"],
         [
             [
                 group[0].client if len(group) == 1 else f"{len(group)} clients",

@@ -157,9 +157,8 @@ def check_guarantee(job: Job, contract: Contract, policy: Policy) -> None:
             'and the server, which draws, knows; ask for participation.kind = "full", or set sums.secret_cohorts if '
             "the server is trusted with that"
         )
-    group = (
-        "" if job.groups is None or "" in algorithm.largest_sums else job.groups[job.population.ids.index(policy.name)]
-    )
+    together = job.groups is None or "" in algorithm.largest_sums
+    group = "" if together or job.groups is None else job.groups[job.population.ids.index(policy.name)]
     colluders = policy.sums.to_withstand(policy.name, contract.silos)
     for terms in algorithm.largest_sums[group]:
         if terms.least < policy.sums.least_silos or terms.colluders < colluders:
@@ -240,12 +239,7 @@ def _terms(policy: Policy, epsilon: float) -> BudgetTerms:
 def _check_account(ledger: Ledger, policy: Policy, account: str, terms: BudgetTerms) -> None:
     """Refuse an account that was opened under other terms than the policy's."""
     held = ledger.account(account).terms
-    if (held.budget, held.unit, held.person, held.schedule) != (
-        terms.budget,
-        terms.unit,
-        terms.person,
-        terms.schedule,
-    ):
+    if any(getattr(held, name) != getattr(terms, name) for name in ("budget", "unit", "person", "schedule")):
         epsilon, delta = held.budget.epsilon, held.budget.delta
         raise InputError(
             f"{policy.ledger} was opened for {account!r} with ε = {epsilon:g}, δ = {delta:g}, unit {held.unit} and the "

@@ -175,9 +175,8 @@ def _open_journal(signed: SignedContract, job: Job, folder: Path) -> Journal:
             "command": "polyeps serve",
             "contract": contract.digest,
         }
-        Journal.create(
-            path, about, [(job.name, job.method.name, job.method.title, contract.seed, contract.rounds)]
-        ).close()
+        jobs = [(job.name, job.method.name, job.method.title, contract.seed, contract.rounds)]
+        Journal.create(path, about, jobs).close()
     journal = Journal(path)
     if journal.about().get("contract") != contract.digest:
         journal.close()
@@ -203,11 +202,10 @@ def _run(
     progress: Progress,
 ) -> None:
     """Run the rounds that are left, and write the model."""
-    rows = [
-        ClientRow(one.id, one.epsilon, contract.delta, one.epsilon, one.examples or 0, None) for one in silos.profiles()
-    ]
+    known = silos.profiles()
+    rows = [ClientRow(one.id, one.epsilon, contract.delta, one.epsilon, one.examples or 0, None) for one in known]
     (row,), checkpoint, state = journal.jobs(), journal.checkpoint(job.name), job.state
-    begun = {one.id for one in silos.profiles()} if row["status"] == "running" else set()
+    begun = {one.id for one in known} if row["status"] == "running" else set()
     if checkpoint is None:
         journal.begin(job.name, rows, {**facts(job, contract.experiment), "remarks": []})
     else:
@@ -215,8 +213,8 @@ def _run(
         progress(f"continuing after round {checkpoint.round} of {contract.rounds}")
     # A silo that has paid for its last round already, and was not heard, still has the reply.
     unheard = begun if checkpoint is None else checkpoint.active or ()
-    active = [profile.id for profile in silos.profiles() if profile.ready or profile.id in unheard]
-    before = {profile.id for profile in silos.profiles()}
+    active = [one.id for one in known if one.ready or one.id in unheard]
+    before = {one.id for one in known}
 
     def observe(round: Round, now: State) -> None:
         if round.invited and not round.traffic and round.active:

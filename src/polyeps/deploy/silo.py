@@ -218,9 +218,6 @@ def check_proof(contract: Contract, name: str, node: int, content: Any) -> None:
     if key is None:
         raise InputError(f"node {node} calls itself {name!r}, which the contract does not enrol")
     shown, proof = content.get("identity"), content.get("proof")
-    if (
-        shown != bytes.fromhex(key)
-        or not isinstance(proof, bytes)
-        or not verifies(key, proof, proof_of(contract, node))
-    ):
+    proven = isinstance(proof, bytes) and verifies(key, proof, proof_of(contract, node))
+    if shown != bytes.fromhex(key) or not proven:
         raise InputError(f"node {node} does not prove that it is {name!r}")

@@ -138,11 +138,8 @@ def _facts_of_targets(
         clients |= {"test_records": test.counts.tolist(), "majority": [None] * len(population.ids)}
         values: dict[str, list[float | None]] = {name: [] for name in ALWAYS_MEASURED[dataset.target]}
         for rows in test.of_each():
-            outputs = (
-                outputs_of(population.model, model, test.features[rows]) if everything is None else everything[rows]
-            )
-            measured_here = target_figures(dataset.target, outputs, test.labels[rows], dataset.scale)
-            for name, value in measured_here.items():
+            mine = outputs_of(population.model, model, test.features[rows]) if everything is None else everything[rows]
+            for name, value in target_figures(dataset.target, mine, test.labels[rows], dataset.scale).items():
                 values[name].append(value if isfinite(value) else None)
         clients |= {"values": values, "undefined": {}, "left_out": 0}
         if everything is not None:

@@ -99,12 +99,11 @@ def outcome(job: Job, ledger: Ledger | None, ended: Mapping[str, Any]) -> tuple[
 def _summary(job: Job) -> str:
     """Return what a method does, with the options it was given."""
     options = checked_options(job.method, job.entry)
-    changed = (
-        said
-        for (name, option, value), said in _OTHERWISE.items()
-        if name == job.method.name and options[option] == value
-    )
-    said = described(next(changed, job.entry.summary), whose_budgets(job.method, job.entry))
+    summary = job.entry.summary
+    for (name, option, value), otherwise in _OTHERWISE.items():
+        if name == job.method.name and options[option] == value:
+            summary = otherwise
+    said = described(summary, whose_budgets(job.method, job.entry))
     if job.algorithm.unit == "client" and job.budgets is not None:
         said += "; whole clients protected"
     return said if job.method.epsilon is None else f"{said}; here ε = {job.method.epsilon:g}"

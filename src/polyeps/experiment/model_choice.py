@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from inspect import signature
 from math import prod
 from typing import Any, NamedTuple
 
@@ -184,15 +185,10 @@ def _arguments(wanted: config.ModelSettings, dataset: Dataset) -> dict[str, Any]
             if dataset.words
             else f"model.name: lstm reads words, but {dataset.name} has none; choose logistic or mlp, or imdb for data"
         )
-    match wanted.name:
-        case "logistic" | "linear_svm":
-            return {"features": prod(shape), "classes": classes}
-        case "binary_logistic" | "binary_svm":
-            if classes != 2:
-                raise InputError(f"model.name: {wanted.name} is for two classes, but {dataset.name} has {classes}")
-            return {"features": prod(shape)}
-        case "mlp":
-            return {"features": prod(shape), "hidden": wanted.hidden or (50,), "classes": classes}
-        case "lstm":
-            return {"vocabulary": FIRST_WORD + len(dataset.words), "length": prod(shape), "classes": classes}
-    return {"classes": classes}
+    if wanted.name in ("binary_logistic", "binary_svm") and classes != 2:
+        raise InputError(f"model.name: {wanted.name} is for two classes, but {dataset.name} has {classes}")
+    known: dict[str, Any] = {"features": prod(shape), "length": prod(shape), "classes": classes}
+    known["vocabulary"] = FIRST_WORD + len(dataset.words)
+    if wanted.name == "mlp":
+        known["hidden"] = wanted.hidden or (50,)
+    return {name: known[name] for name in signature(MODELS[wanted.name]).parameters if name in known}

@@ -33,11 +33,8 @@ class SettingsTable(BaseModel):
     def _true_is_no_number(cls, value: Any, field: ValidationInfo) -> Any:
         kinds = _kinds(cls.model_fields[str(field.field_name)].annotation)
         many = isinstance(value, list | tuple)
-        if (
-            any(isinstance(one, bool) for one in (value if many else [value]))
-            and bool not in kinds
-            and kinds & {int, float}
-        ):
+        truths = any(isinstance(one, bool) for one in (value if many else [value]))
+        if truths and bool not in kinds and kinds & {int, float}:
             raise ValueError("must be numbers" if many else "must be a number")
         return value
 

@@ -187,11 +187,8 @@ def _guess(row: ClientSummary, facts: Mapping[str, Any]) -> str:
     assert row.spent is not None
     whose = {"person": f"the records of a certain {_word(facts)} were", "client": "this client's data were"}
     used = whose.get(facts["unit"], "a certain record was")
-    secret = (
-        " and does not know in which rounds this client was drawn"
-        if SECRET_COHORT in facts.get("conditions", ())
-        else ""
-    )
+    drawn = " and does not know in which rounds this client was drawn"
+    secret = drawn if SECRET_COHORT in facts.get("conditions", ()) else ""
     most = "practically certain" if sure(row.spent) == CERTAIN else f"at most {sure(row.spent)} sure"
     exception = f", except with probability {one_in(row.delta)}" if row.delta else ""
     return (

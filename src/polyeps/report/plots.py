@@ -252,13 +252,8 @@ def _zones(picture: Picture, low: float, high: float, beyond: float) -> None:
         if word != "strong":
             picture.zone(first, last, f"zone {word}")
         middle = (picture.across(first) + picture.across(last)) / 2
-        picture.text(
-            middle,
-            picture.top - 8,
-            ("no guarantee" if picture.width == WIDE else "–") if word == "none" else word,
-            "tick",
-            "middle",
-        )
+        none = "no guarantee" if picture.width == WIDE else "–"
+        picture.text(middle, picture.top - 8, none if word == "none" else word, "tick", "middle")
 
 
 def _side_by_side(picture: Picture, found: Sequence[_Standing], open_at: float) -> list[float]:
