@@ -16,7 +16,7 @@ try:
     import triton  # type: ignore[import-not-found,unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 except ImportError:  # CPU builds of torch come without it
-    triton = tl = None
+    triton = tl = gaussian_pair = None
 
 KERNEL_BLOCK = 1024  # numbers per program of a kernel
 NO_WINNER = 4  # place of the largest of four if none is above zero
@@ -153,7 +153,7 @@ if triton is not None:
         tl.store(images + place, tl.where(winner == (y % 2) * 2 + x % 2, found, 0.0), mask=inside)
 
     @triton.jit
-    def _gaussian_pair(radial, angular):
+    def gaussian_pair(radial, angular):
         radius = tl.abs(radial.to(tl.int32, bitcast=True).to(tl.float32)) + 0.5
         radius = tl.minimum(radius * 4.656612873077393e-10, 1.0)  # 2^-31
         radius = tl.sqrt(-2.0 * tl.log(radius))
@@ -167,8 +167,8 @@ if triton is not None:
         zero = element * 0
         now = zero + tl.load(step).to(tl.int32)
         r0, r1, r2, r3 = tl.philox(tl.load(keys + row), element, now, zero, zero)
-        n0, n1 = _gaussian_pair(r0, r1)
-        n2, n3 = _gaussian_pair(r2, r3)
+        n0, n1 = gaussian_pair(r0, r1)
+        n2, n3 = gaussian_pair(r2, r3)
         here = out + row.to(tl.int64) * size
         inside = element < quads
         tl.store(here + element, n0, mask=inside & (element < size))
