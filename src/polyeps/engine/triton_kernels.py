@@ -52,14 +52,14 @@ def add_patches(patches: Tensor, images: Tensor, kernel: tuple[int, int], stride
     _launch(_add, images, patches, *images.shape[1:], *patches.shape[1:3], *kernel, *stride)
 
 
-def pool_largest(images: Tensor, pooled: Tensor, winners: Tensor) -> None:
+def pool_largest(images: Tensor, pooled: Tensor, winners: Tensor, stride: int) -> None:
     """Write the largest of each two by two pixels of images (T, height, width, channels), at least 0, and its place."""
-    _launch(_largest, pooled, images, winners, *images.shape[1:], NO_WINNER)
+    _launch(_largest, pooled, images, winners, *images.shape[1:], *pooled.shape[1:3], stride, NO_WINNER)
 
 
-def spread_pooled(gradients: Tensor, winners: Tensor, images: Tensor) -> None:
-    """Write images (T, height, width, channels) with every pooled gradient at the pixel that was largest."""
-    _launch(_spread, images, gradients, winners, *images.shape[1:])
+def spread_pooled(gradients: Tensor, winners: Tensor, images: Tensor, stride: int) -> None:
+    """Write images (T, height, width, channels) with every pooled gradient added at the pixel that was largest."""
+    _launch(_spread, images, gradients, winners, *images.shape[1:], *gradients.shape[1:3], stride)
 
 
 def philox_normals(out: Tensor, keys: Tensor, step: Tensor) -> None:
@@ -126,10 +126,10 @@ if triton is not None:
 
     @triton.jit
     def _largest(pooled, total, images, winners, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
-                 NONE: tl.constexpr, BLOCK: tl.constexpr):
+                 HIGH: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr, NONE: tl.constexpr, BLOCK: tl.constexpr):
         place, inside = _elements(total, BLOCK)
-        channel, x, y, image = _pixel(place, HEIGHT // 2, WIDTH // 2, CHANNELS)
-        corner = ((image * HEIGHT + 2 * y) * WIDTH + 2 * x) * CHANNELS + channel
+        channel, x, y, image = _pixel(place, HIGH, WIDE, CHANNELS)
+        corner = ((image * HEIGHT + STRIDE * y) * WIDTH + STRIDE * x) * CHANNELS + channel
         best = tl.load(images + corner, mask=inside, other=0.0)
         winner = tl.zeros([BLOCK], dtype=tl.int8)
         for i in tl.static_range(1, 4):
@@ -143,14 +143,20 @@ if triton is not None:
 
     @triton.jit
     def _spread(images, total, gradients, winners, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
-                BLOCK: tl.constexpr):
+                HIGH: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
         place, inside = _elements(total, BLOCK)
         channel, x, y, image = _pixel(place, HEIGHT, WIDTH, CHANNELS)
-        pooled = inside & (x // 2 < WIDTH // 2) & (y // 2 < HEIGHT // 2)  # an odd edge is in no square
-        source = ((image * (HEIGHT // 2) + y // 2) * (WIDTH // 2) + x // 2) * CHANNELS + channel
-        winner = tl.load(winners + source, mask=pooled, other=4)
-        found = tl.load(gradients + source, mask=pooled, other=0.0)
-        tl.store(images + place, tl.where(winner == (y % 2) * 2 + x % 2, found, 0.0), mask=inside)
+        found = tl.zeros([BLOCK], dtype=tl.float32)
+        for i in tl.static_range(2):
+            for j in tl.static_range(2):  # the squares in which this pixel is at (i, j)
+                down, right = y - i, x - j
+                square = inside & (down >= 0) & (right >= 0) & (down % STRIDE == 0) & (right % STRIDE == 0)
+                down, right = down // STRIDE, right // STRIDE
+                square = square & (down < HIGH) & (right < WIDE)  # an odd edge may be in none
+                source = ((image * HIGH + down) * WIDE + right) * CHANNELS + channel
+                won = square & (tl.load(winners + source, mask=square, other=4) == i * 2 + j)
+                found += tl.load(gradients + source, mask=won, other=0.0)
+        tl.store(images + place, found, mask=inside)
 
     @triton.jit
     def gaussian_pair(radial, angular):
