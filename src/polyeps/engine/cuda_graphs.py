@@ -222,7 +222,8 @@ def _prepare(
         pace=fixed,
     )
     if placed.shape.ragged:
-        assert placed.owner is not None and placed.spans is not None
+        assert placed.owner is not None
+        assert placed.spans is not None
         return Layout(clients, (), placed.owner[0], spans=placed.spans[0]), buffers
     return lay_out(clients, list(placed.shape.cuts), np.array(placed.shape.widths), device), buffers
 

@@ -6,8 +6,8 @@ next one. What a step computes is what `loop.advance` does, with the same batche
 """
 
 # Triton reads annotations as code, so its functions have none but those of constants, which are in capitals.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
-# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,attr-defined,misc"
+# ruff: noqa: N803, N806, PIE808
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from polyeps.models import Model
 WIDEST = 64  # rows of a batch; above, products of matrices are faster
 _LONG = 32  # rows of a batch above which sums are float64, as in `contributions`
 _FEW = 256  # clients: each then gets more threads
-_ROWS, _FEATURES = 16, 64  # of a product
+_ROWS, _FEATURES = 16, 128  # of a product
 
 
 def suits_linear_kernel(model: Model, starts: Tensor, records: Records, settings: Settings) -> bool:
@@ -43,9 +43,10 @@ def suits_linear_kernel(model: Model, starts: Tensor, records: Records, settings
 def train_linear(
     model: Model, starts: Tensor, records: Records, placed: PlacedBatches, keys: Tensor | None, settings: Settings
 ) -> Tensor:
-    """Return the models (n, d) after all steps on batches placed in the clients' own order; keys (n,) draw the noise."""
+    """Return the models (n, d) after all steps on batches in the clients' own order; keys (n,) draw the noise."""
     (layer,) = model.network.layers
-    assert isinstance(layer, Linear) and placed.order is None
+    assert isinstance(layer, Linear)
+    assert placed.order is None
     device, (clients, width) = starts.device, (len(starts), placed.shape.widths[0])
     models = starts.clone(memory_format=torch.contiguous_format)
     padded = max(_ROWS, triton.next_power_of_2(layer.fan_out))
@@ -81,7 +82,7 @@ def train_linear(
         _ROWS,
         _FEATURES,
         1024 if few else 256,
-        num_warps=16 if few else 4,
+        num_warps=8 if few else 4,
         num_stages=1,
     )
     return models
@@ -89,11 +90,13 @@ def train_linear(
 
 # fmt: off
 if triton is not None:
+    AT_ONCE = tl.constexpr(4)  # rows whose numbers are loaded together
+
     @triton.jit
     def _train(models, features, labels, records, sizes, scaled, keys, steps, rates, divisors, clips, deviations,
                width, IN: tl.constexpr, OUT: tl.constexpr, BIAS: tl.constexpr, PADDED: tl.constexpr,
-               BY_SIZE: tl.constexpr, CLIPPED: tl.constexpr, NOISY: tl.constexpr, EXACT: tl.constexpr, SMALLEST: tl.constexpr,
-               ROWS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+               BY_SIZE: tl.constexpr, CLIPPED: tl.constexpr, NOISY: tl.constexpr, EXACT: tl.constexpr,
+               SMALLEST: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
         SIZE: tl.constexpr = OUT * IN + (OUT if BIAS else 0)
         QUADS: tl.constexpr = (SIZE + 3) // 4
         client = tl.program_id(0).to(tl.int64)
@@ -118,14 +121,17 @@ if triton is not None:
                     n0, n1 = gaussian_pair(r0, r1)
                     n2, n3 = gaussian_pair(r2, r3)
                     n0, n1, n2, n3 = n0 * deviation, n1 * deviation, n2 * deviation, n3 * deviation
-                inside = element < QUADS
-                by = rate / divisor
-                _move(model, features, drawn, own, n0, by, element, inside, size, IN, OUT, PADDED, SIZE, CLIPPED, EXACT)
-                _move(model, features, drawn, own, n1, by, QUADS + element, inside, size, IN, OUT, PADDED, SIZE, CLIPPED, EXACT)
-                _move(model, features, drawn, own, n2, by, 2 * QUADS + element, inside, size, IN, OUT, PADDED, SIZE,
-                      CLIPPED, EXACT)
-                _move(model, features, drawn, own, n3, by, 3 * QUADS + element, inside, size, IN, OUT, PADDED, SIZE,
-                      CLIPPED, EXACT)
+                inside, by = element < QUADS, rate / divisor
+                # all sums before the first change, so that their loads need not wait for one another
+                n0 += _sums(features, drawn, own, element, inside, size, IN, OUT, PADDED, CLIPPED, EXACT)
+                n1 += _sums(features, drawn, own, QUADS + element, inside, size, IN, OUT, PADDED, CLIPPED, EXACT)
+                n2 += _sums(features, drawn, own, 2 * QUADS + element, inside, size, IN, OUT, PADDED, CLIPPED, EXACT)
+                inside3 = inside & (3 * QUADS + element < SIZE)
+                n3 += _sums(features, drawn, own, 3 * QUADS + element, inside3, size, IN, OUT, PADDED, CLIPPED, EXACT)
+                _move(model, element, n0 * by, inside & (element < SIZE))
+                _move(model, QUADS + element, n1 * by, inside & (QUADS + element < SIZE))
+                _move(model, 2 * QUADS + element, n2 * by, inside & (2 * QUADS + element < SIZE))
+                _move(model, 3 * QUADS + element, n3 * by, inside3)
             tl.debug_barrier()
 
     @triton.jit
@@ -145,7 +151,7 @@ if triton is not None:
                              other=0.0)
             weights = tl.load(model + output[None, :] * IN + feature[:, None], mask=real[None, :] & there[:, None],
                               other=0.0)
-            outputs = tl.dot(values, weights, outputs, input_precision="ieee")
+            outputs = tl.dot(values, weights, outputs, input_precision="tf32x3")
             if CLIPPED:
                 exact = values.to(tl.float64)
                 squares += tl.sum(exact * exact, axis=1)
@@ -167,20 +173,26 @@ if triton is not None:
         tl.store(own + row[:, None] * PADDED + output[None, :], gradients, mask=inside[:, None])
 
     @triton.jit
-    def _move(model, features, drawn, own, noise, by, place, inside, size, IN: tl.constexpr, OUT: tl.constexpr,
-              PADDED: tl.constexpr, SIZE: tl.constexpr, CLIPPED: tl.constexpr, EXACT: tl.constexpr):
-        # take a step with some parameters: weights, then biases
-        inside = inside & (place < SIZE)
+    def _sums(features, drawn, own, place, inside, size, IN: tl.constexpr, OUT: tl.constexpr, PADDED: tl.constexpr,
+              CLIPPED: tl.constexpr, EXACT: tl.constexpr):
+        # return some parameters' sums over rows: of weights, then of biases
         weight = place < OUT * IN
+        inside = inside & (place < OUT * IN + OUT)
         output = tl.where(weight, place // IN, place - OUT * IN)
-        total = tl.zeros_like(noise).to(tl.float64 if EXACT else tl.float32)
-        for row in range(0, size):
-            gradient = tl.load(own + row * PADDED + output, mask=inside, other=0.0)
-            value = tl.load(features + tl.load(drawn + row) * IN + place % IN, mask=inside & weight, other=1.0)
-            part = gradient * value
-            if CLIPPED:
-                part = tl.where(gradient == 0.0, 0.0, part)  # a row that was dropped may hold anything
-            total += part.to(tl.float64) if EXACT else part
-        now = tl.load(model + place, mask=inside, other=0.0)
-        tl.store(model + place, now - by * (noise + total.to(tl.float32)), mask=inside)
+        total = tl.zeros_like(place).to(tl.float64 if EXACT else tl.float32)
+        for first in range(0, size, AT_ONCE):
+            for i in tl.static_range(AT_ONCE):
+                row = first + i
+                there = inside & (row < size)
+                record = tl.load(drawn + row, mask=row < size, other=0)
+                gradient = tl.load(own + row * PADDED + output, mask=there, other=0.0)
+                part = gradient * tl.load(features + record * IN + place % IN, mask=there & weight, other=1.0)
+                if CLIPPED:
+                    part = tl.where(gradient == 0.0, 0.0, part)  # a row that was dropped may hold anything
+                total += part.to(tl.float64) if EXACT else part
+        return total.to(tl.float32)
+
+    @triton.jit
+    def _move(model, place, by, inside):
+        tl.store(model + place, tl.load(model + place, mask=inside, other=0.0) - by, mask=inside)
 # fmt: on

@@ -121,7 +121,8 @@ def clip_of(settings: Settings) -> Floats | None:
     """
     if settings.clip is None or settings.divisor is None:
         return settings.clip
-    return settings.clip * (1 - np.minimum(ROUNDING * settings.divisor, 0.5))
+    aimed: Floats = settings.clip * (1 - np.minimum(ROUNDING * settings.divisor, 0.5))
+    return aimed
 
 
 class Learning(NamedTuple):

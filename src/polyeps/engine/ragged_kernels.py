@@ -7,12 +7,11 @@ those whose factor is zero, whatever they hold, and add blocks of sixteen rows i
 """
 
 # Triton reads annotations as code, so its functions have none but those of constants, which are in capitals.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,attr-defined,misc"
 # ruff: noqa: N803
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from polyeps.engine.triton_kernels import tl, triton
@@ -45,7 +44,7 @@ def multiply_pairs(left: Tensor, right: Tensor) -> Tensor:
 def add_outer_products(
     into: Tensor, gradients: Tensor, inputs: Tensor, factors: Tensor, spans: Tensor, bias: bool
 ) -> None:
-    """Add Σ factor · g aᵀ over each client's rows g (T, out), a (T, in) to into (n, out * in), and Σ factor · g after it."""
+    """Add Σ factor · g aᵀ over each client's rows g (T, out), a (T, in) to into (n, out * in); Σ factor · g follows."""
     fan_out, fan_in = gradients.shape[1], inputs.shape[1]
     tall, wide = _block(fan_out), _block(fan_in)
     grid = (len(spans) - 1, triton.cdiv(fan_out, tall) * triton.cdiv(fan_in, wide))
@@ -64,7 +63,7 @@ def add_weighted_rows(into: Tensor, rows: Tensor, factors: Tensor, spans: Tensor
 
 
 def _products(left: Tensor, right: Tensor, into: Tensor, bias: Tensor | None, owner: Tensor | None) -> None:
-    """Write left (T, a, k) times right (T or n, k, b) to contiguous `into`; owner (T,) says whose right matrix is meant."""
+    """Write left (T, a, k) times right (T or n, k, b) to contiguous `into`; owner (T,) says which right one."""
     count, tall, inner = left.shape
     wide = right.shape[2]
     blocks = _block(tall), _block(wide)
@@ -75,7 +74,8 @@ def _products(left: Tensor, right: Tensor, into: Tensor, bias: Tensor | None, ow
 
 
 def _block(size: int) -> int:
-    return min(_MOST, max(_FEWEST, triton.next_power_of_2(size)))
+    block: int = min(_MOST, max(_FEWEST, triton.next_power_of_2(size)))
+    return block
 
 
 # fmt: off
@@ -95,7 +95,8 @@ if triton is not None:
         for first in range(0, inner, INNER):
             place = first + tl.arange(0, INNER)
             a = tl.load(lines + place[None, :] * l2, mask=(row < tall)[:, None] & (place < inner)[None, :], other=0.0)
-            b = tl.load(columns + place[:, None] * r1, mask=(place < inner)[:, None] & (column < wide)[None, :], other=0.0)
+            b = tl.load(columns + place[:, None] * r1, mask=(place < inner)[:, None] & (column < wide)[None, :],
+                        other=0.0)
             total = tl.dot(a, b, total, input_precision="tf32x3")
         if BIAS:
             total += tl.load(bias + mine * b0 + column, mask=column < wide, other=0.0)[None, :]

@@ -2,7 +2,7 @@
 
 # Triton reads annotations as code, so its functions have none but those of constants, which are in capitals. Sizes are
 # constants: dividing by them is cheap.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,attr-defined,misc"
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -67,6 +67,12 @@ def philox_normals(out: Tensor, keys: Tensor, step: Tensor) -> None:
     size, block = out.shape[1], 256
     quads = -(-size // 4)
     _fill[(len(out), -(-quads // block))](out, keys, step, size, quads, block)
+
+
+def philox_uniforms(out: Tensor, keys: Tensor, first: int) -> None:
+    """Fill out (n, 2 b) with the pairs of uniforms of b blocks from number `first` on, as `philox.uniforms`."""
+    pairs, block = out.shape[1] // 2, 256
+    _fill_uniforms[(len(out), -(-pairs // block))](out, keys, first, pairs, block)
 
 
 def _launch(kernel: Any, out: Tensor, *arguments: Any) -> None:
@@ -181,4 +187,20 @@ if triton is not None:
         tl.store(here + quads + element, n1, mask=inside & (quads + element < size))
         tl.store(here + 2 * quads + element, n2, mask=inside & (2 * quads + element < size))
         tl.store(here + 3 * quads + element, n3, mask=inside & (3 * quads + element < size))
+
+    @triton.jit
+    def _uniform(high, low):
+        high, low = high.to(tl.uint32, bitcast=True).to(tl.int64), low.to(tl.uint32, bitcast=True).to(tl.int64)
+        bits = (high << 21) | (low >> 11)
+        return (bits + 1).to(tl.float64) * 1.1102230246251565e-16  # 2^-53
+
+    @triton.jit
+    def _fill_uniforms(out, keys, first, pairs, BLOCK: tl.constexpr):
+        row = tl.program_id(0)
+        pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        zero = pair * 0
+        r0, r1, r2, r3 = tl.philox(tl.load(keys + row), zero + first + pair, zero, zero + 1, zero)
+        here = out + 2 * (row.to(tl.int64) * pairs + pair)
+        tl.store(here, _uniform(r0, r1), mask=pair < pairs)
+        tl.store(here + 1, _uniform(r2, r3), mask=pair < pairs)
 # fmt: on
