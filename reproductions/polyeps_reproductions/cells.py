@@ -37,11 +37,13 @@ from polyeps_reproductions.trials import choice, trial
 DRAWN_FROM = {"mixgauss1": "pfa-code-mixgauss3", "mixgauss2": "pfa-code-mixgauss1", "mixgauss3": "pfa-code-mixgauss2"}
 HIGH_EPSILON = {20: 2, 30: 4, 40: 4, 50: 5}  # clients with ε ≈ 10 in the paper's one draw, by the number of clients
 HIGH_ABOVE = 5.0  # no part of a mixture reaches from one side of it to the other
+TENFOLD = {"mixgauss3-tenfold": "mixgauss3"}  # budgets ten times as large as those of another name
 LINEAR = ("logistic", "linear_svm", SOFTMAX_TWICE)
 GRID = (0.1, 0.05, 0.025, 0.01, 0.005, 0.001)
 QUICK_GRID = (0.05, 0.01)
 NETWORK_GRID = (0.05, 0.025, 0.01, 0.005)  # all of the grid but its ends
-NETWORK_DATA = ("mnist", "fashion-mnist")  # whose networks share the rates chosen on the first
+# Data of networks, and those on which their rates are chosen.
+NETWORK_DATA = {"mnist": "mnist", "fashion-mnist": "mnist", "cifar10": "cifar10", "imdb": "imdb"}
 RATE_OF = {
     "pfa-plus": "pfa",
     "public-only": "pfa",
@@ -77,6 +79,7 @@ class Setting:
     equal: bool = False  # and weighs all clients alike
     rates_of: str = ""  # the method at whose learning rate all are trained
     rates_on: str = ""  # the data on which it is chosen
+    rate: float | None = None  # the learning rate, instead of a choice
     size: int | None = 1200  # records a client; with shards all records are dealt out
     shards_per_client: int = 10
     rounds: int = 100
@@ -134,6 +137,7 @@ class Setting:
 
     def cell(self, method: str, form: Form, learning_rate: float | None = None, **others: Any) -> Cell:
         """Return the cell of a method; without a learning rate, it is chosen."""
+        learning_rate = learning_rate or self.rate
         shares = self.model not in LINEAR and self.data in NETWORK_DATA and self.epsilons is None and not self.redrawn
         once = shares and self.budgets in CHOSEN_ONCE.get(method, ())
         one_for_all = replace(self, budgets="mixgauss1") if once else self
@@ -149,7 +153,7 @@ class Setting:
             chosen_for = self.rates_of or method
             if shares:
                 base = self if self.rates_of else one_for_all
-                tuned = replace(base, clients=self.choice_clients, **usual | {"data": NETWORK_DATA[0]})
+                tuned = replace(base, clients=self.choice_clients, **usual | {"data": NETWORK_DATA[self.data]})
                 chosen_for = self.rates_of or RATE_OF.get(method, method)
             grid = QUICK_GRID if self.choice_rounds else GRID if self.model in LINEAR else NETWORK_GRID
             rates = [{"training.learning_rate": rate} for rate in grid if self.model in LINEAR or rate in NETWORK_GRID]
@@ -206,6 +210,8 @@ def drawn_epsilons(budgets: str, clients: int) -> tuple[float, ...]:
     A mixture is drawn again until as many clients have a high ε as in the paper's own draw (2, 4, 4 and 5 of 20, 30,
     40 and 50; a tenth otherwise): with 2 instead of 5 results differ by points, and could not be compared.
     """
+    if budgets in TENFOLD:
+        return tuple(round(10 * value, 6) for value in drawn_epsilons(TENFOLD[budgets], clients))
     rng = generator(clients, f"budgets of the study: {budgets}")
     wanted = HIGH_EPSILON.get(clients, max(1, clients // 10))
     for _ in range(100_000):
