@@ -37,6 +37,7 @@ from polyeps_reproductions.trials import choice, trial
 DRAWN_FROM = {"mixgauss1": "pfa-code-mixgauss3", "mixgauss2": "pfa-code-mixgauss1", "mixgauss3": "pfa-code-mixgauss2"}
 HIGH_EPSILON = {20: 2, 30: 4, 40: 4, 50: 5}  # clients with ε ≈ 10 in the paper's one draw, by the number of clients
 HIGH_ABOVE = 5.0  # no part of a mixture reaches from one side of it to the other
+RANGES = {"mixgauss1": (0.1, 10.0), "mixgauss3": (1.0, 10.0)}  # of the means of a mixture's parts
 TENFOLD = {"mixgauss3-tenfold": "mixgauss3"}  # budgets ten times as large as those of another name
 LINEAR = ("logistic", "linear_svm", SOFTMAX_TWICE)
 GRID = (0.1, 0.05, 0.025, 0.01, 0.005, 0.001)
@@ -77,6 +78,7 @@ class Setting:
     granted: bool = True  # every round has a high-ε client
     lanczos: bool = False  # PFA+ finds directions as the paper's code does
     equal: bool = False  # and weighs all clients alike
+    sharp: bool = False  # no ε lies outside the range of the mixture's means, so Minimum has 0.1 or 1, Maximum 10
     rates_of: str = ""  # the method at whose learning rate all are trained
     rates_on: str = ""  # the data on which it is chosen
     rate: float | None = None  # the learning rate, instead of a choice
@@ -116,7 +118,7 @@ class Setting:
                 **(
                     {"distribution": DRAWN_FROM.get(self.budgets, self.budgets)}
                     if self.redrawn
-                    else {"epsilons": self.epsilons or drawn_epsilons(self.budgets, self.clients)}
+                    else {"epsilons": self.epsilons or drawn_epsilons(self.budgets, self.clients, self.sharp)}
                 ),
                 "delta": self.delta,
                 "disclosed": not name.startswith("pdp-fl"),
@@ -147,7 +149,7 @@ class Setting:
         labels = {"cell": self.title, **{name: getattr(self, name) for name in names}, "method": method, "form": form}
         chosen = None
         if learning_rate is None:
-            usual: dict[str, Any] = {"redrawn": False, "granted": True, "lanczos": False, "equal": False}
+            usual: dict[str, Any] = {"redrawn": False, "granted": True, "lanczos": False, "equal": False, "sharp": False}
             usual["data"] = self.rates_on or self.data
             tuned = self if self.epsilons is not None else replace(self, clients=self.choice_clients, **usual)
             chosen_for = self.rates_of or method
@@ -204,12 +206,14 @@ def quick(settings: Iterable[Setting], paper: Numbers | None = None) -> tuple[tu
 
 
 @lru_cache(maxsize=64)
-def drawn_epsilons(budgets: str, clients: int) -> tuple[float, ...]:
+def drawn_epsilons(budgets: str, clients: int, sharp: bool = False) -> tuple[float, ...]:
     """Return one draw of budgets for all seeds, forms and methods, as the paper's repeats share one.
 
     A mixture is drawn again until as many clients have a high ε as in the paper's own draw (2, 4, 4 and 5 of 20, 30,
     40 and 50; a tenth otherwise): with 2 instead of 5 results differ by points, and could not be compared.
     """
+    if sharp:
+        return tuple(float(value) for value in np.clip(drawn_epsilons(budgets, clients), *RANGES[budgets]))
     if budgets in TENFOLD:
         return tuple(round(10 * value, 6) for value in drawn_epsilons(TENFOLD[budgets], clients))
     rng = generator(clients, f"budgets of the study: {budgets}")

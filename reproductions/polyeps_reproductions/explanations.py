@@ -29,6 +29,8 @@ PFA = {
     "figure-3-one-rate": "softmax twice, and PFA's learning rate for all methods,",
     "figure-3-one-rate-cnn": "PFA's learning rate for all methods",
     "figure-3-small-rate-cnn": "the smallest learning rate of the paper's grid",
+    "figure-3-sharp": "softmax twice, and ε = 0.1 or 1 exactly, as in the paper's code,",
+    "figure-3-sharp-cnn": "ε = 0.1 or 1 exactly, as in the paper's code,",
     "figure-3-not-granted": "allowing rounds without a high-ε client, as the paper's code does but for PFA,",
     "figure-6-lanczos": "256 Lanczos steps, as in the paper's code,",
     "figure-6-lanczos-equal": "256 Lanczos steps and equal weights, as in the paper's code,",
