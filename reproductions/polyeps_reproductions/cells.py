@@ -7,8 +7,8 @@ alone.
 
 Learning rates: one grid for all methods, compared on a sixth of the training records, never on test data. One rate
 serves all numbers of clients of a row (data, model, partition, budgets), as chosen with 30 of them, separately for
-every method and form, with one seed. Networks are expensive to train, so they share choices: rates are chosen on MNIST,
-PFA's serve PFA+ and public-only, and those of methods that small budgets do not bind are chosen under MixGauss1 where
+every method and form, with one seed. Networks are expensive to train, so they share choices: rates are chosen on MNIST
+(as are those of the linear model with the loss of the paper's code), PFA's serve PFA+ and public-only, and those of methods that small budgets do not bind are chosen under MixGauss1 where
 the large ε are the same, about 10. Non-private networks are trained under MixGauss1 only.
 """
 
@@ -79,6 +79,7 @@ class Setting:
     lanczos: bool = False  # PFA+ finds directions as the paper's code does
     equal: bool = False  # and weighs all clients alike
     sharp: bool = False  # no ε lies outside the range of the mixture's means, so Minimum has 0.1 or 1, Maximum 10
+    twice: bool = False  # the published form applies softmax twice, as the paper's code does
     rates_of: str = ""  # the method at whose learning rate all are trained
     rates_on: str = ""  # the data on which it is chosen
     rate: float | None = None  # the learning rate, instead of a choice
@@ -139,6 +140,13 @@ class Setting:
 
     def cell(self, method: str, form: Form, learning_rate: float | None = None, **others: Any) -> Cell:
         """Return the cell of a method; without a learning rate, it is chosen."""
+        if self.twice:
+            usual_loss = replace(self, twice=False)
+            if form != "published":
+                return usual_loss.cell(method, form, learning_rate, **others)
+            of_code = replace(usual_loss, model=SOFTMAX_TWICE, rates_on=NETWORK_DATA[self.data])
+            cell = of_code.cell(method, form, learning_rate, **others)
+            return replace(cell, labels={**cell.labels, "cell": self.title, "model": self.model})
         learning_rate = learning_rate or self.rate
         shares = self.model not in LINEAR and self.data in NETWORK_DATA and self.epsilons is None and not self.redrawn
         once = shares and self.budgets in CHOSEN_ONCE.get(method, ())
@@ -199,6 +207,8 @@ def quick(settings: Iterable[Setting], paper: Numbers | None = None) -> tuple[tu
     for setting in settings:
         if setting.data in ("mnist", "digits") and setting.budgets not in QUICK_WITHOUT:
             small = replace(setting, model="logistic").quick()
+            if replace(small, twice=True) in found:  # the linear model's row, of which a network's would be a repetition
+                continue
             found[small] = None
             if (setting.model, setting.clients) == (small.model, small.clients):
                 numbers |= {(small, name): value for (of, name), value in (paper or {}).items() if of == setting}
