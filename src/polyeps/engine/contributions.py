@@ -26,6 +26,7 @@ from polyeps.engine.stable_products import align_matrices, multiply_each, multip
 _WIDE = 32
 # Factors below this leave too few digits in float32 for a norm.
 SMALLEST = 2.0**-120
+_HUGE = 2.0**252  # squared norms above which a row of a kernel is dropped
 _COLUMNS = 1024  # of a product that is computed at a time
 _JOINED = 4096  # longest gradients that are copied to be treated together
 
@@ -68,8 +69,10 @@ class OuterProducts:
         return 0
 
     def squared_norms(self) -> Tensor:
-        self._lengths = squared_row_norms(self.gradients)
-        return (self.layout.squared_norms(self.inputs) + float(self.bias)) * self._lengths
+        self._lengths, inputs = squared_row_norms(self.gradients), self.layout.squared_norms(self.inputs)
+        if self.layout.spans is not None:  # its kernels round numbers to parts, and the largest of them to infinity
+            inputs = inputs.masked_fill(torch.maximum(inputs, self._lengths) > _HUGE, torch.inf)
+        return (inputs + float(self.bias)) * self._lengths
 
     def drop(self, rows: Tensor) -> None:
         if self.layout.spans is not None:

@@ -27,6 +27,7 @@ from polyeps.models import Model
 WIDEST = 64  # rows of a batch; above, products of matrices are faster
 _LONG = 32  # rows of a batch above which sums are float64, as in `contributions`
 _FEW = 256  # clients: each then gets more threads
+_SHAPE_OF_FEW, _SHAPE_OF_MANY = (1024, 8), (256, 4)  # parameters at once, and warps
 _ROWS, _FEATURES = 16, 128  # of a product
 
 
@@ -55,7 +56,7 @@ def train_linear(
         return torch.as_tensor(values).float().to(device)
 
     none = models  # in place of what is not used
-    clip, few = clip_of(settings), clients <= _FEW
+    clip, shape = clip_of(settings), _SHAPE_OF_FEW if clients <= _FEW else _SHAPE_OF_MANY
     _train[(clients,)](
         models,
         records.features.contiguous(),
@@ -81,8 +82,8 @@ def train_linear(
         SMALLEST,
         _ROWS,
         _FEATURES,
-        1024 if few else 256,
-        num_warps=8 if few else 4,
+        shape[0],
+        num_warps=shape[1],
         num_stages=1,
     )
     return models
