@@ -7,8 +7,8 @@ alone.
 
 Learning rates: one grid for all methods, compared on a sixth of the training records, never on test data. One rate
 serves all numbers of clients of a row (data, model, partition, budgets), as chosen with 30 of them, separately for
-every method and form, with one seed. Networks are expensive to train, so they share choices: rates are chosen on MNIST,
-PFA's serve PFA+ and public-only, and those of methods that small budgets do not bind are chosen under MixGauss1 where
+every method and form, with one seed. Networks are expensive to train, so they share choices: rates are chosen on MNIST
+(as are those of the linear model with the loss of the paper's code), PFA's serve PFA+ and public-only, and those of methods that small budgets do not bind are chosen under MixGauss1 where
 the large ε are the same, about 10. Non-private networks are trained under MixGauss1 only.
 """
 
@@ -37,11 +37,14 @@ from polyeps_reproductions.trials import choice, trial
 DRAWN_FROM = {"mixgauss1": "pfa-code-mixgauss3", "mixgauss2": "pfa-code-mixgauss1", "mixgauss3": "pfa-code-mixgauss2"}
 HIGH_EPSILON = {20: 2, 30: 4, 40: 4, 50: 5}  # clients with ε ≈ 10 in the paper's one draw, by the number of clients
 HIGH_ABOVE = 5.0  # no part of a mixture reaches from one side of it to the other
+RANGES = {"mixgauss1": (0.1, 10.0), "mixgauss3": (1.0, 10.0)}  # of the means of a mixture's parts
+TENFOLD = {"mixgauss3-tenfold": "mixgauss3"}  # budgets ten times as large as those of another name
 LINEAR = ("logistic", "linear_svm", SOFTMAX_TWICE)
 GRID = (0.1, 0.05, 0.025, 0.01, 0.005, 0.001)
 QUICK_GRID = (0.05, 0.01)
 NETWORK_GRID = (0.05, 0.025, 0.01, 0.005)  # all of the grid but its ends
-NETWORK_DATA = ("mnist", "fashion-mnist")  # whose networks share the rates chosen on the first
+# Data of networks, and those on which their rates are chosen.
+NETWORK_DATA = {"mnist": "mnist", "fashion-mnist": "mnist", "cifar10": "cifar10", "imdb": "imdb"}
 RATE_OF = {
     "pfa-plus": "pfa",
     "public-only": "pfa",
@@ -75,8 +78,11 @@ class Setting:
     granted: bool = True  # every round has a high-ε client
     lanczos: bool = False  # PFA+ finds directions as the paper's code does
     equal: bool = False  # and weighs all clients alike
+    sharp: bool = False  # no ε lies outside the range of the mixture's means, so Minimum has 0.1 or 1, Maximum 10
+    twice: bool = False  # the published form applies softmax twice, as the paper's code does
     rates_of: str = ""  # the method at whose learning rate all are trained
     rates_on: str = ""  # the data on which it is chosen
+    rate: float | None = None  # the learning rate, instead of a choice
     size: int | None = 1200  # records a client; with shards all records are dealt out
     shards_per_client: int = 10
     rounds: int = 100
@@ -113,7 +119,7 @@ class Setting:
                 **(
                     {"distribution": DRAWN_FROM.get(self.budgets, self.budgets)}
                     if self.redrawn
-                    else {"epsilons": self.epsilons or drawn_epsilons(self.budgets, self.clients)}
+                    else {"epsilons": self.epsilons or drawn_epsilons(self.budgets, self.clients, self.sharp)}
                 ),
                 "delta": self.delta,
                 "disclosed": not name.startswith("pdp-fl"),
@@ -134,6 +140,14 @@ class Setting:
 
     def cell(self, method: str, form: Form, learning_rate: float | None = None, **others: Any) -> Cell:
         """Return the cell of a method; without a learning rate, it is chosen."""
+        if self.twice:
+            usual_loss = replace(self, twice=False)
+            if form != "published":
+                return usual_loss.cell(method, form, learning_rate, **others)
+            of_code = replace(usual_loss, model=SOFTMAX_TWICE, rates_on=NETWORK_DATA[self.data])
+            cell = of_code.cell(method, form, learning_rate, **others)
+            return replace(cell, labels={**cell.labels, "cell": self.title, "model": self.model})
+        learning_rate = learning_rate or self.rate
         shares = self.model not in LINEAR and self.data in NETWORK_DATA and self.epsilons is None and not self.redrawn
         once = shares and self.budgets in CHOSEN_ONCE.get(method, ())
         one_for_all = replace(self, budgets="mixgauss1") if once else self
@@ -143,13 +157,13 @@ class Setting:
         labels = {"cell": self.title, **{name: getattr(self, name) for name in names}, "method": method, "form": form}
         chosen = None
         if learning_rate is None:
-            usual: dict[str, Any] = {"redrawn": False, "granted": True, "lanczos": False, "equal": False}
+            usual: dict[str, Any] = {"redrawn": False, "granted": True, "lanczos": False, "equal": False, "sharp": False}
             usual["data"] = self.rates_on or self.data
             tuned = self if self.epsilons is not None else replace(self, clients=self.choice_clients, **usual)
             chosen_for = self.rates_of or method
             if shares:
                 base = self if self.rates_of else one_for_all
-                tuned = replace(base, clients=self.choice_clients, **usual | {"data": NETWORK_DATA[0]})
+                tuned = replace(base, clients=self.choice_clients, **usual | {"data": NETWORK_DATA[self.data]})
                 chosen_for = self.rates_of or RATE_OF.get(method, method)
             grid = QUICK_GRID if self.choice_rounds else GRID if self.model in LINEAR else NETWORK_GRID
             rates = [{"training.learning_rate": rate} for rate in grid if self.model in LINEAR or rate in NETWORK_GRID]
@@ -193,6 +207,8 @@ def quick(settings: Iterable[Setting], paper: Numbers | None = None) -> tuple[tu
     for setting in settings:
         if setting.data in ("mnist", "digits") and setting.budgets not in QUICK_WITHOUT:
             small = replace(setting, model="logistic").quick()
+            if replace(small, twice=True) in found:  # the linear model's row, of which a network's would be a repetition
+                continue
             found[small] = None
             if (setting.model, setting.clients) == (small.model, small.clients):
                 numbers |= {(small, name): value for (of, name), value in (paper or {}).items() if of == setting}
@@ -200,12 +216,16 @@ def quick(settings: Iterable[Setting], paper: Numbers | None = None) -> tuple[tu
 
 
 @lru_cache(maxsize=64)
-def drawn_epsilons(budgets: str, clients: int) -> tuple[float, ...]:
+def drawn_epsilons(budgets: str, clients: int, sharp: bool = False) -> tuple[float, ...]:
     """Return one draw of budgets for all seeds, forms and methods, as the paper's repeats share one.
 
     A mixture is drawn again until as many clients have a high ε as in the paper's own draw (2, 4, 4 and 5 of 20, 30,
     40 and 50; a tenth otherwise): with 2 instead of 5 results differ by points, and could not be compared.
     """
+    if sharp:
+        return tuple(float(value) for value in np.clip(drawn_epsilons(budgets, clients), *RANGES[budgets]))
+    if budgets in TENFOLD:
+        return tuple(round(10 * value, 6) for value in drawn_epsilons(TENFOLD[budgets], clients))
     rng = generator(clients, f"budgets of the study: {budgets}")
     wanted = HIGH_EPSILON.get(clients, max(1, clients // 10))
     for _ in range(100_000):

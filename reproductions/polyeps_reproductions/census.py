@@ -24,8 +24,6 @@ from polyeps_reproductions.studies import STUDIES, Cell, Part, Record, Summary, 
 NEAR = 100 * POINTS
 # Cells of the papers that the studies lack, by what is missing.
 ABSENT = {
-    "pfa": {"figure 5, IMDb: the budgets are not stated": 16},
-    "pdp-fl": {"figures 2 to 4, CIFAR10-CNN: no accelerator": 24 + 12 + 6},
     "fedhdp": {"table 2, FEMNIST: no files": 7},
 }
 

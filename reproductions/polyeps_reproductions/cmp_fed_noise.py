@@ -20,9 +20,15 @@ from polyeps.accounting import Accountant, best_accountant, cache, epsilon, epsi
 from polyeps.accounting.calibration import calibrate
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson
 from polyeps.accounting.histories import history_of
+from polyeps.aggregation.low_rank import low_rank
+from polyeps.algorithms._releases import FINE, Release
+from polyeps.algorithms._secure_sums import SecureSums
+from polyeps.algorithms._sum_counts import Counts
 from polyeps.core import Adjacency, Budget
 from polyeps.mechanisms.integer import event_of_parts, padded
 from polyeps.mechanisms.integer_noise import NoiseName
+from polyeps.models import MODELS
+from polyeps.secagg.masks import bytes_of
 from polyeps_reproductions.studies import Content, Part, Record
 
 CLIENTS, COHORT, ROUNDS, BUDGET = 6000, 100, 180, Budget(1.0, 1e-4)
@@ -31,6 +37,14 @@ COORDINATES = 60_000  # of each release, for integer noise
 DROPPED = (0.05, 0.1, 0.2, 0.3)  # shares of a cohort
 STEPS = (256, 1024, 4096)  # of the integers' grid in a clip norm
 TOLERANCE = 1e-4
+DROPOUTS = 0.1  # share of a cohort that a secure sum allows for
+# What a client sends: options of the compression by rank, or nothing compressed.
+SENT: dict[str, dict[str, Any]] = {
+    **{str(rank): {"rank": rank} for rank in (1, 2, 4, 8, 16)},
+    "16, the paper's count": {"rank": 16, "whole": "biases"},
+    "16, directions from the model": {"rank": 16, "directions": "model"},
+    "all": {},
+}
 THEOREM = "theorem 1 of the paper"
 Price = Callable[[float], DpEvent]
 
@@ -111,23 +125,48 @@ def dropouts(_: Sequence[Record], __: bool) -> Content:
     return Content(["dropped", "true ε", "σ that allows for them"], rows)
 
 
+def on_integers(noise: NoiseName, steps: int, at: float) -> DpEvent:
+    """Return the price of a round's two releases with noise on integers, from one Poisson-sampled cohort."""
+    release = event_of_parts(noise, 1.0, 1 / steps, padded(COORDINATES), at, COHORT)
+    return Poisson(RATE, dp.ComposedDpEvent([release] * 2))
+
+
 def integers(_: Sequence[Record], __: bool) -> Content:
     """Return the price of noise on integers, by the grid's steps in a clip norm, and the σ that spends ε.
 
     Skellam noise by Rényi's bounds, as there are no others; discrete Gaussians as exactly as Gaussians, if they can be.
     """
-
-    def price(noise: NoiseName, steps: int, at: float) -> DpEvent:
-        release = event_of_parts(noise, 1.0, 1 / steps, padded(COORDINATES), at, COHORT)
-        return Poisson(RATE, dp.ComposedDpEvent([release] * 2))
-
     sigma, rows = calibrated(poisson, "rdp"), []
     for noise, steps in product(get_args(NoiseName), STEPS):
-        spent = dp.SelfComposedDpEvent(price(noise, steps, sigma), ROUNDS)
+        spent = dp.SelfComposedDpEvent(on_integers(noise, steps, sigma), ROUNDS)
         true = epsilon(spent, BUDGET.delta, accountant=best_accountant(history_of(spent)))
-        needed = calibrated(partial(price, noise, steps), None)
+        needed = calibrated(partial(on_integers, noise, steps), None)
         rows.append([noise, steps, f"{true:.4f}", f"{needed:.4f}"])
     return Content(["noise", "steps in a clip norm", "true ε at the σ of Rényi", "σ that spends ε"], rows)
+
+
+def bits(_: Sequence[Record], __: bool) -> Content:
+    """Return what a client of the paper's network sends in a round: numbers, as integers of a secure sum, and bytes."""
+    kind: NoiseName = "discrete-gaussian"
+    sigma = calibrated(partial(on_integers, kind, FINE), None)
+    counts = Counts.settled(CLIENTS, RATE, DROPOUTS, delta=BUDGET.delta, rounds=ROUNDS)
+    sums = SecureSums(sigma / math.sqrt(2), counts, lambda _: None)  # type: ignore[arg-type, return-value]
+    model, rows = MODELS["mcmahan_cnn"](), []
+    for title, options in SENT.items():
+        factors = low_rank(model.slices, **options) if options else None
+        sizes = [factors.subspace_size, factors.embedding_size] if factors else [model.size]
+        sizes = sizes[1:] if options.get("directions") == "model" else sizes  # left factors are not sent
+        some = [Release("", size, 1.0, 1 / len(sizes), kind, CLIENTS) for size in sizes]
+        needed = [sums.bits(one) or 0 for one in some]
+        wire = sum(padded(size) * bytes_of(each) for size, each in zip(sizes, needed, strict=True))
+        shown = [" + ".join(map(_spaced, values)) for values in (sizes, map(padded, sizes))]
+        rows.append([title, *shown, ", ".join(map(str, needed)), _spaced(wire), _spaced(4 * sum(sizes))])
+    columns = ["rank", "numbers (U + V)", "padded", "bits of U, V", "bytes a client sends", "as float32"]
+    return Content(columns, rows)
+
+
+def _spaced(number: int) -> str:
+    return f"{number:,}".replace(",", " ")
 
 
 _FOR = "6000 clients, cohorts of 100, 180 rounds, ε = 1, δ = 10⁻⁴"
@@ -135,5 +174,6 @@ _RELEASES = f"{_FOR}, 60 000 coordinates a release; Skellam by Rényi, discrete 
 PARTS = (
     Part("table", "accounts", "Noise multiplier of each release, and its true price", accounts, note=_FOR),
     Part("table", "dropouts", "Poisson cohorts of which some drop out or disclose noise", dropouts, note=_FOR),
+    Part("table", "bits", "What a client sends as integers", bits, note=f"{_FOR}, 10 % dropouts, McMahan's CNN"),
     Part("table", "integers", "Noise on integers, Poisson cohorts", integers, note=_RELEASES),
 )

@@ -24,13 +24,15 @@ ENOUGH = 3  # seeds whose deviation says something
 ERRORS = 2.0  # standard errors within which two means count as the same
 # Parts of PFA's study, by what they change.
 PFA = {
-    "figure-3-softmax": "softmax twice, as in the paper's code,",
-    "figure-3-softmax-fashion": "softmax twice, as in the paper's code,",
-    "figure-3-one-rate": "softmax twice, and PFA's learning rate for all methods,",
+    "figure-3-softmax-once": "softmax once, as in the paper's text,",
+    "figure-3-one-rate": "PFA's learning rate for all methods",
     "figure-3-one-rate-cnn": "PFA's learning rate for all methods",
+    "figure-3-small-rate-cnn": "the smallest learning rate of the paper's grid",
+    "figure-3-sharp-cnn": "ε = 0.1 or 1 exactly, as in the paper's code,",
     "figure-3-not-granted": "allowing rounds without a high-ε client, as the paper's code does but for PFA,",
     "figure-6-lanczos": "256 Lanczos steps, as in the paper's code,",
-    "figure-6-lanczos-equal": "256 Lanczos steps and equal weights, as in the paper's code,",
+    "figure-6-code": "256 Lanczos steps, equal weights and softmax twice, as in the paper's code,",
+    "figure-6-random-equal": "equal weights and softmax twice, as in the paper's code,",
 }
 Key = tuple[Any, ...]  # of a value; its last part says which values an experiment must not spoil: those of a method
 Pair = tuple[float, float]  # the paper's value and ours

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from polyeps.aggregation.client_groups import split_by_epsilon
 from polyeps.aggregation.noise_estimation import estimate_noise_variances
 from polyeps.algorithms._personal_models import personal_models
 from polyeps.core import Replies, State, Task
+from polyeps.data.imdb import load_imdb
 from polyeps.experiment import config
 from polyeps.experiment.evaluation import by_group, measure
 from polyeps.experiment.job import prepare
@@ -23,7 +25,7 @@ from polyeps.ledger import Ledger
 from polyeps.server import Round
 from polyeps.transport.memory import InMemory
 from polyeps_reproductions.reference_algorithms import ALGORITHMS_OF_CODE
-from polyeps_reproductions.reference_models import MODELS_OF_CODE
+from polyeps_reproductions.reference_models import LENGTH, MODELS_OF_CODE, WORDS
 
 Observe = Callable[[Round, State], None]
 MEBIBYTE = 2**20
@@ -140,4 +142,6 @@ def population(experiment: config.Experiment, seed: int, device: str = "cpu") ->
 
 @lru_cache(maxsize=1)
 def _population(settings: str, seed: int, device: str) -> Population:
-    return populate(config.experiment(json.loads(settings)), seed, device, OF_CODE)
+    experiment = config.experiment(json.loads(settings))
+    reviews = load_imdb(download=None, vocabulary=WORDS, length=LENGTH) if experiment.data.name == "imdb" else None
+    return populate(experiment, seed, device, replace(OF_CODE, data=reviews))

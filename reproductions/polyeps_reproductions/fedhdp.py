@@ -10,7 +10,8 @@ records take part if they lie beside the other data sets, as a folder or file `f
 Settings. The text has ε, δ, r, λ and the share drawn; T = 500 is inferred from them, and everything else is in an
 appendix that we do not have. Learning rate and local steps are chosen on a validation split, from the same candidates
 for every method and without personal models, which change nothing for the common one. All r share the choice of "auto"
-but r = 1, the paper's baseline, which has its own. λ of each row is the paper's.
+but r = 1, the paper's baseline: it weighs all clients alike, as DP-FedAvg does, and shares that choice. λ of each row is
+the paper's.
 """
 
 from __future__ import annotations
@@ -113,9 +114,11 @@ def cells(clients: str, quick: bool) -> list[Cell]:
     for method, ratio in named:
         options = {"method": method, **({} if ratio is None else {"ratio": ratio})}
         # Which clients opt out makes no difference to methods that treat all alike, so settings are chosen once.
-        tuned = MNIST if clients == SKEWED and method != OURS else clients
-        as_ratio = ratio if ratio == 1.0 and not quick else AUTO
-        alike = {"method": method, "personal": False, **({} if ratio is None else {"ratio": as_ratio})}
+        tuned = MNIST if clients == SKEWED and (method != OURS or ratio == 1.0) else clients
+        if method != OURS or (ratio == 1.0 and not quick):
+            alike = {"method": PLAIN if ratio == 1.0 else method, "personal": False}
+        else:
+            alike = {"method": method, "personal": False, "ratio": AUTO}
         chosen = choice(candidates, settings(tuned, quick, **alike))
         values = settings(clients, quick, pull=pull(clients, method, ratio), **options)
         labels = {"clients": clients, "method": method, "ratio": ratio}
@@ -128,6 +131,11 @@ def less_noise(quick: bool) -> list[Cell]:
     (auto,) = (one for one in cells(WRITERS, quick) if one.labels["ratio"] == AUTO)
     some = [one for one in cells(WRITERS, quick) if one.labels["method"] == PLAIN or one.labels["ratio"] == 1.0]
     return [replace(one, trial=replace(with_epsilon(one.trial), choice=auto.trial.choice)) for one in some]
+
+
+def own_rate(quick: bool) -> list[Cell]:
+    """Return r = 1 on writers, whose row in table 2 was trained at the rate of "auto" before version 0.3."""
+    return [one for one in cells(WRITERS, quick) if one.labels["ratio"] == 1.0]
 
 
 def with_epsilon(one: Trial) -> Trial:
@@ -174,5 +182,6 @@ PARTS: tuple[Part, ...] = (
         less_noise,
         partial=True,
     ),
+    Part("table", "2-rate", "Writers, r = 1 at DP-FedAvg's learning rate", with_less_noise, own_rate, partial=True),
 )
 STUDY = Study("fedhdp", lambda _: PARTS, seeds=3)

@@ -211,6 +211,12 @@ def accounts() -> Rows:
     return [first, *([str(row[name]) for name in first] for row in RESULTS.rows("cmp-fed", "table-accounts"))]
 
 
+def bits() -> Rows:
+    """Return what a client of CMP-Fed sends as integers, by rank."""
+    found = RESULTS.summary("cmp-fed", "table-bits") or {"columns": [], "table": []}
+    return [found["columns"], *found["table"]]
+
+
 def uplinks() -> Rows:
     """Return CMP-Fed's figure 2: MB that all clients send until 74 %, and what CMP-Fed saves, here and in the paper."""
     found = {(row["images"], row["method"]): row for row in RESULTS.rows("cmp-fed", "figure-2")}
@@ -271,4 +277,5 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "cmp-fed-random": by_rank("1"),
     "cmp-fed-labels": by_rank("2"),
     "cmp-fed-accounts": accounts,
+    "cmp-fed-bits": bits,
 }

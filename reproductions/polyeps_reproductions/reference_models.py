@@ -12,6 +12,9 @@ from torch.nn import functional
 from polyeps.models import Model
 
 SOFTMAX_TWICE = "logistic-softmax-twice"
+# IMDb as PFA's LSTM takes it: so many words that the model has the 160 306 parameters that the paper states; the length
+# of a review is our assumption.
+WORDS, LENGTH = 4225, 50
 
 
 class SoftmaxTwice:
