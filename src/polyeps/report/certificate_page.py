@@ -20,7 +20,6 @@ from polyeps.errors import InputError, LedgerTampered, suggest
 from polyeps.experiment.journal import Journal
 from polyeps.ledger import Ledger
 from polyeps.report.formatting import plural, short
-from polyeps.report.ledger_history import moment
 from polyeps.report.sentences import guarantee
 from polyeps.report.strength import CERTAIN, strength, sure
 from polyeps.report.tables import ClientSummary, JobSummary, MethodRuns, read_methods
@@ -166,7 +165,7 @@ def _checked(path: Path, row: ClientSummary, facts: Mapping[str, Any]) -> dict[s
                 f"the ledger of {row.client} has other terms (ε = {budget.epsilon:g}, δ = {budget.delta:g}, "
                 f"{terms.person or terms.unit}, {terms.adjacency}) than the journal; one of them was changed"
             )
-        times = [moment(entry.time) for entry in ledger.rows()]
+        times = [_moment(entry.time) for entry in ledger.rows()]
         return {
             "Ledger": ledger.id,
             "Its rows, all verified": str(head.seq),
@@ -175,6 +174,11 @@ def _checked(path: Path, row: ClientSummary, facts: Mapping[str, Any]) -> dict[s
             "Limit that it enforces": f"ε = {budget.epsilon:g}, δ = {short(budget.delta)}",
             "Hash of the last row": head.hash,
         }
+
+
+def _moment(time: str) -> str:
+    """Return the time of a ledger's row, to the second."""
+    return datetime.fromisoformat(time).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _word(facts: Mapping[str, Any]) -> str:

@@ -102,13 +102,13 @@ def read_history(path: Path) -> LedgerHistory:
             id=ledger.id,
             rows=head.seq,
             head=head.hash,
-            first=moment(rows[0].time),
-            last=moment(rows[-1].time),
+            first=_moment(rows[0].time),
+            last=_moment(rows[-1].time),
             accounts=tuple(own),
             signers=tuple(one for one in accounts if one not in own),
             runs=reader.finish(),
             curve=tuple(reader.curve),
-            lines=tuple((str(row.seq), moment(row.time), row.kind, whose, what) for row, (_, _, whose, what) in told),
+            lines=tuple((str(row.seq), _moment(row.time), row.kind, whose, what) for row, (_, _, whose, what) in told),
         )
 
 
@@ -148,13 +148,13 @@ class _Reader:
         match row.kind:
             case "budget" | "budget-changed" if content["client"] == self.main:
                 self.budget = content["epsilon"]
-                self.curve.append((row.seq, moment(row.time), self.curve[-1][2] if self.curve else 0.0, self.budget))
+                self.curve.append((row.seq, _moment(row.time), self.curve[-1][2] if self.curve else 0.0, self.budget))
             case "cohort":
                 self.cohorts[row.seq] = content["clients"]
             case "charge" | "reserve":
-                self._charge(row, content, moment(row.time))
+                self._charge(row, content, _moment(row.time))
             case "release":
-                self._run(content["run"], moment(row.time)).open = False
+                self._run(content["run"], _moment(row.time)).open = False
 
     def _charge(self, row: Any, content: Mapping[str, Any], time: str) -> None:
         payers = content["clients"]
@@ -191,6 +191,6 @@ class _Reader:
         return tuple(reversed(self.runs.values()))
 
 
-def moment(time: str) -> str:
+def _moment(time: str) -> str:
     """Return the time of a row, to the second."""
     return f"{time[:10]} {time[11:19]} UTC"
