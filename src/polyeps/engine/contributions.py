@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.row_norms import squared_row_norms
-from polyeps.engine.stable_products import align_matrices, multiply_each, multiply_persons
+from polyeps.engine.stable_products import add_product, align_matrices, multiply_each, multiply_persons
 
 # Clients with more rows than this sum in float64: float32 would round by more than the margin of the clip.
 _WIDE = 32
@@ -277,7 +277,7 @@ def add_products(
             a, b = _exact(group, a), _exact(group, b)
         same = a.dtype == gradient.dtype
         if same and group.clients == 1:
-            weights[group.first].addmm_(a[0].T, b[0])
+            add_product(weights[group.first], a[0].T, b[0])
         elif same and gradient.is_cuda:
             weights[group.first : group.last].baddbmm_(a.transpose(1, 2), b)
         else:  # not baddbmm_: on columns of a wider matrix it falls back to a product per client on the CPU

@@ -21,7 +21,7 @@ from polyeps.engine.contributions import SMALLEST, Contribution, RowGradients
 from polyeps.engine.gram_norms import Taps, position_sums
 from polyeps.engine.layout import Layout
 from polyeps.engine.row_norms import squared_row_norms
-from polyeps.engine.stable_products import align_matrices, multiply_each, multiply_persons
+from polyeps.engine.stable_products import add_product, align_matrices, multiply_each, multiply_persons
 from polyeps.engine.uses import Range, RowUse
 
 _FORMED = 1 << 18  # numbers of a row's gradient from which on it is not kept, if that can be avoided
@@ -279,7 +279,7 @@ class ConvolutionProducts:
             if use.plain and not images.is_cuda and len(images) * use.positions <= _FEW:
                 mine = replace(use, images=images, gradients=given)
                 patches, by_outputs = (matrix.transpose(0, 1).flatten(1) for matrix in mine.matrices(slice(None)))
-                torch.unflatten(gradient[client], 0, (len(by_outputs), -1)).addmm_(by_outputs, patches.T)
+                add_product(torch.unflatten(gradient[client], 0, (len(by_outputs), -1)), by_outputs, patches.T)
                 continue
             found = use.kind.of_weight(given.flatten(0, 1), images.flatten(0, 1), use.weights[client])
             gradient[client] += found.flatten()

@@ -109,6 +109,15 @@ def multiply_each(left: Tensor, right: Tensor) -> Tensor:
     return _by_torch(left, right)
 
 
+def add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left (a, b) times right (b, c) to `into` (a, c)."""
+    sizes = left.shape[0], left.shape[1], right.shape[1]
+    if not left.is_cuda and left.dtype == torch.float32 and suits_openblas(*sizes, alone=True):
+        multiply_records(left[None], right[None], into[None], add=True)
+    else:
+        into.addmm_(left, right)
+
+
 def _by_torch(left: Tensor, right: Tensor) -> Tensor:
     """Return the products of `multiply_each` by torch."""
     if len(left) == 1:  # threads would divide a single product
