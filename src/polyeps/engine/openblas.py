@@ -32,7 +32,7 @@ _KINDS = {torch.float32: np.float32, torch.float64: np.float64}
 _PART = 1 << 23  # multiplications that are worth a thread
 _lock = threading.Lock()
 
-Pointers = NDArray[np.uint64]
+Addresses = NDArray[np.int64]
 
 
 def suits_openblas(rows: int, inner: int, columns: int, *, alone: bool = False) -> bool:
@@ -147,11 +147,11 @@ def _lead(matrices: Tensor) -> int:
     return rows if columns == 1 and rows >= matrices.shape[-1] else columns
 
 
-def _addresses(matrices: Tensor) -> Pointers:
+def _addresses(matrices: Tensor) -> Addresses:
     """Return the address of each matrix (..., a, b), in order."""
-    found = np.full(1, matrices.data_ptr(), np.uint64)
+    found = np.array([matrices.data_ptr()])
     for size, step in zip(matrices.shape[:-2], matrices.stride()[:-2], strict=True):
-        found = (found[:, None] + np.arange(size, dtype=np.uint64) * np.uint64(step * matrices.element_size())).ravel()
+        found = np.add.outer(found, np.arange(size) * (step * matrices.element_size())).ravel()
     return found
 
 
