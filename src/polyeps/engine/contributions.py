@@ -156,6 +156,9 @@ class RowGradients:
                 gradient[group.first : group.last] += rows.sum(1)
             else:
                 exact = _exact(group, rows)
+                if group.clients == 1 and exact.dtype == gradient.dtype:  # without room for the sum
+                    gradient[group.first : group.last].addmm_(group.rows(factors).to(exact.dtype), exact[0])
+                    continue
                 weighted = torch.bmm(group.rows(factors)[:, None, :].to(exact.dtype), exact)  # (c, 1, p)
                 gradient[group.first : group.last] += weighted[:, 0]
 
