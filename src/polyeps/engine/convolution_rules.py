@@ -188,14 +188,19 @@ class ConvolutionUse:
         return self.images.dim() == 5 and not self.kind.transposed and self.kind.groups == 1
 
     def formed(self) -> Tensor:
-        size = self.range[1] - self.range[0]
-        small = _SMALL_HERE if suits_openblas(self.positions, self.weights[0, 0].numel(), len(self.weights[0])) else _SMALL
-        if self.plain and (self.images.is_cuda or self.positions * size < small):
+        if self.plain and (self.images.is_cuda or self._small):
             patches, gradients = self.matrices(slice(None))
             if self.images.shape[1] == 1 or patches.is_cuda:
                 return multiply_each(align_matrices(gradients), align_matrices(patches).transpose(1, 2))
             return multiply_persons(gradients.transpose(1, 2), patches.transpose(1, 2))
         return torch.stack([self._formed(*each) for each in zip(self.gradients, self.images, strict=True)])
+
+    @property
+    def _small(self) -> bool:
+        """Return whether a call for all rows is faster than one each; asked of an image, not of a person's padding."""
+        positions, taps = self.gradients[0, 0, 0].numel(), self.weights[0, 0].numel()
+        fast = self.images.shape[1] == 1 and suits_openblas(positions, taps, self.weights.shape[1])
+        return positions * taps * self.weights.shape[1] < (_SMALL_HERE if fast else _SMALL)
 
     def _formed(self, gradients: Tensor, images: Tensor) -> Tensor:
         """Return a row's gradient, image by image: of a person, the padding must not change it."""

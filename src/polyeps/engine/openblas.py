@@ -2,7 +2,8 @@
 
 torch's matrix products (MKL) use AVX-512 on Intel's processors alone. OpenBLAS comes with the package scipy-openblas32;
 where that or the processor is missing, products are torch's. A call is one record's: its shape, and so its rounding, is
-the same in any company, at any place and with any number of threads.
+the same in any company, at any place and with any number of threads. Large products round every row alike however many
+rows there are, so a client's records are multiplied by its weights at once, which packs the weights once.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def multiply_records(
         lefts, rights, results, count = lefts[firsts], rights[firsts], results[firsts], len(firsts)
         heights = rows * (lengths[:1] if (lengths == lengths[0]).all() else lengths)
     ragged = len(heights) > 1  # then every product is a group of its own
-    numbers = (turned_left, turned_right, heights, columns, inner, _lead(left), _lead(right), into.stride(-2))
+    leads = _lead(left), _lead(right), into.stride(-2)
+    numbers: tuple[Any, ...] = (turned_left, turned_right, heights, columns, inner, *leads)
     sizes = np.empty((len(numbers), len(heights)), np.int32)
     for number, each in enumerate(numbers):
         sizes[number] = each
@@ -183,7 +185,10 @@ def _loaded() -> dict[torch.dtype, Callable[..., None]] | None:
     loaded.scipy_openblas_get_corename.restype = ctypes.c_char_p
     if loaded.scipy_openblas_get_corename() != _KERNELS.encode():  # somebody else loaded it before
         return None
-    products = {torch.float32: loaded.scipy_cblas_sgemm_batch, torch.float64: loaded.scipy_cblas_dgemm_batch}
+    products: dict[torch.dtype, Any] = {
+        torch.float32: loaded.scipy_cblas_sgemm_batch,
+        torch.float64: loaded.scipy_cblas_dgemm_batch,
+    }
     address, number = ctypes.c_void_p, ctypes.c_int
     for product in products.values():
         product.argtypes = [number, *[address] * 13, number, address]
