@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import platform
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -690,6 +693,18 @@ def test_freed_memory_is_kept_where_the_library_can() -> None:
     assert keep_freed_memory() is keep_freed_memory()
     if platform.libc_ver()[0] == "glibc":
         assert keep_freed_memory()
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="Linux with huge pages only")
+def test_kept_memory_lies_in_huge_pages() -> None:
+    code = (
+        "from pathlib import Path; from polyeps.engine.loop import keep_freed_memory; kept = keep_freed_memory();"
+        "areas = Path('/proc/self/smaps').read_text().split('VmFlags:');"  # an area's flags follow its name
+        "asked = any('[heap]' in area and ' hg' in flags.splitlines()[0] for area, flags in zip(areas, areas[1:]));"
+        "print(asked or not kept)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert shown.stdout == "True\n"
 
 
 def test_linear_svm_moves_only_on_violated_margins() -> None:

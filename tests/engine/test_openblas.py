@@ -70,6 +70,38 @@ def test_a_record_has_the_same_digits_in_any_company_and_at_any_address(shape: t
 
 
 @HERE
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("shape", [(64, 128, 512), (33, 700, 45), (130, 400, 33), (5, 512, 401), (2, 1153, 449)])
+def test_a_client_s_records_are_multiplied_at_once_with_the_digits_of_each_alone(
+    shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, inner, columns = shape
+    owner = torch.tensor([0] * 7 + [1] * 2 + [3] + [2] * 12)
+    left, right = drawn(len(owner), rows, inner), drawn(4, columns, inner, seed=1).transpose(1, 2)
+    together = torch.empty(len(owner), rows, columns)
+    calls: list[int] = []
+    divide = openblas._divide
+    monkeypatch.setattr(openblas, "_divide", lambda call, count, each: (calls.append(count), divide(call, count, each)))
+    multiply_records(left, right, together, owner, add=False)
+    assert calls[0] < 10  # not one for each of the 22 records
+    for record, client in enumerate(owner.tolist()):
+        alone = torch.empty(1, rows, columns)
+        multiply_records(left[record : record + 1].clone(), right[client : client + 1], alone, add=False)
+        assert torch.equal(alone[0], together[record])
+
+
+@HERE
+@pytest.mark.usefixtures("threads")
+def test_matrices_of_several_dimensions_in_either_precision_are_scaled() -> None:
+    for kind, close in ((torch.float32, 1e-4), (torch.float64, 1e-12)):
+        left = drawn(3, 19, 4, 24).to(kind).transpose(1, 2)
+        right = drawn(3, 4, 30, 24, seed=1).to(kind).transpose(2, 3)
+        into = torch.empty(3, 19, 4, 30, dtype=kind).transpose(1, 2)
+        multiply_records(left, right, into, add=False, scale=0.3)
+        torch.testing.assert_close(into, 0.3 * left @ right, rtol=close, atol=close)
+
+
+@HERE
 def test_results_where_openblas_cannot_write_are_refused_and_no_records_are_no_error() -> None:
     left, right = drawn(2, 9, 30), drawn(2, 30, 20)
     with pytest.raises(ValueError, match="20 columns"):
@@ -86,6 +118,7 @@ def test_attention_and_its_gradients_are_those_of_torch(causal: bool) -> None:
     ours = attention(query, key, value, 0.3, causal)
     wanted = functional.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=0.3)
     torch.testing.assert_close(ours, wanted)
+    assert ours.transpose(1, 2).is_contiguous()  # heads are joined without a copy
     inputs = (query, key, value)
     for mine, its in zip(*(torch.autograd.grad(each, inputs, by_outputs) for each in (ours, wanted)), strict=True):
         torch.testing.assert_close(mine, its)

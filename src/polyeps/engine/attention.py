@@ -38,34 +38,37 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
-        scaled = (query * scale).flatten(0, 1)
-        keys, values = key.flatten(0, 1), value.flatten(0, 1)
-        shares = _product(scaled, keys.transpose(1, 2).contiguous())  # contiguous: half the time of the product
+        keys = key.transpose(2, 3).contiguous()  # contiguous: half the time of the product
+        shares = _product(query, keys, query.new_empty(*query.shape[:3], key.shape[2]), scale)
         if causal:
-            shares += torch.full(shares.shape[1:], -torch.inf).triu_(1)
+            shares += torch.full(shares.shape[2:], -torch.inf).triu_(1)
         torch.softmax(shares, -1, out=shares)
-        ctx.save_for_backward(scaled, keys, values, shares)
-        ctx.scale, ctx.shape = scale, query.shape[:2]
-        return torch.unflatten(_product(shares, values), 0, query.shape[:2])
+        ctx.save_for_backward(query, key, value, shares)
+        ctx.scale = scale
+        return _product(shares, value, _positions_first(query, value.shape[3]))
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scaled, keys, values, shares = ctx.saved_tensors
-        given = gradients.flatten(0, 1)
-        by_shares = _product(given, values.transpose(1, 2).contiguous())
+        query, key, value, shares = ctx.saved_tensors
+        by_shares = _product(gradients, value.transpose(2, 3).contiguous(), torch.empty_like(shares))
         by_scores = torch._softmax_backward_data(by_shares, shares, -1, torch.float32)
         found = (
-            _product(by_scores, keys).mul_(ctx.scale),
-            _product(by_scores.transpose(1, 2), scaled),
-            _product(shares.transpose(1, 2), given),
+            _product(by_scores, key, _positions_first(query, query.shape[3]), ctx.scale),
+            _product(by_scores.transpose(2, 3), query, _positions_first(key, key.shape[3]), ctx.scale),
+            _product(shares.transpose(2, 3), gradients, _positions_first(value, value.shape[3])),
         )
-        return *(torch.unflatten(each, 0, ctx.shape) for each in found), None, None
+        return *found, None, None
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    into = left.new_empty(len(left), left.shape[1], right.shape[2])
-    multiply_records(left, right, into, add=False)
+def _positions_first(like: Tensor, width: int) -> Tensor:
+    """Return room for (rows, heads, positions, width), laid out so that heads can be joined without a copy."""
+    rows, heads, positions, _ = like.shape
+    return like.new_empty(rows, positions, heads, width).transpose(1, 2)
+
+
+def _product(left: Tensor, right: Tensor, into: Tensor, scale: float = 1.0) -> Tensor:
+    multiply_records(left, right, into, add=False, scale=scale)
     return into
 
 

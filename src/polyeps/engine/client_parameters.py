@@ -193,6 +193,10 @@ def outside_vmap() -> Iterator[None]:
 
 
 def _pass_of(args: Any, kwargs: dict[str, Any]) -> ForwardPass:
+    for each in (*args, *kwargs.values()):
+        if isinstance(each, ClientParameter):
+            return each.of
+    # one within a list, as of recurrent layers
     found: list[ForwardPass] = []
 
     def note(each: ClientParameter) -> ClientParameter:

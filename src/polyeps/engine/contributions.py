@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from polyeps.engine.layout import Layout, RowGroup
+from polyeps.engine.openblas import multiply_records
 from polyeps.engine.ragged_kernels import add_outer_products, add_weighted_rows, multiply_pairs
 from polyeps.engine.row_norms import squared_row_norms
-from polyeps.engine.stable_products import align_matrices, multiply_each, multiply_persons
+from polyeps.engine.stable_products import adds_by_openblas, align_matrices, multiply_each, multiply_persons
 
 # Clients with more rows than this sum in float64: float32 would round by more than the margin of the clip.
 _WIDE = 32
@@ -176,6 +177,9 @@ class RowGradients:
                 gradient[group.first : group.last] += rows.sum(1)
             else:
                 exact = _exact(group, rows)
+                if group.clients == 1 and exact.dtype == gradient.dtype:  # without room for the sum
+                    gradient[group.first : group.last].addmm_(group.rows(factors).to(exact.dtype), exact[0])
+                    continue
                 weighted = torch.bmm(group.rows(factors)[:, None, :].to(exact.dtype), exact)  # (c, 1, p)
                 gradient[group.first : group.last] += weighted[:, 0]
 
@@ -295,13 +299,15 @@ def add_products(
             continue
         if clipped:
             a, b = _exact(group, a), _exact(group, b)
-        same = a.dtype == gradient.dtype
-        if same and group.clients == 1:
-            weights[group.first].addmm_(a[0].T, b[0])
+        same, turned = a.dtype == gradient.dtype, a.transpose(1, 2)
+        if same and adds_by_openblas(turned, b):
+            multiply_records(turned, b, weights[group.first : group.last], add=True)
+        elif same and group.clients == 1:
+            weights[group.first].addmm_(turned[0], b[0])
         elif same and gradient.is_cuda:
-            weights[group.first : group.last].baddbmm_(a.transpose(1, 2), b)
+            weights[group.first : group.last].baddbmm_(turned, b)
         else:  # not baddbmm_: on columns of a wider matrix it falls back to a product per client on the CPU
-            weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)
+            weights[group.first : group.last] += torch.bmm(turned, b)
         if bias:
             gradient[group.first : group.last, size:] += a.sum(1)
 

@@ -20,12 +20,14 @@ from polyeps.engine.client_parameters import ClientParameter, ForwardPass, NoRul
 from polyeps.engine.contributions import SMALLEST, Contribution, RowGradients
 from polyeps.engine.gram_norms import Taps, position_sums
 from polyeps.engine.layout import Layout
+from polyeps.engine.openblas import suits_openblas
 from polyeps.engine.row_norms import squared_row_norms
-from polyeps.engine.stable_products import align_matrices, multiply_each, multiply_persons
+from polyeps.engine.stable_products import add_product, align_matrices, multiply_each, multiply_persons
 from polyeps.engine.uses import Range, RowUse
 
 _FORMED = 1 << 18  # numbers of a row's gradient from which on it is not kept, if that can be avoided
 _SMALL = 1 << 20  # products of a row below which one call for all rows is faster than a call each
+_SMALL_HERE = 1 << 23  # the same, where OpenBLAS makes that call
 _FEW = 256  # positions of a client's rows up to which a product with patches is faster than torch's kernel
 _CANCELLED = 16  # largest ratio of the sum of the positions' norms to the norm of their sum that is trusted
 _SMALLEST_FLOAT = 2.0**-149
@@ -139,7 +141,10 @@ class _Convolution(torch.autograd.Function):
             for client, mine in clients_rows(weight.of.layout, images)
         ]
         # (T · images a row, ...): a view here would forbid work in place
-        return torch.cat(found) if len(found) > 1 or found[0]._is_view() else found[0]
+        together = torch.cat(found) if len(found) > 1 or found[0]._is_view() else found[0]
+        # What follows patches that do not overlap, such as attention, takes them as a sequence of vectors.
+        apart = len(kind.stride) == 2 and min(kind.stride) > 1 and tuple(weight.shape[2:]) == kind.stride
+        return together.contiguous(memory_format=torch.channels_last) if apart else together
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
@@ -183,13 +188,19 @@ class ConvolutionUse:
         return self.images.dim() == 5 and not self.kind.transposed and self.kind.groups == 1
 
     def formed(self) -> Tensor:
-        size = self.range[1] - self.range[0]
-        if self.plain and (self.images.is_cuda or self.positions * size < _SMALL):
+        if self.plain and (self.images.is_cuda or self._small):
             patches, gradients = self.matrices(slice(None))
             if self.images.shape[1] == 1 or patches.is_cuda:
                 return multiply_each(align_matrices(gradients), align_matrices(patches).transpose(1, 2))
             return multiply_persons(gradients.transpose(1, 2), patches.transpose(1, 2))
         return torch.stack([self._formed(*each) for each in zip(self.gradients, self.images, strict=True)])
+
+    @property
+    def _small(self) -> bool:
+        """Return whether a call for all rows is faster than one each; asked of an image, not of a person's padding."""
+        positions, taps = self.gradients[0, 0, 0].numel(), self.weights[0, 0].numel()
+        fast = self.images.shape[1] == 1 and suits_openblas(positions, taps, self.weights.shape[1])
+        return positions * taps * self.weights.shape[1] < (_SMALL_HERE if fast else _SMALL)
 
     def _formed(self, gradients: Tensor, images: Tensor) -> Tensor:
         """Return a row's gradient, image by image: of a person, the padding must not change it."""
@@ -200,9 +211,11 @@ class ConvolutionUse:
     def matrices(self, rows: slice) -> tuple[Tensor, Tensor]:
         """Return rows' patches (t, in, positions) and gradients (t, out, positions)."""
         images, kind = self.images[rows], self.kind
-        patches = functional.unfold(
-            images.flatten(0, 1), self.weights.shape[3:], kind.dilation, kind.padding, kind.stride
-        )
+        together, taps = images.flatten(0, 1), self.weights.shape[3:]
+        if taps.numel() == 1 and not any(kind.padding):
+            patches = together[:, :, :: kind.stride[0], :: kind.stride[1]].flatten(2)
+        else:
+            patches = functional.unfold(together, taps, kind.dilation, kind.padding, kind.stride)
         return (
             torch.unflatten(patches, 0, images.shape[:2]).transpose(1, 2).flatten(2),
             self.gradients[rows].transpose(1, 2).flatten(2),
@@ -279,7 +292,7 @@ class ConvolutionProducts:
             if use.plain and not images.is_cuda and len(images) * use.positions <= _FEW:
                 mine = replace(use, images=images, gradients=given)
                 patches, by_outputs = (matrix.transpose(0, 1).flatten(1) for matrix in mine.matrices(slice(None)))
-                torch.unflatten(gradient[client], 0, (len(by_outputs), -1)).addmm_(by_outputs, patches.T)
+                add_product(torch.unflatten(gradient[client], 0, (len(by_outputs), -1)), by_outputs, patches.T)
                 continue
             found = use.kind.of_weight(given.flatten(0, 1), images.flatten(0, 1), use.weights[client])
             gradient[client] += found.flatten()

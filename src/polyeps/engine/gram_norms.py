@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from polyeps.engine.openblas import multiply_records, suits_openblas
+
 
 class Taps(NamedTuple):
     """A kernel's size, stride, dilation and padding, each for rows and columns of pixels."""
@@ -42,7 +44,12 @@ def position_sums(images: Tensor, gradients: Tensor, taps: Taps) -> PositionSums
 
 def _inner_products(vectors: Tensor) -> Tensor:
     """Return the inner products (t, positions, positions) of vectors (t, size, positions)."""
-    return torch.bmm(vectors.transpose(1, 2), vectors)
+    count, size, positions = vectors.shape
+    if vectors.is_cuda or not suits_openblas(positions, size, positions):
+        return torch.bmm(vectors.transpose(1, 2), vectors)
+    found = vectors.new_empty(count, positions, positions)
+    multiply_records(vectors.transpose(1, 2), vectors, found, add=False)
+    return found
 
 
 def _of_patches(images: Tensor, shape: torch.Size, taps: Taps) -> Tensor:

@@ -2,7 +2,8 @@
 
 torch's matrix products (MKL) use AVX-512 on Intel's processors alone. OpenBLAS comes with the package scipy-openblas32;
 where that or the processor is missing, products are torch's. A call is one record's: its shape, and so its rounding, is
-the same in any company, at any place and with any number of threads.
+the same in any company, at any place and with any number of threads. Large products round every row alike however many
+rows there are, so a client's records are multiplied by its weights at once, which packs the weights once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,54 +28,96 @@ from torch import Tensor
 _KERNELS = "SkylakeX"  # OpenBLAS' name for its AVX-512 kernels; for some of AMD's processors it chooses older ones
 _ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of cblas.h
 _FEWEST = 1 << 12  # multiplications of a record below which torch's calls, of several records each, cost less
+_SMALL = 100**3  # multiplications up to which OpenBLAS has kernels of another rounding
+_KINDS = {torch.float32: np.float32, torch.float64: np.float64}
 _PART = 1 << 23  # multiplications that are worth a thread
 _lock = threading.Lock()
 
-Pointers = NDArray[np.uint64]
+Addresses = NDArray[np.int64]
 
 
-def suits_openblas(rows: int, inner: int, columns: int) -> bool:
-    """Return whether products of a record's matrices (rows, inner) and (inner, columns) are computed here."""
-    return rows > 1 and rows * inner * columns >= _FEWEST and _batched_product() is not None
+def suits_openblas(rows: int, inner: int, columns: int, *, alone: bool = False) -> bool:
+    """Return whether products of records' matrices (rows, inner) and (inner, columns) are computed here.
 
-
-def multiply_records(left: Tensor, right: Tensor, into: Tensor, owner: Tensor | None = None, *, add: bool) -> None:
-    """Write the products of matrices left (T, a, b) and right (T, b, c) to `into` (T, a, c), or add them to it.
-
-    With `owner` (T,), right is (n, b, c): row i is multiplied by right[owner[i]].
+    Such a product `alone` is worth a call if it is larger.
     """
-    product = _batched_product()
+    fewest = _SMALL if alone else _FEWEST
+    return rows > 1 and rows * inner * columns >= fewest and _batched_product(torch.float32) is not None
+
+
+def multiply_records(
+    left: Tensor, right: Tensor, into: Tensor, owner: Tensor | None = None, *, add: bool, scale: float = 1.0
+) -> None:
+    """Write the products of matrices left (..., a, b) and right (..., b, c) to `into` (..., a, c), or add them to it.
+
+    With `owner` (T,), left is (T, a, b) and right (n, b, c): row i is multiplied by right[owner[i]]. All are float32 or
+    all float64; products are multiplied by `scale`.
+    """
+    product = _batched_product(left.dtype)
     assert product is not None
-    count, rows, inner = left.shape
-    columns = right.shape[2]
-    if into.stride(2) != 1 or into.stride(1) < columns:  # OpenBLAS would print a line and compute nothing
+    count, rows, inner = left.shape[:-2].numel(), *left.shape[-2:]
+    columns = right.shape[-1]
+    if into.stride(-1) != 1 or into.stride(-2) < columns:  # OpenBLAS would print a line and compute nothing
         raise ValueError(f"results of {columns} columns cannot lie at strides {into.stride()}")
     if not count:
         return
     (left, turned_left), (right, turned_right) = _with_unit_stride(left), _with_unit_stride(right)
-    items = None if owner is None else owner.numpy().astype(np.uint64)
-    lefts, rights, results = _pointers(left), _pointers(right, items), _pointers(into)
-    sizes = [
-        ctypes.c_int(each)
-        for each in (turned_left, turned_right, rows, columns, inner, _lead(left), _lead(right), into.stride(1))
-    ]
-    flip_left, flip_right, m, n, k, lead_left, lead_right, lead_into = map(ctypes.byref, sizes)
-    one, beta = ctypes.c_float(1.0), ctypes.c_float(float(add))
+    lefts, rights, results = _addresses(left), _addresses(right), _addresses(into)
+    rights = rights if owner is None else rights[owner.numpy()]
+    heights = np.array([rows])
+    if owner is not None and rows * inner * columns > _SMALL and _stacked(left) and _stacked(into):
+        firsts, lengths = _runs(owner.numpy(), -(-count // torch.get_num_threads()))
+        lefts, rights, results, count = lefts[firsts], rights[firsts], results[firsts], len(firsts)
+        heights = rows * (lengths[:1] if (lengths == lengths[0]).all() else lengths)
+    ragged = len(heights) > 1  # then every product is a group of its own
+    leads = _lead(left), _lead(right), into.stride(-2)
+    numbers: tuple[Any, ...] = (turned_left, turned_right, heights, columns, inner, *leads)
+    sizes = np.empty((len(numbers), len(heights)), np.int32)
+    for number, each in enumerate(numbers):
+        sizes[number] = each
+    factors = np.empty((2, len(heights)), _KINDS[left.dtype])
+    factors[0], factors[1] = scale, add
 
     def call(first: int, last: int) -> None:
-        some = ctypes.c_int(last - first)
+        groups, of_each, start = (last - first, 1, first) if ragged else (1, last - first, 0)
+        members = np.full(groups, of_each, np.int32)
+        flip_left, flip_right, m, n, k, lead_left, lead_right, lead_into = _rows_from(sizes, start)
+        alpha, beta = _rows_from(factors, start)
+        a, b, c = (each.ctypes.data + first * each.itemsize for each in (lefts, rights, results))
         product(
-            _ROW_MAJOR, flip_left, flip_right, m, n, k, ctypes.byref(one), lefts[first:].ctypes.data, lead_left,
-            rights[first:].ctypes.data, lead_right, ctypes.byref(beta), results[first:].ctypes.data, lead_into,
-            1, ctypes.byref(some),
+            _ROW_MAJOR, flip_left, flip_right, m, n, k, alpha, a, lead_left, b, lead_right, beta, c, lead_into,
+            groups, members.ctypes.data,
         )  # fmt: skip
 
-    _divide(call, count, rows * inner * columns)
+    _divide(call, count, int(heights[0]) * inner * columns)
+
+
+def _rows_from(numbers: NDArray[Any], column: int) -> list[int]:
+    """Return the address of each row of contiguous numbers, from a column on."""
+    begin = numbers.ctypes.data + column * numbers.itemsize
+    return [begin + row * numbers.strides[0] for row in range(len(numbers))]
+
+
+def _stacked(matrices: Tensor) -> bool:
+    """Return whether the rows of neighbouring matrices (T, a, b) are those of one matrix."""
+    return matrices.stride(2) == 1 and matrices.stride(0) == matrices.shape[1] * matrices.stride(1)
+
+
+def _runs(owner: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where runs of one owner's neighbouring records begin, and how long they are: at most `most`."""
+    places = np.arange(len(owner))
+    new = np.concatenate([[True], owner[1:] != owner[:-1]])
+    begun = np.maximum.accumulate(np.where(new, places, 0))
+    firsts = np.flatnonzero((places - begun) % most == 0)
+    return firsts, np.concatenate([firsts[1:], [len(owner)]]) - firsts
 
 
 def _divide(call: Callable[[int, int], None], count: int, each: int) -> None:
     """Call for all of `count` records, in as many threads as torch uses if they are worth it."""
     parts = max(1, min(torch.get_num_threads(), count, count * each // _PART))
+    if parts == 1:
+        call(0, count)
+        return
     edges = np.linspace(0, count, parts + 1).round().astype(int).tolist()
     others = [_pool().submit(call, first, last) for first, last in pairwise(edges[1:])]
     call(0, edges[1])
@@ -90,36 +134,38 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its
 
 
 def _with_unit_stride(matrices: Tensor) -> tuple[Tensor, int]:
-    """Return matrices (T, a, b) of which rows or columns are contiguous, and how OpenBLAS is to read them."""
-    _, rows, columns = matrices.stride()
-    if columns == 1 and rows >= matrices.shape[2]:
+    """Return matrices (..., a, b) of which rows or columns are contiguous, and how OpenBLAS is to read them."""
+    rows, columns = matrices.stride()[-2:]
+    if columns == 1 and rows >= matrices.shape[-1]:
         return matrices, _AS_IT_IS
-    if rows == 1 and columns >= matrices.shape[1]:
+    if rows == 1 and columns >= matrices.shape[-2]:
         return matrices, _TRANSPOSED
     return matrices.contiguous(), _AS_IT_IS
 
 
 def _lead(matrices: Tensor) -> int:
     """Return the step from a contiguous row or column to the next."""
-    _, rows, columns = matrices.stride()
-    return rows if columns == 1 and rows >= matrices.shape[2] else columns
+    rows, columns = matrices.stride()[-2:]
+    return rows if columns == 1 and rows >= matrices.shape[-1] else columns
 
 
-def _pointers(matrices: Tensor, items: Pointers | None = None) -> Pointers:
-    """Return the address of each matrix, or of some."""
-    items = np.arange(len(matrices), dtype=np.uint64) if items is None else items
-    found: Pointers = items * np.uint64(matrices.stride(0) * matrices.element_size()) + np.uint64(matrices.data_ptr())
+def _addresses(matrices: Tensor) -> Addresses:
+    """Return the address of each matrix (..., a, b), in order."""
+    found = np.array([matrices.data_ptr()])
+    for size, step in zip(matrices.shape[:-2], matrices.stride()[:-2], strict=True):
+        found = np.add.outer(found, np.arange(size) * (step * matrices.element_size())).ravel()
     return found
 
 
-def _batched_product() -> Callable[..., None] | None:
-    """Return OpenBLAS' cblas_sgemm_batch on one thread with AVX-512; None without it."""
+def _batched_product(kind: torch.dtype) -> Callable[..., None] | None:
+    """Return OpenBLAS' cblas_sgemm_batch or cblas_dgemm_batch on one thread with AVX-512; None without it."""
     with _lock:
-        return _loaded()
+        loaded = _loaded()
+    return None if loaded is None else loaded[kind]
 
 
 @functools.cache
-def _loaded() -> Callable[..., None] | None:
+def _loaded() -> dict[torch.dtype, Callable[..., None]] | None:
     library = _library()
     if library is None or torch.backends.cpu.get_cpu_capability() != "AVX512" or not _made_by_amd():
         return None
@@ -139,11 +185,15 @@ def _loaded() -> Callable[..., None] | None:
     loaded.scipy_openblas_get_corename.restype = ctypes.c_char_p
     if loaded.scipy_openblas_get_corename() != _KERNELS.encode():  # somebody else loaded it before
         return None
-    product: Callable[..., None] = loaded.scipy_cblas_sgemm_batch
+    products: dict[torch.dtype, Any] = {
+        torch.float32: loaded.scipy_cblas_sgemm_batch,
+        torch.float64: loaded.scipy_cblas_dgemm_batch,
+    }
     address, number = ctypes.c_void_p, ctypes.c_int
-    product.argtypes = [number, *[address] * 13, number, address]  # type: ignore[attr-defined]
-    product.restype = None  # type: ignore[attr-defined]
-    return product
+    for product in products.values():
+        product.argtypes = [number, *[address] * 13, number, address]
+        product.restype = None
+    return products
 
 
 def _library() -> Path | None:

@@ -41,8 +41,9 @@ def steady(function: Callable[..., Tensor], values: Tensor, *args: Any, **kwargs
         return steady(function, values.permute(0, 2, 3, 1), *args, **kwargs).permute(0, 3, 1, 2)
     flat = values.reshape(-1)
     missing = -len(flat) % (_BLOCK * min(torch.get_num_threads(), -(-len(flat) // _SHARE)))
-    found = function(functional.pad(flat, (0, missing)) if missing else flat, *args, **kwargs)
-    return found[: len(flat)].view(values.shape)
+    if not missing:  # a slice of everything would cost its gradients a copy
+        return function(flat, *args, **kwargs).view(values.shape)
+    return function(functional.pad(flat, (0, missing)), *args, **kwargs)[: len(flat)].view(values.shape)
 
 
 def whole_rows(values: Tensor) -> Tensor:

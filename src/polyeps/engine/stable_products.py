@@ -109,6 +109,20 @@ def multiply_each(left: Tensor, right: Tensor) -> Tensor:
     return _by_torch(left, right)
 
 
+def adds_by_openblas(left: Tensor, right: Tensor) -> bool:
+    """Return whether OpenBLAS adds up products of matrices left (c, a, b) and right (c, b, d), each for itself."""
+    plain = not left.is_cuda and left.dtype == torch.float32
+    return plain and suits_openblas(left.shape[1], left.shape[2], right.shape[2], alone=True)
+
+
+def add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left (a, b) times right (b, d) to `into` (a, d)."""
+    if adds_by_openblas(left[None], right[None]):
+        multiply_records(left[None], right[None], into[None], add=True)
+    else:
+        into.addmm_(left, right)
+
+
 def _by_torch(left: Tensor, right: Tensor) -> Tensor:
     """Return the products of `multiply_each` by torch."""
     if len(left) == 1:  # threads would divide a single product
