@@ -89,16 +89,20 @@ def budgets_file() -> Found:
 def start() -> Found:
     """From the start of Python to the first round of `polyeps run`, all noise calibrated before, CPU s."""
     code = (
-        "import sys, time\nfrom polyeps.cli import main\nmarks = []\n"
+        "import gc, sys, time\nfrom polyeps.cli import main, run\nmarks = []\n"
         "def noting(of, name):\n"
         "    real = getattr(of, name)\n"
         "    def noted(*given, **named):\n"
         "        marks.append(time.process_time())\n"
         "        return real(*given, **named)\n"
         "    setattr(of, name, noted)\n"
-        "import gc; gc.set_threshold(50_000)\n"  # as `main` does before it imports anything
-        "from polyeps.experiment.job import Job\nfrom polyeps.experiment.journal import Journal\n"
-        "marks.append(time.process_time())\nnoting(Job, 'serve'); noting(Journal, 'write_round')\n"
+        "def imported():\n"
+        "    from polyeps.experiment.job import Job\n    from polyeps.experiment.journal import Journal\n"
+        "    marks.append(time.process_time())\n    noting(Job, 'serve'); noting(Journal, 'write_round')\n"
+        "gc.set_threshold(50_000)\n"  # as `main` does before it imports anything
+        "load = getattr(run, '_import_all', None)\n"
+        "if load: run._import_all = lambda: (load(), imported())\n"
+        "else: imported()\n"
         "try:\n    main()\nfinally:\n    print(*marks[:3], file=sys.stderr)"
     )
     with tempfile.TemporaryDirectory() as name:
