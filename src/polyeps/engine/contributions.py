@@ -16,6 +16,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.row_norms import squared_row_norms
@@ -25,7 +26,7 @@ from polyeps.engine.stable_products import align_matrices, multiply_each, multip
 _WIDE = 32
 # Factors below this leave too few digits in float32 for a norm.
 SMALLEST = 2.0**-120
-_COLUMNS = 1024  # of a product that is computed at a time
+_COLUMNS, _LANES = 1024, 32  # of a product that is computed at a time, and that torch adds together
 _JOINED = 4096  # longest gradients that are copied to be treated together
 
 
@@ -153,11 +154,11 @@ class RowGradients:
         for group in self.layout.groups:
             rows = group.rows(self.gradients)  # (c, w, p)
             if factors is None:
-                gradient[group.first : group.last] += rows.sum(1)
+                gradient[group.first : group.last] += _widened(rows).sum(1)[:, : rows.shape[2]]
             else:
-                exact = _exact(group, rows)
-                weighted = torch.bmm(group.rows(factors)[:, None, :].to(exact.dtype), exact)  # (c, 1, p)
-                gradient[group.first : group.last] += weighted[:, 0]
+                exact = _widened(_exact(group, rows))
+                weighted = torch.bmm(group.rows(factors)[:, None].to(exact.dtype), exact)  # (c, 1, p)
+                gradient[group.first : group.last] += weighted[:, 0, : rows.shape[2]]
 
     def grouped(self, layout: Layout, times: int) -> Contribution:
         return RowGradients(layout, _summed(_by_sum(self.gradients, times)))
@@ -283,7 +284,16 @@ def add_products(
         else:  # not baddbmm_: on columns of a wider matrix it falls back to a product per client on the CPU
             weights[group.first : group.last] += torch.bmm(a.transpose(1, 2), b)
         if bias:
-            gradient[group.first : group.last, size:] += a.sum(1)
+            gradient[group.first : group.last, size:] += _widened(a).sum(1)[:, :out]
+
+
+def _widened(rows: Tensor) -> Tensor:
+    """Return rows (c, w, p) with further columns, so that zeros after a client's last row change no digit of its sums.
+
+    The width w follows from other clients' batches, and the order in which columns beyond whole lines are added from w.
+    """
+    more = -rows.shape[2] % _LANES
+    return rows if not more or rows.is_cuda or rows.shape[2] > _COLUMNS else functional.pad(rows, (0, more))
 
 
 def _by_blocks(left: Tensor, right: Tensor) -> Tensor:
