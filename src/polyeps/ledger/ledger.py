@@ -184,9 +184,9 @@ class Ledger:
     def can_afford(self, charge: Charge, *, run: str = "") -> list[bool]:
         """Return, for each of a charge's clients, whether it can pay now (with a run: from its reservation)."""
         key = charge_key("charge", charge, run)
-        answers, before = [], None
+        answers, before, accounts = [], None, self._state.accounts
         for client in charge.clients:
-            account = self.account(client)
+            account = accounts.get(client) or self.account(client)
             if account.standing is not before:
                 before = account.standing
                 obstacle, after = following(before, key, charge)

@@ -55,7 +55,8 @@ class LedgerState:
     def accounts(self) -> dict[str, ClientAccount]:
         """All accounts, up to date."""
         with self._lock:
-            self._settle()
+            if self._repeats.times:
+                self._settle()
             return self._accounts
 
     def _settle(self) -> None:
@@ -93,12 +94,13 @@ class LedgerState:
         drafts: list[Draft] = []
         leading: dict[str, Standing] = {}
         keys: list[ChargeKey] = []
+        accounts = self.accounts
         for charge in charges:
             if not charge.clients or len(set(charge.clients)) < len(charge.clients):
                 raise InputError("a charge needs at least one client, each named once")
             keys.append(key := charge_key(kind, charge, run))
             for client in charge.clients:
-                account = self.account(client)
+                account = accounts.get(client) or self.account(client)
                 standing = leading.get(client, account.standing)
                 obstacle, leading[client] = following(standing, key, charge)
                 if obstacle and not (obstacle == "budget" and leading[client].within(account.epsilon)):
@@ -235,7 +237,7 @@ class LedgerState:
             if self._repeats.written != written or self._repeats.complete:
                 self._begin_anew(written)
             self._repeats.add(row.seq, charge, key)
-            self._repeats.countable &= not any(self._accounts[client].reserved for client in clients)
+            self._repeats.countable &= not (self.runs and any(self._accounts[client].reserved for client in clients))
         self._apply(charge, key)
 
     def _apply(self, charge: Charge, key: ChargeKey, times: int = 1) -> None:
