@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyeps.clients import Asked, Clients, Priced
+from polyeps.clients import Clients, CohortCharges, Priced
 from polyeps.core import ENTER, PROGRESS, Algorithm, Field, Payload, Profile, Replies, Task, Work
 from polyeps.engine.noise import FLOATS_LEAK
 from polyeps.errors import BudgetExceeded, InputError, TaskRefused, UnknownEvent
@@ -207,7 +207,7 @@ def _able(clients: Clients, algorithm: Algorithm, priced: Priced, places: _Place
     return np.array(able, dtype=np.int64)
 
 
-def _charges(clients: Clients, algorithm: Algorithm, priced: Priced, places: _Places) -> Asked:
+def _charges(clients: Clients, algorithm: Algorithm, priced: Priced, places: _Places) -> CohortCharges:
     """Return one charge for all clients with equal costs, and its clients: a ledger computes and writes it once.
 
     Clients that cost what they did when they were last looked at have the same charges as then, as objects.
