@@ -13,13 +13,14 @@ core for each: that of this process and of the busiest worker.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -89,16 +90,20 @@ def budgets_file() -> Found:
 def start() -> Found:
     """From the start of Python to the first round of `polyeps run`, all noise calibrated before, CPU s."""
     code = (
-        "import sys, time\nfrom polyeps.cli import main\nmarks = []\n"
+        "import gc, sys, time\nfrom polyeps.cli import main, run\nmarks = []\n"
         "def noting(of, name):\n"
         "    real = getattr(of, name)\n"
         "    def noted(*given, **named):\n"
         "        marks.append(time.process_time())\n"
         "        return real(*given, **named)\n"
         "    setattr(of, name, noted)\n"
-        "import gc; gc.set_threshold(50_000)\n"  # as `main` does before it imports anything
-        "from polyeps.experiment.job import Job\nfrom polyeps.experiment.journal import Journal\n"
-        "marks.append(time.process_time())\nnoting(Job, 'serve'); noting(Journal, 'write_round')\n"
+        "def imported():\n"
+        "    from polyeps.experiment.job import Job\n    from polyeps.experiment.journal import Journal\n"
+        "    marks.append(time.process_time())\n    noting(Job, 'serve'); noting(Journal, 'write_round')\n"
+        "gc.set_threshold(50_000)\n"  # as `main` does before it imports anything
+        "load = getattr(run, '_import_all', None)\n"
+        "if load: run._import_all = lambda: (load(), imported())\n"
+        "else: imported()\n"
         "try:\n    main()\nfinally:\n    print(*marks[:3], file=sys.stderr)"
     )
     with tempfile.TemporaryDirectory() as name:
@@ -205,6 +210,7 @@ def prepare_million(
 
 def run_of(clients: int, rounds: int, method: str, share: float, kind: str) -> Found:
     """Return the times of a whole run of many clients, each with its own budget from a file."""
+    gc.set_threshold(50_000)  # as `polyeps` does
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = prepare_million(folder, clients, rounds, method, share, kind)
@@ -316,18 +322,48 @@ def fedsel() -> Found:
     return run_of(MILLION, 100, "fedsel", 0.01, "epoch")
 
 
-def rounds() -> Found:
-    """Resident memory after 20 and after 400 rounds of 100 clients, MB; cost of a round."""
+@contextmanager
+def timed(parts: dict[str, list[tuple[Any, str]]]) -> Iterator[dict[str, float]]:
+    """Add up the CPU seconds of functions, each named by its owner and its name there, for parts of a round."""
+    spent = dict.fromkeys(parts, 0.0)
+    real = {(owner, name): vars(owner)[name] for named in parts.values() for owner, name in named}
+
+    def noting(part: str, work: Any) -> Any:
+        def noted(*given: Any, **named: Any) -> Any:
+            began = time.process_time()
+            try:
+                return work(*given, **named)
+            finally:
+                spent[part] += time.process_time() - began
+
+        return noted
+
+    for part, named in parts.items():
+        for owner, name in named:
+            setattr(owner, name, noting(part, real[owner, name]))
+    try:
+        yield spent
+    finally:
+        for (owner, name), work in real.items():
+            setattr(owner, name, work)
+
+
+def overhead() -> Found:
+    """What ledger, journal and codec take of a round of 100 clients of logistic regression on digits; and memory."""
+    from polyeps import client
     from polyeps.experiment import config
     from polyeps.experiment import run as runs
+    from polyeps.experiment.journal import Journal
     from polyeps.experiment.progress import Watch
+    from polyeps.ledger import Ledger
+    from polyeps.transport import codec
 
-    marks: list[tuple[float, float]] = []
-
-    def done(*_: Any) -> None:
-        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-        marks.append((time.process_time(), resident))
-
+    parts: dict[str, list[tuple[Any, str]]] = {
+        "training": [(client, "_work")],
+        "ledger": [(client, "_able"), (Ledger, "charge_all")],
+        "journal and codec": [(Journal, "write_round"), (codec, "encode")],
+    }
+    marks: list[dict[str, float]] = []
     wanted = config.Experiment(
         rounds=400,
         evaluate_every=400,
@@ -336,48 +372,21 @@ def rounds() -> Found:
         training={"batch": 4, "local_steps": 10, "learning_rate": 0.1},
         algorithm=[{"name": "weiavg"}],
     )
-    with tempfile.TemporaryDirectory() as folder:
+    with timed(parts) as spent, tempfile.TemporaryDirectory() as folder:
+
+        def done(*_: Any) -> None:
+            resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+            marks.append({"a round": time.process_time(), "MB": resident, **spent})
+
         runs.run(wanted, Path(folder) / "run", watch=replace(Watch(), round_done=done))
-    return {
-        "20 rounds, MB": round(marks[19][1], 1),
-        "400 rounds, MB": round(marks[399][1], 1),
-        "a round, ms": round(1000 * (marks[399][0] - marks[19][0]) / 380, 2),
-    }
-
-
-@contextmanager
-def timed_actions(spent: list[float]) -> Any:
-    """Add up the CPU seconds of clients' actions: training, and nothing else of a round."""
-    from polyeps import client
-
-    module: Any = client
-    real = module._work
-
-    def timed(*given: Any) -> Any:
-        began = time.process_time()
-        try:
-            return real(*given)
-        finally:
-            spent.append(time.process_time() - began)
-
-    module._work = timed
-    try:
-        yield
-    finally:
-        module._work = real
-
-
-def overhead() -> Found:
-    """What ledger, journal and codec take of a round of 100 clients of logistic regression on digits."""
-    trained: list[float] = []
-    with timed_actions(trained):
-        found = rounds()
-    each = 1000 * float(np.median(trained[20:]))
-    return {
-        **found,
-        "training, ms": round(each, 2),
-        "all else, share": round(1 - each / float(found["a round, ms"]), 3),
-    }
+    first, last = marks[19], marks[398]  # the last round also evaluates the model
+    found: Found = {"20 rounds, MB": round(first["MB"], 1), "400 rounds, MB": round(last["MB"], 1)}
+    each = {name: 1000 * (last[name] - first[name]) / 379 for name in ("a round", *parts)}
+    found |= {f"{name}, ms": round(one, 2) for name, one in each.items()}
+    kept = each["ledger"] + each["journal and codec"]
+    found["ledger, journal and codec, share"] = round(kept / each["a round"], 3)
+    found["all but training, share"] = round(1 - each["training"] / each["a round"], 3)
+    return found
 
 
 def shards() -> Found:
@@ -393,8 +402,8 @@ def shards() -> Found:
     torch.set_num_threads(1)
     rng, found, models = np.random.default_rng(1), Found(), {}
     wanted = {
-        "rounds": 4,
-        "evaluate_every": 4,
+        "rounds": 5,
+        "evaluate_every": 5,
         "data": {"clients": 16, "partition": "iid"},
         "budgets": {"epsilons": rng.uniform(1, 9, 16).tolist(), "delta": 1e-4},
         "model": {"name": "cnn"},
@@ -430,9 +439,11 @@ def shards() -> Found:
                 sharding=making.Sharding(count),
             )
         models[count] = outcome.models["weiavg", 1]
-        wall, own, *workers = np.diff(np.array(marks), axis=0).sum(0).tolist()
+        took = np.diff(np.array(marks), axis=0)  # of all rounds but the first; the last one also evaluates the model
+        wall, own, *workers = took[:-1].sum(0).tolist()
         found[f"{count} shards, wall s of 3 rounds"] = round(wall, 2)
         found[f"{count} shards, critical s of 3 rounds"] = round(own + max(workers, default=0.0), 2)
+        found[f"{count} shards, s of evaluating the model once"] = round(float(took[-1, 1] - took[:-1, 1].mean()), 2)
         found[f"{count} shards, largest difference of the model"] = float((models[count] - models[0]).abs().max())
     for count in (2, 4):
         for kind in ("critical", "wall"):  # by the wall only where nothing else uses the cores

@@ -819,3 +819,30 @@ def test_one_record_never_decides_more_than_its_clip(name: str, bad: float) -> N
     assert 0 < float((clean - poisoned)[1].norm()) <= 2 * 0.5 + 1e-4
     others = torch.arange(CLIENTS) != 1
     assert torch.equal(clean[others], poisoned[others])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "clip"),
+    [*(("logistic", (64,), clip) for clip in (1.0, math.inf)), ("mlp", (64,), 1.0), ("cnn", (1, 28, 28), 1.0)],
+)
+def test_a_client_learns_the_same_to_the_last_bit_in_any_company(
+    name: str, shape: tuple[int, ...], clip: float
+) -> None:
+    """How wide a step is follows from the others' batches; that only adds zeros to sums."""
+    model, clients, held = MODELS[name](*shape[:1] if len(shape) == 1 else ()), 12, 40
+    source = torch.Generator().manual_seed(1)
+    features = torch.rand(clients * held, *shape, generator=source)
+    labels = torch.randint(0, 10, (clients * held,), generator=source)
+    start = 0.05 * torch.randn(model.size, generator=source)
+    train = dp_sgd(model, batch=12, steps=4, clip=clip, learning_rate=0.1).run
+
+    def updates(first: int, last: int) -> Tensor:
+        rows = slice(first * held, last * held)
+        records = Records(features[rows].clone(), labels[rows].clone(), torch.arange(last - first + 1) * held)
+        streams = SeededStreams(7, [f"client-{place}" for place in range(first, last)], 0)
+        return train(start, records, streams, 0.0 if math.isinf(clip) else 1.0)
+
+    whole = updates(0, clients)
+    for size in (1, 3, 6):
+        parts = [updates(first, first + size) for first in range(0, clients, size)]
+        assert torch.equal(torch.cat(parts), whole)

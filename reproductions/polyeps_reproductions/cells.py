@@ -157,7 +157,13 @@ class Setting:
         labels = {"cell": self.title, **{name: getattr(self, name) for name in names}, "method": method, "form": form}
         chosen = None
         if learning_rate is None:
-            usual: dict[str, Any] = {"redrawn": False, "granted": True, "lanczos": False, "equal": False, "sharp": False}
+            usual: dict[str, Any] = {
+                "redrawn": False,
+                "granted": True,
+                "lanczos": False,
+                "equal": False,
+                "sharp": False,
+            }
             usual["data"] = self.rates_on or self.data
             tuned = self if self.epsilons is not None else replace(self, clients=self.choice_clients, **usual)
             chosen_for = self.rates_of or method
@@ -207,7 +213,9 @@ def quick(settings: Iterable[Setting], paper: Numbers | None = None) -> tuple[tu
     for setting in settings:
         if setting.data in ("mnist", "digits") and setting.budgets not in QUICK_WITHOUT:
             small = replace(setting, model="logistic").quick()
-            if replace(small, twice=True) in found:  # the linear model's row, of which a network's would be a repetition
+            if (
+                replace(small, twice=True) in found
+            ):  # the linear model's row, of which a network's would be a repetition
                 continue
             found[small] = None
             if (setting.model, setting.clients) == (small.model, small.clients):

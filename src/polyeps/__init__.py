@@ -3,7 +3,9 @@
 The names below are loaded when they are first used, so that the command line starts without torch.
 """
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec
 from os import environ
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,31 @@ if TYPE_CHECKING:
 # than one; threads that soon sleep lose next to nothing elsewhere. Read when torch is loaded, unless it already is.
 if "OMP_WAIT_POLICY" not in environ:
     environ.setdefault("GOMP_SPINCOUNT", "2000")
+
+
+def _events_alone() -> None:
+    """Have `dp_accounting` import its events alone, until one of its other names is used.
+
+    It would import accountants that polyeps does not use and with them half of scipy, a quarter of a run's start.
+    """
+    spec = None if "dp_accounting" in sys.modules else find_spec("dp_accounting")
+    if spec is None or spec.loader is None:
+        return
+    loader, package = spec.loader, module_from_spec(spec)
+
+    def find(name: str) -> Any:
+        if find_spec(f"dp_accounting.{name}"):
+            return import_module(f"dp_accounting.{name}")
+        loader.exec_module(package)
+        if name not in vars(package):
+            raise AttributeError(f"module 'dp_accounting' has no attribute {name!r}")
+        return vars(package)[name]
+
+    vars(package)["__getattr__"] = find
+    sys.modules["dp_accounting"] = package
+
+
+_events_alone()
 
 __version__ = "0.2.0"
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyeps.clients import Clients, Priced
+from polyeps.clients import Clients, CohortCharges, Priced
 from polyeps.core import ENTER, PROGRESS, Algorithm, Field, Payload, Profile, Replies, Task, Work
 from polyeps.engine.noise import FLOATS_LEAK
 from polyeps.errors import BudgetExceeded, InputError, TaskRefused, UnknownEvent
@@ -17,6 +17,7 @@ from polyeps.ledger.account import Charge
 from polyeps.messages import check_task
 
 _Places = NDArray[np.int64]  # rows of some of the clients
+_MANY = 10_000  # clients whose charges are not kept
 _Paid = tuple[_Places, tuple[str, ...]]  # clients that have paid, and the ids of those that cannot
 
 
@@ -183,7 +184,7 @@ def _pay(clients: Clients, algorithm: Algorithm, priced: Priced, task: Task, pla
     while True:
         able = set(_able(clients, algorithm, priced, places).tolist())
         answering = [place for place in places.tolist() if place in able or clients.ids[place] in paid]
-        charges = [charge for charge, _ in _charges(clients, algorithm, priced, np.array(answering, dtype=np.int64))]
+        charges, _ = _charges(clients, algorithm, priced, np.array(answering, dtype=np.int64))
         try:
             clients.ledger.charge_all(charges, purpose=purpose, once=once, run=clients.reservation)
         except BudgetExceeded:  # another process has spent it meanwhile, and the ledger has noticed
@@ -196,20 +197,35 @@ def _able(clients: Clients, algorithm: Algorithm, priced: Priced, places: _Place
     """Return the clients that could pay for something now: the exact cost after it is within their budgets."""
     if clients.ledger is None:
         return places
+    charges, payers = _charges(clients, algorithm, priced, places)
+    if clients.ledger.surely_affords(charges, run=clients.reservation):
+        return places
     able = places[~clients.guaranteed[places]].tolist()
-    for charge, payers in _charges(clients, algorithm, priced, places):
+    for charge, paying in zip(charges, payers, strict=True):
         can_pay = clients.ledger.can_afford(charge, run=clients.reservation)
-        able += [place for place, can in zip(payers, can_pay, strict=True) if can]
+        able += [place for place, can in zip(paying, can_pay, strict=True) if can]
     return np.array(able, dtype=np.int64)
 
 
-def _charges(
-    clients: Clients, algorithm: Algorithm, priced: Priced, places: _Places
-) -> Iterator[tuple[Charge, list[int]]]:
-    """Yield one charge for all clients with equal costs, and its clients: a ledger computes and writes it once."""
-    for event, payers in clients.by_event(priced, places).items():
-        ids = tuple(clients.ids[place] for place in payers)
-        yield Charge(ids, event, 1, algorithm.unit, algorithm.adjacency, algorithm.person), payers
+def _charges(clients: Clients, algorithm: Algorithm, priced: Priced, places: _Places) -> CohortCharges:
+    """Return one charge for all clients with equal costs, and its clients: a ledger computes and writes it once.
+
+    Clients that cost what they did when they were last looked at have the same charges as then, as objects.
+    """
+    settings = clients.settings_of(places).values() if priced.by_settings else ()
+    columns = (places, clients.guaranteed[places], clients.noise_multiplier[places], *settings)
+    protected = algorithm.unit, algorithm.adjacency, algorithm.person
+    alike = (priced, protected, *(np.asarray(column, np.float64).tobytes() for column in columns))
+    if clients.asked is not None and clients.asked[0] == alike:
+        return clients.asked[1]
+    charges, payers = [], []
+    for event, paying in clients.by_event(priced, places).items():
+        unit, adjacency, person = protected
+        charges.append(Charge(tuple(clients.ids[place] for place in paying), event, 1, unit, adjacency, person))
+        payers.append(paying)
+    found = tuple(charges), tuple(payers)
+    clients.asked = (alike, found) if len(places) <= _MANY else None
+    return found
 
 
 def digest(payload: Payload) -> str:

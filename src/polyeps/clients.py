@@ -15,6 +15,7 @@ from torch import Tensor
 from polyeps.core import Algorithm, Payload, PerClient, Records, Replies, Streams, Task, Work, check_name
 from polyeps.errors import InputError, TaskRefused
 from polyeps.ledger import Ledger
+from polyeps.ledger.account import Charge
 
 
 class Priced(NamedTuple):
@@ -23,6 +24,9 @@ class Priced(NamedTuple):
     name: str
     price: Callable[..., Any]  # (noise multiplier, settings) -> DpEvent
     by_settings: bool = True  # whether it takes settings; the price of a round does not
+
+
+CohortCharges = tuple[tuple[Charge, ...], tuple[list[int], ...]]  # charges, and the places of the clients that pay each
 
 
 class RoundMemory:
@@ -127,6 +131,7 @@ class Clients:
     keeper: Keeper | None = None  # where a deployed client keeps memory and replies; None: in this process alone
     run: str | None = None  # the one run these clients agreed to; None: any
     workers: Workers | None = None  # None: this process does the work
+    asked: tuple[tuple[Any, ...], CohortCharges] | None = None  # the last charges, and all that they follow from
     reservation: str = ""  # the run whose reserved price pays for everything; "": each charge is met by the budget
     _place: dict[str, int] = field(init=False, repr=False)
     _events: dict[tuple[Any, ...], Any] = field(init=False, repr=False, default_factory=dict)

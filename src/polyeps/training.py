@@ -125,11 +125,11 @@ def dp_sgd(
         return _settings(cohort, batching, common, divisor=divisor, clip=bounded, deviation=deviation)
 
     def price(noise_multiplier: float, settings: Mapping[str, float] = _NONE) -> Any:
-        import dp_accounting
+        from dp_accounting.dp_event import GaussianDpEvent, SelfComposedDpEvent
 
         client = CohortSettings.of_one(settings)
-        sampled = batching.event(dp_accounting.GaussianDpEvent(noise_multiplier), client)
-        return dp_accounting.SelfComposedDpEvent(sampled, int(client.whole("steps", steps)[0]))
+        sampled = batching.event(GaussianDpEvent(noise_multiplier), client)
+        return SelfComposedDpEvent(sampled, int(client.whole("steps", steps)[0]))
 
     def claimed(noise_multiplier: float, runs: int, delta: float, settings: Mapping[str, float]) -> float:
         # The closed form in PFA's reference code (Liu et al., VLDB 2022): σ = 10·(B/N)·√(T·log10(1/δ))/ε

@@ -9,7 +9,7 @@ from support import oracles
 from polyeps.accounting import epsilon, known_cohorts
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson
 from polyeps.accounting.known_cohorts import known_draws_epsilon
-from polyeps.accounting.privacy_profiles import gaussian_epsilon
+from polyeps.accounting.privacy_profiles import gaussian_delta, gaussian_epsilon
 from polyeps.core import Adjacency
 
 
@@ -97,3 +97,18 @@ def test_any_number_of_rounds_has_an_answer() -> None:
     shift = math.sqrt(1e11 / 60) / 1e6  # the number of draws hardly varies
     assert known_draws_epsilon(1e6, 1 / 60, 10**11, 1e-5) == pytest.approx(gaussian_epsilon(shift, 1e-5), rel=1e-3)
     assert known_draws_epsilon(1e6, 1.0, 10**11, 1e-5) == gaussian_epsilon(math.sqrt(1e11) / 1e6, 1e-5)
+
+
+@pytest.mark.parametrize("rate", [1e-9, 1 / 60, 0.3, 0.999])
+@pytest.mark.parametrize("rounds", [1, 180, 5000])
+def test_likely_draws_alone_never_claim_a_cost_that_is_not_there(rate: float, rounds: int) -> None:
+    known, claimed = known_cohorts.KnownDraws(rate, 0.9, rounds), 0
+    for delta in (1e-3, 1e-6, 1e-12):
+        exact = known.epsilon(delta)
+        for epsilon_ in (0.0, exact / 2, exact * (1 - 1e-3), exact, exact * (1 + 1e-9), 2 * exact + 1, math.inf):
+            assert known.costs_more(epsilon_, delta) == (known.delta(epsilon_) > delta)
+            draws, chances = known_cohorts._likely_draws(rate, rounds)
+            least = float(np.sum(chances * gaussian_delta(np.multiply(0.9, np.sqrt(draws)), epsilon_)))
+            assert least <= (1 + 1e-9) * known.delta(epsilon_)
+            claimed += bool(least > (1 + 1e-6) * delta)
+    assert claimed >= (0 if rate < 1e-6 else 5)

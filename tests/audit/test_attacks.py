@@ -93,10 +93,9 @@ def test_contributions_are_measured_in_clips() -> None:
 
 def test_the_search_finds_norms_by_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Embeddings whose norm is taken from float32 inner products of positions, as in version 0.1."""
-    from polyeps.engine import contributions
+    from polyeps.engine.lookups import LookupGradients
 
-    looked = contributions.LookupGradients
-    monkeypatch.setattr(looked, "squared_norms", _by_inner_products(looked.squared_norms))
+    monkeypatch.setattr(LookupGradients, "squared_norms", _by_inner_products(LookupGradients.squared_norms))
     small = lstm(vocabulary=20, embedding=4, hidden=4, length=3)
     assert search(small, 1.0, 3, torch.Generator().manual_seed(0)) > 1.01
 

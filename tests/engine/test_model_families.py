@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from polyeps.core import Records
 from polyeps.data.named_inputs import by_name, inputs_of
-from polyeps.engine.contributions import ContributionParts, LookupGradients, PositionProducts, RowGradients
+from polyeps.engine.contributions import ContributionParts, PositionProducts, RowGradients
 from polyeps.engine.deployed_training import RecordGradients
 from polyeps.engine.fallback_layers import LoopedLayer
 from polyeps.engine.layout import Layout, lay_out
+from polyeps.engine.lookups import LookupGradients
 from polyeps.engine.module_mode import ModuleMode
 from polyeps.engine.network import add_gradients, record_gradients
 from polyeps.engine.row_draws import RowDraws

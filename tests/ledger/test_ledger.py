@@ -188,7 +188,7 @@ def test_cohorts_are_charged_together_or_not_at_all(path: Path) -> None:
         ledger.charge_all([Charge(able, STEP, 20), Charge(("c7",), STEP, 1)])
     kinds = [row.kind for row in ledger.rows()]
     assert kinds.count("cohort") == 1  # a group is named once
-    assert kinds.count("charge") == 6
+    assert (kinds.count("charge"), kinds.count("again")) == (2, 2)
     again = Ledger(path)
     assert again.spent("c0") == ledger.spent("c0") > ledger.spent("c7") > 0
 

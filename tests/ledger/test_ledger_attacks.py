@@ -258,7 +258,9 @@ def test_flipped_bytes_end_in_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "body", ["{}", "[]", "null", '{"clients":["nobody"],"event":{"kind":"pure","epsilon":1},"uses":1}']
 )
-@pytest.mark.parametrize("kind", ["opened", "budget", "budget-changed", "cohort", "charge", "reserve", "release", "x"])
+@pytest.mark.parametrize(
+    "kind", ["opened", "budget", "budget-changed", "cohort", "charge", "reserve", "release", "again", "x"]
+)
 def test_whole_forgeries_that_make_no_sense_end_in_a_sentence(path: Path, ledger: Ledger, kind: str, body: str) -> None:
     """Whoever writes file and head can forge both, but cannot make the ledger stumble."""
     forge(path, json.loads(body), kind=kind)

@@ -43,11 +43,14 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "InOtherProcess", lambda recipe, _threads: InProcess(recipe))
 
 
-def accounts(folder: Path) -> dict[str, Any]:
+PROJECTED = {"pfa-plus", "dp-randagg"}  # their clients' updates are projected together, and rounded
+
+
+def accounts(folder: Path, *, digests: bool = True) -> dict[str, Any]:
     (path,) = (folder / "ledgers").glob("*.db")
     ledger = Ledger(path)
     rows = [(row.kind, row.content) for row in ledger.rows() if row.kind != "opened"]
-    for _, content in rows:  # run/round/action/digest: models differ in their last bits, so their digests do
+    for _, content in () if digests else rows:  # a purpose is run/round/action/digest of the model
         content["purpose"] = content.get("purpose", "").rpartition("/")[0]
     return {"rows": rows, "spent": {client: ledger.spent(client) for client in ledger.clients}}
 
@@ -59,9 +62,10 @@ def test_any_number_of_shards_gives_the_same_model_and_ledger(name: str, tmp_pat
     whole = run(wanted, tmp_path / "0")
     for count in (1, 2, 4, 7):
         parts = run(wanted, tmp_path / str(count), sharding=Sharding(count))
+        exact = name not in PROJECTED
         for key, model in whole.models.items():
-            assert torch.allclose(parts.models[key], model, rtol=0, atol=1e-6)
-        assert accounts(tmp_path / str(count)) == accounts(tmp_path / "0")
+            assert torch.allclose(parts.models[key], model, rtol=0, atol=0 if exact else 1e-6)
+        assert accounts(tmp_path / str(count), digests=exact) == accounts(tmp_path / "0", digests=exact)
 
 
 def test_processes_do_the_same_and_a_lost_one_changes_nothing(
@@ -88,7 +92,7 @@ def test_processes_do_the_same_and_a_lost_one_changes_nothing(
     assert "the worker of shard 1 is lost" in caplog.text
     assert all(host.process.poll() is not None for host in started)
     for key, model in whole.models.items():
-        assert torch.allclose(parts.models[key], model, rtol=0, atol=1e-6)
+        assert torch.equal(parts.models[key], model)
     assert accounts(tmp_path / "parts") == accounts(tmp_path / "whole")
 
 
@@ -116,7 +120,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run_which_can_be_resumed(
     whole = run(experiment(), tmp_path / "b")
     assert resumed.models.keys() == whole.models.keys()
     for key, model in whole.models.items():
-        assert torch.allclose(resumed.models[key], model, rtol=0, atol=1e-6)
+        assert torch.equal(resumed.models[key], model)
     assert accounts(tmp_path / "a") == accounts(tmp_path / "b")
 
 

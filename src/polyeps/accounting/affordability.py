@@ -38,6 +38,22 @@ def fits(history: History, budget: Budget, adjacency: Adjacency, accountant: Acc
     return known_epsilon(history, budget.delta, adjacency, accountant) <= budget.epsilon
 
 
+def known_to_fit(history: History, added: History, budget: Budget, adjacency: Adjacency, accountant: Accountant) -> int:
+    """Return how often steps can be added to a history within a budget, as far as earlier results show."""
+    known, held = _look_up(
+        {step: history.get(step, 0) for step in {**history, **added}}, budget.delta, adjacency, accountant
+    )
+    each = [added.get(step, 0) for step in _ordered[frozenset({**history, **added})]]
+    if not any(each):
+        return 0
+    enough = [counts for counts, value in known.items() if value <= budget.epsilon]
+    rooms = [[most - have for most, have in zip(counts, held, strict=True)] for counts in enough]
+    fitting = [
+        min(left // more for left, more in zip(room, each, strict=True) if more) for room in rooms if min(room) >= 0
+    ]
+    return max(fitting, default=0)
+
+
 def affordable(within: Callable[[int], bool], most: int | None = None) -> int:
     """Return the largest whole number k ≥ 0, at most `most`, for which `within(k)` holds.
 

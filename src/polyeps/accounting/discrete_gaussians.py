@@ -9,8 +9,8 @@ import math
 from collections import Counter
 from functools import lru_cache
 
-import dp_accounting as dp
 import numpy as np
+from dp_accounting import dp_event as dp
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting.events import DiscreteGaussianSumDpEvent, Gaussian, Poisson, TogetherDpEvent

@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any, TypeVar, get_args
 
 import attrs
-import dp_accounting as dp
 import numpy as np
+from dp_accounting import dp_event as dp
 from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 
 from polyeps.core import Adjacency

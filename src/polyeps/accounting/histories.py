@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-import dp_accounting as dp
+from dp_accounting import dp_event as dp
 from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 
 from polyeps.accounting.events import (

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import gammaln
 
 from polyeps.accounting.events import FixedSize, Gaussian, Poisson
 from polyeps.accounting.histories import History
@@ -23,6 +23,8 @@ from polyeps.core import Adjacency, check_delta, clip_norms_moved
 
 _UNLIKELY = 1e-20  # a probability far below any useful δ
 _MOST_COUNTS = 1 << 16
+_ROUGHLY = 1 << 16  # rounds up to which logarithms of factorials are known to ten digits
+_MARGIN = 1e-6  # far above the error of such a probability
 _MOST_ROUNDS = 1 << 40  # beyond, quantiles take too long: the client counts as drawn every time
 
 
@@ -40,18 +42,44 @@ def known_draws_epsilon(
     check_delta(delta)
     if delta == 0:
         return math.inf
-    return _drawn_at(rate, clip_norms_moved(adjacency) / noise_multiplier, rounds).epsilon(delta)
+    return KnownDraws(rate, clip_norms_moved(adjacency) / noise_multiplier, rounds).epsilon(delta)
 
 
 @dataclass(frozen=True)
 class KnownDraws:
-    """Gaussian releases whose number is public: probabilities, and the signal-to-noise ratio for each."""
+    """Gaussian releases, each made with a probability, whose number is public."""
 
-    chances: FloatArray
-    shifts: FloatArray  # above 0: a client that was never drawn loses nothing
+    rate: float
+    shift: float  # the signal-to-noise ratio of one release
+    rounds: int
+
+    @cached_property
+    def chances(self) -> FloatArray:
+        return _draws(self.rate, self.rounds)[1]
+
+    @cached_property
+    def shifts(self) -> FloatArray:
+        """The signal-to-noise ratio for each number of draws above 0: a client that was never drawn loses nothing."""
+        return self.shift * np.sqrt(_draws(self.rate, self.rounds)[0])
+
+    @property
+    def largest_shift(self) -> float:
+        return self.shift * math.sqrt(self.rounds)
 
     def delta(self, epsilon: float) -> float:
         return float(np.sum(self.chances * gaussian_delta(self.shifts, epsilon)))
+
+    def costs_more(self, epsilon: float, delta: float) -> bool:
+        """Return whether the releases cost more than an ε at δ.
+
+        It is mostly clear from the likely numbers of draws alone, which take no import of scipy's distributions.
+        """
+        if self.rate < 1 and self.rounds <= _ROUGHLY:
+            draws, chances = _likely_draws(self.rate, self.rounds)
+            least = float(np.sum(chances * gaussian_delta(self.shift * np.sqrt(draws), epsilon)))
+            if least > (1 + _MARGIN) * delta:
+                return True
+        return self.delta(epsilon) > delta
 
     def epsilon(self, delta: float) -> float:
         low, high = 0.0, gaussian_epsilon(float(self.shifts[-1]), delta)
@@ -76,14 +104,18 @@ def with_draws_known(history: History, adjacency: Adjacency) -> KnownDraws | Non
         if len(history) == 1 and inner is not step:
             drawn = isinstance(step, Poisson)
             rate = step.sampling_probability if drawn else step.sample_size / step.source_dataset_size
-            return _drawn_at(rate, shift, uses)
+            return KnownDraws(rate, shift, uses)
     # Several kinds of steps: as if the client had been in every sample, which is simpler and still a bound.
-    return KnownDraws(np.ones(1), np.array([math.sqrt(square)])) if sampled else None
+    return KnownDraws(1.0, math.sqrt(square), 1) if sampled else None
 
 
-def _drawn_at(rate: float, shift: float, rounds: int) -> KnownDraws:
-    draws, chances = _draws(rate, rounds)
-    return KnownDraws(chances, shift * np.sqrt(draws))
+@lru_cache(maxsize=64)
+def _likely_draws(rate: float, rounds: int) -> tuple[FloatArray, FloatArray]:
+    """Return numbers of draws within forty deviations of the mean, and their probabilities to ten digits."""
+    spread = 40 * math.sqrt(rounds * rate * (1 - rate)) + 1
+    draws = np.arange(max(1, math.floor(rounds * rate - spread)), min(rounds, math.ceil(rounds * rate + spread)) + 1)
+    log_choices = gammaln(rounds + 1) - gammaln(draws + 1) - gammaln(rounds - draws + 1)
+    return draws.astype(np.float64), np.exp(log_choices + draws * math.log(rate) + (rounds - draws) * math.log1p(-rate))
 
 
 @lru_cache(maxsize=64)  # a calibration asks for the same one many times
@@ -91,6 +123,8 @@ def _draws(rate: float, rounds: int) -> tuple[FloatArray, FloatArray]:
     """Return numbers of draws and their probabilities; unlikely numbers count as being drawn every time."""
     if rate == 1 or rounds > _MOST_ROUNDS:
         return np.array([float(rounds)]), np.ones(1)
+    from scipy.stats import binom  # which takes half a second to import
+
     # Through the rounds without a draw: scipy's quantile of a small upper tail is that of probability 1.
     likely = min(rounds - 1, rounds - int(binom.ppf(_UNLIKELY, rounds, 1 - rate)))
     least = int(binom.ppf(_UNLIKELY, rounds, rate)) if likely > _MOST_COUNTS else 0

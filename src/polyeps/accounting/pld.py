@@ -64,10 +64,10 @@ def pld_epsilon(history: History, delta: float, adjacency: Adjacency) -> float:
     known = with_draws_known(steps, adjacency)  # an upper bound: that observer knows more
     if known is None:
         return _on_a_grid(steps, delta, adjacency)
-    if known.delta(0.0) <= delta:
+    if not known.costs_more(0.0, delta):
         return 0.0
-    found = _on_a_grid(steps, delta, adjacency) if known.shifts.max() < _FAR else math.inf
-    return found if known.delta(found) > delta else known.epsilon(delta)
+    found = _on_a_grid(steps, delta, adjacency) if known.largest_shift < _FAR else math.inf
+    return found if known.costs_more(found, delta) else known.epsilon(delta)
 
 
 def _on_a_grid(steps: History, delta: float, adjacency: Adjacency) -> float:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import dp_accounting as dp
 import numpy as np
+from dp_accounting import dp_event as dp
 from dp_accounting.dp_event import DpEvent
 from numpy.typing import NDArray
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Callable, Sequence
 
-import dp_accounting as dp
 import numpy as np
+from dp_accounting import dp_event as dp
 from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
+from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy.special import gammaln, logsumexp
 
@@ -86,9 +87,9 @@ def step_renyi_curve(step: DpEvent, adjacency: Adjacency, orders: Sequence[float
 
 def _library(step: DpEvent, adjacency: Adjacency, orders: Sequence[float]) -> FloatArray:
     """Return the curve of a step by dp-accounting's rule, with the noise multiplier as defined there."""
-    relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     if adjacency == "replace-one":
-        relation = dp.NeighboringRelation.REPLACE_ONE
+        relation = NeighboringRelation.REPLACE_ONE
     step = _translated(step, adjacency)
     accountant = RdpAccountant(orders, relation)
     if not accountant.supports(step):

@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-import dp_accounting
+from dp_accounting.dp_event import ComposedDpEvent
 
 from polyeps.accounting.events import Gaussian, Poisson, RareFailureDpEvent
 from polyeps.accounting.histories import on_one_sample
@@ -116,4 +116,4 @@ def round_price(rate: float, releases: Iterable[Release], noise_multiplier: floa
     """Return the cost of a round for every client: all releases from one secret cohort, and that its size was bad."""
     events = [release.event(noise_multiplier) for release in releases]
     events += [RareFailureDpEvent(failure)] if failure else []
-    return Poisson(rate, on_one_sample(dp_accounting.ComposedDpEvent(events)) if events[1:] else events[0])
+    return Poisson(rate, on_one_sample(ComposedDpEvent(events)) if events[1:] else events[0])

@@ -19,7 +19,6 @@ from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
-from scipy.stats import binom
 
 from polyeps.algorithms._averaging import Federation
 from polyeps.errors import InputError
@@ -130,6 +129,8 @@ def _fewest(entered: int, rate: float, rare: float) -> int:
 
     It does if it is drawn with m - 1 of the others. (For one client or none the released law is the same.)
     """
+    from scipy.stats import binom  # which takes half a second to import
+
     sizes = np.arange(2, math.floor(rate * entered) + 1)
     matters = np.flatnonzero(rate * binom.pmf(sizes - 1, entered - 1, rate) > rare)
     return 1 + (int(matters[0]) if len(matters) else len(sizes))

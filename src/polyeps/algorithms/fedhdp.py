@@ -27,8 +27,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-import dp_accounting
 import torch
+from dp_accounting.dp_event import SelfComposedDpEvent
 from torch import Tensor
 
 from polyeps.accounting import epsilon
@@ -173,7 +173,7 @@ def fedhdp(
     def claimed(noise_multiplier: float, rounds: int, delta: float, _: Mapping[str, float]) -> float:
         """Charge the noisy sums alone, as the paper does: clip bits are free there."""
         of_sums = split_clip_bit(noise_multiplier, multipliers.bits) if multipliers.bits else noise_multiplier
-        event = dp_accounting.SelfComposedDpEvent(Poisson(federation.rate, Gaussian(of_sums)), rounds)
+        event = SelfComposedDpEvent(Poisson(federation.rate, Gaussian(of_sums)), rounds)
         return epsilon(event, delta, accountant="rdp")
 
     all_counts = [group.sums.counts for group in groups.values() if group.multiplier]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 import sys
 from contextlib import closing
@@ -54,6 +55,7 @@ def run_command(
         assert resume is not None
         _resume(resume, device, as_json, trust_code, sharding)
         return
+    _import_all()
     from polyeps.experiment.sweep import plan_sweep
 
     every = [*(changes or []), *([] if seeds is None else [f"seeds={seeds}"])]
@@ -71,6 +73,17 @@ def run_command(
         begin_sweep(sweep, folder, device, as_json)
 
 
+def _import_all() -> None:
+    """Import what every run needs; Python's collector would look at it again and again, and find nothing."""
+    if "torch" in sys.modules:
+        return
+    gc.disable()
+    import polyeps.experiment.run  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
+
+
 def _sharding(shards: int, ray: str | None) -> dict[str, Any]:
     if not shards and ray is None:
         return {}
@@ -81,6 +94,7 @@ def _sharding(shards: int, ray: str | None) -> dict[str, Any]:
 
 def _resume(folder: Path, device: str, as_json: bool, trust_code: bool, sharding: dict[str, Any]) -> None:
     """Continue a run or a sweep."""
+    _import_all()
     from polyeps.experiment.sweep import read_sweep
 
     sweep = read_sweep(folder)

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from polyeps.engine.layout import Layout, RowGroup
 from polyeps.engine.openblas import multiply_records
@@ -24,11 +25,11 @@ from polyeps.engine.row_norms import squared_row_norms
 from polyeps.engine.stable_products import adds_by_openblas, align_matrices, multiply_each, multiply_persons
 
 # Clients with more rows than this sum in float64: float32 would round by more than the margin of the clip.
-_WIDE = 32
+WIDE = 32
 # Factors below this leave too few digits in float32 for a norm.
 SMALLEST = 2.0**-120
 _HUGE = 2.0**252  # squared norms above which a row of a kernel is dropped
-_COLUMNS = 1024  # of a product that is computed at a time
+_COLUMNS, _LANES = 1024, 32  # of a product that is computed at a time, and that torch adds together
 _JOINED = 4096  # longest gradients that are copied to be treated together
 
 
@@ -78,7 +79,7 @@ class OuterProducts:
     def drop(self, rows: Tensor) -> None:
         if self.layout.spans is not None:
             return  # its kernels skip rows whose factor is zero
-        self.inputs, self.gradients = _without(self.inputs, rows), _without(self.gradients, rows)
+        self.inputs, self.gradients = without(self.inputs, rows), without(self.gradients, rows)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         if self.layout.spans is not None and factors is not None:
@@ -139,11 +140,11 @@ class PositionProducts:
         if self._formed is not None:
             self._formed.add_to(gradient, factors)
         else:  # without norms, a sum of products needs no row's own gradient
-            scaled = self.gradients if factors is None else _times_factors(self.gradients, factors)
+            scaled = self.gradients if factors is None else times_factors(self.gradients, factors)
             add_products(self.layout, gradient, scaled, self.inputs, self.bias, factors is not None)
 
     def grouped(self, layout: Layout, times: int) -> PositionProducts:
-        inputs, gradients = (_by_sum(each, times).flatten(1, 2) for each in (self.inputs, self.gradients))
+        inputs, gradients = (by_sum(each, times).flatten(1, 2) for each in (self.inputs, self.gradients))
         return PositionProducts(layout, inputs, gradients, self.bias, persons=not inputs.is_cuda)
 
     def part(self, layout: Layout, rows: slice) -> PositionProducts:
@@ -165,7 +166,7 @@ class RowGradients:
 
     def drop(self, rows: Tensor) -> None:
         if self.layout.spans is None:  # its kernel skips rows whose factor is zero
-            self.gradients = _without(self.gradients, rows)
+            self.gradients = without(self.gradients, rows)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         if self.layout.spans is not None and factors is not None:
@@ -174,60 +175,20 @@ class RowGradients:
         for group in self.layout.groups:
             rows = group.rows(self.gradients)  # (c, w, p)
             if factors is None:
-                gradient[group.first : group.last] += rows.sum(1)
+                gradient[group.first : group.last] += _widened(rows).sum(1)[:, : rows.shape[2]]
             else:
-                exact = _exact(group, rows)
-                if group.clients == 1 and exact.dtype == gradient.dtype:  # without room for the sum
+                exact = _widened(_exact(group, rows))
+                if group.clients == 1 and exact.dtype == gradient.dtype and rows.shape[2] > _COLUMNS:  # in place
                     gradient[group.first : group.last].addmm_(group.rows(factors).to(exact.dtype), exact[0])
                     continue
-                weighted = torch.bmm(group.rows(factors)[:, None, :].to(exact.dtype), exact)  # (c, 1, p)
-                gradient[group.first : group.last] += weighted[:, 0]
+                weighted = torch.bmm(group.rows(factors)[:, None].to(exact.dtype), exact)  # (c, 1, p)
+                gradient[group.first : group.last] += weighted[:, 0, : rows.shape[2]]
 
     def grouped(self, layout: Layout, times: int) -> Contribution:
-        return RowGradients(layout, _summed(_by_sum(self.gradients, times)))
+        return RowGradients(layout, _summed(by_sum(self.gradients, times)))
 
     def part(self, layout: Layout, rows: slice) -> Contribution:
         return RowGradients(layout, self.gradients[rows])
-
-
-class LookupGradients:
-    """Rows that look vectors up in a table (an embedding); gradients of a token that recurs in a row add up.
-
-    They are added before the norm is computed: two that nearly cancel have inner products that do not.
-    """
-
-    def __init__(self, layout: Layout, tokens: Tensor, gradients: Tensor, width: int) -> None:
-        self.layout, self.tokens, self.width = layout, tokens, width  # tokens (T, L)
-        self.gradients = gradients  # (T, L, width)
-
-    @property
-    def formed(self) -> int:
-        return 0
-
-    def squared_norms(self) -> Tensor:
-        self.tokens, self.gradients = _once_a_row(self.tokens, self.gradients)
-        return squared_row_norms(self.gradients.flatten(1))
-
-    def drop(self, rows: Tensor) -> None:
-        self.gradients = _without(self.gradients, rows)
-
-    def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
-        rows = self.gradients if factors is None else _times_factors(self.gradients, factors)
-        into = gradient
-        if factors is not None and any(group.width > _WIDE for group in self.layout.groups):
-            into, rows = torch.zeros_like(gradient, dtype=torch.float64), rows.double()
-        table = torch.unflatten(into, 1, (-1, self.width))  # (n, vocabulary, width)
-        clients = self.layout.owner[:, None].expand_as(self.tokens)
-        table.index_put_((clients, self.tokens), rows, accumulate=True)
-        if into is not gradient:
-            gradient += into
-
-    def grouped(self, layout: Layout, times: int) -> Contribution:
-        tokens, gradients = (_by_sum(each, times).flatten(1, 2) for each in (self.tokens, self.gradients))
-        return LookupGradients(layout, tokens, gradients, self.width)
-
-    def part(self, layout: Layout, rows: slice) -> Contribution:
-        return LookupGradients(layout, self.tokens[rows], self.gradients[rows], self.width)
 
 
 class ContributionParts:
@@ -291,7 +252,7 @@ def add_products(
     for group in layout.groups:
         a = group.rows(left).flatten(1, -2)  # (c, w * L, out)
         b = group.rows(right).flatten(1, -2)
-        if clipped and layout.settled and group.width > _WIDE:
+        if clipped and layout.settled and group.width > WIDE:
             summed = _by_blocks(a, b)
             weights[group.first : group.last] += summed
             if bias:
@@ -309,7 +270,16 @@ def add_products(
         else:  # not baddbmm_: on columns of a wider matrix it falls back to a product per client on the CPU
             weights[group.first : group.last] += torch.bmm(turned, b)
         if bias:
-            gradient[group.first : group.last, size:] += a.sum(1)
+            gradient[group.first : group.last, size:] += _widened(a).sum(1)[:, :out]
+
+
+def _widened(rows: Tensor) -> Tensor:
+    """Return rows (c, w, p) with further columns, so that zeros after a client's last row change no digit of its sums.
+
+    The width w follows from other clients' batches, and the order in which columns beyond whole lines are added from w.
+    """
+    more = -rows.shape[2] % _LANES
+    return rows if not more or rows.is_cuda or rows.shape[2] > _COLUMNS else functional.pad(rows, (0, more))
 
 
 def _by_blocks(left: Tensor, right: Tensor) -> Tensor:
@@ -322,14 +292,14 @@ def _by_blocks(left: Tensor, right: Tensor) -> Tensor:
     total = left.new_zeros(clients, out, right.shape[2], dtype=torch.float64)
     whole = 0
     if clients == 1:  # all blocks at once, a few columns at a time, so that they stay in the cache
-        whole = width // _WIDE * _WIDE
-        blocks = torch.unflatten(left[0, :whole], 0, (-1, _WIDE)).transpose(1, 2)
+        whole = width // WIDE * WIDE
+        blocks = torch.unflatten(left[0, :whole], 0, (-1, WIDE)).transpose(1, 2)
         for first in range(0, right.shape[2], _COLUMNS):
             some = slice(first, first + _COLUMNS)
-            each = torch.bmm(blocks, torch.unflatten(right[0, :whole, some], 0, (-1, _WIDE)))
+            each = torch.bmm(blocks, torch.unflatten(right[0, :whole, some], 0, (-1, WIDE)))
             total[0, :, some] = each.sum(0, dtype=torch.float64)
-    for first in range(whole, width, _WIDE):
-        some = slice(first, first + _WIDE)
+    for first in range(whole, width, WIDE):
+        some = slice(first, first + WIDE)
         total += torch.bmm(left[:, some].transpose(1, 2), right[:, some])
     return total
 
@@ -339,38 +309,21 @@ def _summed(rows: Tensor) -> Tensor:
     return rows.sum(1) if rows.shape[2] > 1 else rows.expand(-1, -1, 2).contiguous().sum(1)[:, :1]
 
 
-def _by_sum(rows: Tensor, times: int) -> Tensor:
+def by_sum(rows: Tensor, times: int) -> Tensor:
     """Return rows (T · times, ...) as (T, times, ...)."""
     return torch.unflatten(rows, 0, (len(rows) // times, times))
 
 
-def _times_factors(gradients: Tensor, factors: Tensor) -> Tensor:
+def times_factors(gradients: Tensor, factors: Tensor) -> Tensor:
     """Return every row of gradients (T, ...) times its factor (T,)."""
     return gradients * factors.to(gradients.dtype).reshape(-1, *(1,) * (gradients.dim() - 1))
 
 
-def _once_a_row(tokens: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Add each token's gradients at one of its places, zero elsewhere; tokens (T, L) and gradients (T, L, width)."""
-    count, length = tokens.shape
-    if length < 2:
-        return tokens, gradients
-    ordered, places = tokens.sort(dim=1, stable=True)  # what follows, such as a person's padding, changes no order
-    new = torch.ones_like(ordered)
-    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    group = new.cumsum(1) - 1 + torch.arange(0, count * length, length, device=tokens.device)[:, None]  # (T, L)
-    summed = gradients.new_zeros(count * length, gradients.shape[2])
-    within = gradients.gather(1, places[:, :, None].expand_as(gradients))
-    summed.index_add_(0, group.flatten(), within.flatten(0, 1))
-    named = torch.zeros_like(tokens).flatten()
-    named[group.flatten()] = ordered.flatten()
-    return named.view_as(tokens), summed.view_as(gradients)
-
-
 def _exact(group: RowGroup, rows: Tensor) -> Tensor:
     """Return rows of a group, in float64 if clients have many."""
-    return rows.double() if group.width > _WIDE else rows
+    return rows.double() if group.width > WIDE else rows
 
 
-def _without(values: Tensor, rows: Tensor) -> Tensor:
+def without(values: Tensor, rows: Tensor) -> Tensor:
     """Return values (T, ...) with some rows zero; multiplying by zero would keep NaN."""
     return values.masked_fill(rows.reshape(-1, *(1,) * (values.dim() - 1)), 0.0)

@@ -13,8 +13,9 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from polyeps.engine.contributions import Contribution, LookupGradients, OuterProducts, PositionProducts, RowGradients
+from polyeps.engine.contributions import Contribution, OuterProducts, PositionProducts, RowGradients
 from polyeps.engine.layout import Layout
+from polyeps.engine.lookups import LookupGradients
 from polyeps.engine.openblas import multiply_records, suits_openblas
 from polyeps.engine.ragged_kernels import multiply_rows
 from polyeps.engine.stable_functions import run_steadily

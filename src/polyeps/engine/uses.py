@@ -18,12 +18,12 @@ from torch import Tensor
 from polyeps.engine.contributions import (
     Contribution,
     ContributionParts,
-    LookupGradients,
     OuterProducts,
     PositionProducts,
     RowGradients,
 )
 from polyeps.engine.layout import Layout
+from polyeps.engine.lookups import LookupGradients
 
 Range = tuple[int, int]
 

@@ -189,13 +189,22 @@ class Standing:
             return "plan"
         return "budget"
 
-    def charged(self, added: History, run: str = "") -> "Standing":
-        """Return what follows a charge, drawn from the run's reservation if it has one."""
+    def sure_of(self, charge: Charge, epsilon: float) -> int:
+        """Return how often a charge stays within an ε, as far as is known without accounting."""
+        added = self.steps(charge.event, charge.uses, charge.unit, charge.adjacency, charge.person)
+        if self.terms.order is not None or self.reserved or self.obstacle(added) != "budget":
+            return 0
+        budget, accountant = Budget(epsilon, self.terms.budget.delta), best_accountant(joined(self.history, added))
+        return affordability.known_to_fit(self.history, added, budget, self.terms.adjacency, accountant)
+
+    def charged(self, added: History, run: str = "", charges: int = 1) -> "Standing":
+        """Return what follows charges, drawn from the run's reservation if it has one."""
         run, reserved = self._payer(run), self.reserved
         if run:
             left = {step: count - added.get(step, 0) for step, count in reserved[run].items()}
             reserved = {**reserved, run: {step: count for step, count in left.items() if count > 0}}
-        return Standing(self.terms, joined(self.history, added), self.charges + 1, reserved, self.planned, self.least)
+        history, charges = joined(self.history, added), self.charges + charges
+        return Standing(self.terms, history, charges, reserved, self.planned, self.least)
 
     def reserving(self, added: History, run: str) -> "Standing":
         """Return what follows a reservation for a run."""

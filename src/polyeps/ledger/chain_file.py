@@ -13,8 +13,8 @@ from polyeps.errors import LedgerError, LedgerTampered
 from polyeps.ledger.head_file import START, Head, announced, head_path, new_file, read_head, sync_folder
 
 _APPLICATION = 0x706C7965  # marks the file as ours
-_SCHEMA = 2
-_READABLE = (1, _SCHEMA)  # the tables are the same; files of version 1 have no reservations
+_SCHEMA = 3
+_READABLE = (1, 2, _SCHEMA)  # the tables are the same; version 2 adds reservations, version 3 repeated charges
 _PATIENCE = 60.0  # seconds to wait for another process that is writing
 _TABLES = """
 CREATE TABLE rows (

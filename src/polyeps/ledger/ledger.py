@@ -13,9 +13,10 @@ from dp_accounting.dp_event import DpEvent
 from polyeps.core import Budget, Unit, check_name
 from polyeps.errors import InputError, LedgerError
 from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount
+from polyeps.ledger.budget_rows import budget_rows, plain_text
 from polyeps.ledger.hash_chain import Chain, Draft, LedgerRow
 from polyeps.ledger.head_file import Head, StoredHead, read_stored_head
-from polyeps.ledger.state import LedgerState, RunReservation, budget_rows, charge_key, following, plain_text
+from polyeps.ledger.state import LedgerState, RunReservation, charge_key, following
 
 
 class Ledger:
@@ -183,14 +184,18 @@ class Ledger:
     def can_afford(self, charge: Charge, *, run: str = "") -> list[bool]:
         """Return, for each of a charge's clients, whether it can pay now (with a run: from its reservation)."""
         key = charge_key("charge", charge, run)
-        answers, before = [], None
+        answers, before, accounts = [], None, self._state.accounts
         for client in charge.clients:
-            account = self.account(client)
+            account = accounts.get(client) or self.account(client)
             if account.standing is not before:
                 before = account.standing
                 obstacle, after = following(before, key, charge)
             answers.append(not obstacle or (obstacle == "budget" and after.within(account.epsilon)))
         return answers
+
+    def surely_affords(self, charges: Sequence[Charge], *, run: str = "") -> bool:
+        """Return whether the clients that paid these very charges last can pay them again; False also if not known."""
+        return self._state.fits_again(charges, run)
 
     def refresh(self) -> None:
         """Read what other processes wrote."""

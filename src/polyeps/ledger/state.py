@@ -1,7 +1,8 @@
 """The state of a ledger after its rows: accounts, cohorts, payers and runs; and the rows of a new charge."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import inf
@@ -10,23 +11,23 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from dp_accounting.dp_event import DpEvent
 
 from polyeps.accounting.events import canonical_json, event_from_dict, event_to_dict
-from polyeps.core import Adjacency, Budget, Unit, check_name
+from polyeps.core import Budget
 from polyeps.errors import BudgetExceeded, InputError, LedgerError, suggest
-from polyeps.ledger.account import BudgetTerms, Charge, ClientAccount, Obstacle, Standing, joined
+from polyeps.ledger.account import Charge, ClientAccount, Obstacle, Standing, joined
+from polyeps.ledger.budget_rows import terms_of
 from polyeps.ledger.hash_chain import Draft, LedgerRow
+from polyeps.ledger.repeats import ChargeKey, Repeats
 
 _FEW = 8  # clients written into a charge or with a row for each; larger groups share one
 _MANY = 5000  # budgets in one row
 _ALIKE = 10_000  # groups of payers to look for again
 _Kind = Literal["charge", "reserve"]
-# kind, event, uses, unit, person, adjacency, run: all that determines the next state of an account
-_Key = tuple[str, str, int, Unit, str, Adjacency | None, str]
 
 
 class RunReservation(NamedTuple):
     """A run that reserved its price."""
 
-    asked: tuple[tuple[tuple[str, ...], _Key], ...]  # clients and charge, for each charge that was reserved
+    asked: tuple[tuple[tuple[str, ...], ChargeKey], ...]  # clients and charge, for each charge that was reserved
     open: bool = True
 
     @property
@@ -40,7 +41,9 @@ class LedgerState:
     def __init__(self, path: object) -> None:
         self.path = path
         self.id = ""
-        self.accounts: dict[str, ClientAccount] = {}
+        self._accounts: dict[str, ClientAccount] = {}
+        self._lock = threading.RLock()  # whoever looks at accounts may bring them up to date
+        self._repeats = Repeats()
         self.runs: dict[str, RunReservation] = {}
         self._payers: dict[str, list[Sequence[str]]] = {}  # by purpose
         self._opened: dict[tuple[Any, ...], Standing] = {}  # by terms: the standing of clients before any charge
@@ -48,19 +51,37 @@ class LedgerState:
         self._alike: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._cohort_rows: dict[tuple[str, ...], int] = {}
 
+    @property
+    def accounts(self) -> dict[str, ClientAccount]:
+        """All accounts, up to date."""
+        with self._lock:
+            if self._repeats.times:
+                self._settle()
+            return self._accounts
+
+    def _settle(self) -> None:
+        repeats = self._repeats
+        times, repeats.times = repeats.times, 0
+        if times:
+            repeats.sure = None
+            for charge, key in repeats.charges:
+                self._apply(charge, key, times)
+
     def account(self, client: str) -> ClientAccount:
-        if client not in self.accounts:
+        accounts = self.accounts
+        if client not in accounts:
             raise InputError(
-                f"client {client!r} has no budget in {self.path}; {suggest(client, self.accounts, 'set one first')}"
+                f"client {client!r} has no budget in {self.path}; {suggest(client, accounts, 'set one first')}"
             )
-        return self.accounts[client]
+        return accounts[client]
 
     def paid(self, purpose: str) -> set[str]:
         return {client for payers in self._payers.get(purpose, []) for client in payers}
 
     def unpaid(self, charges: Sequence[Charge], purpose: str) -> list[Charge]:
         """Return charges without the clients that have paid for this purpose."""
-        paid = self.paid(purpose)
+        if not (paid := self.paid(purpose)):
+            return list(charges)
         left = [replace(c, clients=tuple(client for client in c.clients if client not in paid)) for c in charges]
         return [charge for charge in left if charge.clients]
 
@@ -68,22 +89,42 @@ class LedgerState:
         self, kind: _Kind, charges: Sequence[Charge], run: str, labels: Mapping[str, str], end: int
     ) -> list[Draft]:
         """Return the rows for charges or reservations, after row `end`; refuse if one of them does not fit."""
+        if self.fits_again(charges, run) and kind == "charge":
+            return [("again", {**self._repeats.content(), **labels})]
         drafts: list[Draft] = []
         leading: dict[str, Standing] = {}
+        keys: list[ChargeKey] = []
+        accounts = self.accounts
         for charge in charges:
             if not charge.clients or len(set(charge.clients)) < len(charge.clients):
                 raise InputError("a charge needs at least one client, each named once")
-            key = charge_key(kind, charge, run)
+            keys.append(key := charge_key(kind, charge, run))
             for client in charge.clients:
-                account = self.account(client)
+                account = accounts.get(client) or self.account(client)
                 standing = leading.get(client, account.standing)
                 obstacle, leading[client] = following(standing, key, charge)
                 if obstacle and not (obstacle == "budget" and leading[client].within(account.epsilon)):
                     self._refuse(client, ClientAccount(account.epsilon, standing), key, charge, obstacle)
             drafts += self._draft(kind, charge, labels, end + len(drafts))
+        if not run and self._repeats.are(charges, keys):
+            return [("again", {**self._repeats.content(), **labels})]
         return drafts
 
-    def _refuse(self, client: str, account: ClientAccount, key: _Key, charge: Charge, obstacle: Obstacle) -> NoReturn:
+    def fits_again(self, charges: Sequence[Charge], run: str) -> bool:
+        """Return whether the clients that paid these very charges last can pay them again, known without accounting."""
+        with self._lock:
+            repeats = self._repeats
+            if run or not repeats.are(charges):
+                return False
+            if repeats.sure is None:
+                everyone, accounts = repeats.payers, self.accounts
+                alone = len(set(everyone)) == len(everyone)
+                repeats.sure = min(_sure(charge, accounts) for charge, _ in repeats.charges) if alone else 0
+            return repeats.times < repeats.sure
+
+    def _refuse(
+        self, client: str, account: ClientAccount, key: ChargeKey, charge: Charge, obstacle: Obstacle
+    ) -> NoReturn:
         kind, run = key[0], key[-1]
         steps = account.standing.steps(charge.event, charge.uses, charge.unit, charge.adjacency, charge.person)
         nothing = "nothing was charged" if kind == "charge" else "nothing was reserved"
@@ -133,6 +174,8 @@ class LedgerState:
     def replay(self, row: LedgerRow) -> None:
         """Apply one row."""
         content = row.content
+        if row.kind not in ("again", "cohort", "charge"):
+            self._begin_anew(())
         match row.kind:
             case "opened":
                 self.id = content["ledger"]
@@ -149,13 +192,34 @@ class LedgerState:
                 self._cohorts[row.seq] = tuple(content["clients"])
                 self._cohort_rows[self._cohorts[row.seq]] = row.seq
             case "charge" | "reserve" as kind:
-                self._replay_charge(kind, content)
+                self._replay_charge(kind, row, content)
+            case "again":
+                self._replay_again(content)
             case "release":
                 self._replay_release(content["run"])
             case _:
                 raise LedgerError(f"{self.path}: row {row.seq} is of the unknown kind {row.kind!r}")
 
-    def _replay_charge(self, kind: _Kind, content: Mapping[str, Any]) -> None:
+    def _begin_anew(self, written: tuple[str, ...]) -> None:
+        """Have accounts up to date, and look for charges that are repeated from here on."""
+        with self._lock:
+            self._settle()
+            self._repeats = Repeats(written=written)
+
+    def _replay_again(self, content: Mapping[str, Any]) -> None:
+        with self._lock:
+            repeats = self._repeats
+            if content.get("run") or not (repeats.charges and repeats.countable):
+                raise ValueError("a reservation cannot be charged by repetition")
+            if (content["first"], content["last"]) != (repeats.first, repeats.last):
+                raise ValueError(
+                    f"the charges before it are not those of the rows {content['first']} to {content['last']}"
+                )
+            if "purpose" in content:
+                self._payers.setdefault(content["purpose"], []).append(repeats.payers)
+            repeats.times, repeats.complete = repeats.times + 1, True
+
+    def _replay_charge(self, kind: _Kind, row: LedgerRow, content: Mapping[str, Any]) -> None:
         payers = content["clients"]
         clients = self._cohorts[payers] if isinstance(payers, int) else tuple(payers)
         if clients in self._alike or len(self._alike) < _ALIKE:  # who pays in every round is kept once
@@ -168,9 +232,19 @@ class LedgerState:
         if kind == "reserve":
             before = self.runs.get(content["run"], RunReservation(()))
             self.runs[content["run"]] = RunReservation((*before.asked, (clients, key)))
-        for client in clients:
-            account = self.accounts[client]
-            obstacle, standing = following(account.standing, key, charge)
+        if kind == "charge":
+            written = (row.time, content.get("purpose", ""), content.get("run", ""))
+            if self._repeats.written != written or self._repeats.complete:
+                self._begin_anew(written)
+            self._repeats.add(row.seq, charge, key)
+            self._repeats.countable &= not (self.runs and any(self._accounts[client].reserved for client in clients))
+        self._apply(charge, key)
+
+    def _apply(self, charge: Charge, key: ChargeKey, times: int = 1) -> None:
+        """Charge or reserve what a row says, so many times over."""
+        for client in charge.clients:
+            account = self._accounts[client]
+            obstacle, standing = following(account.standing, key, charge, times)
             if obstacle == "run":
                 raise ValueError(f"run {key[-1]!r} has not reserved this for client {client!r}")
             self._move(client, account, standing)
@@ -187,7 +261,7 @@ class LedgerState:
     def _move(self, client: str, account: ClientAccount, standing: Standing) -> None:
         """Give a client another standing; one that nobody has any more forgets what followed it, or all would stay."""
         before = account.standing
-        self.accounts[client] = ClientAccount(account.epsilon, standing)
+        self._accounts[client] = ClientAccount(account.epsilon, standing)
         standing.holders += 1
         before.holders -= 1
         if not before.holders:
@@ -195,20 +269,28 @@ class LedgerState:
 
     def _open(self, clients: Sequence[str], epsilons: Sequence[float], content: Mapping[str, Any]) -> None:
         """Open accounts of clients whose terms differ in ε alone; refuse to open one again, which would forget."""
-        if len({*clients}) < len(clients) or not self.accounts.keys().isdisjoint(clients):
+        if len({*clients}) < len(clients) or not self._accounts.keys().isdisjoint(clients):
             raise ValueError(f"one of the clients {', '.join(map(repr, clients[:5]))} has a budget already")
         first: Standing | None = None
         for client, epsilon in zip(clients, epsilons, strict=True):
             if first is None or first.terms.order is not None:
-                terms = _terms(content, epsilon)
+                terms = terms_of(content, epsilon)
                 first = self._opened.setdefault(terms.but_epsilon, Standing(terms))
             if type(client) is not str or not 0 < epsilon < inf:
                 raise ValueError(f"the budget of {client!r} is {epsilon!r}")
             first.least, first.holders = min(first.least, epsilon), first.holders + 1
-            self.accounts[client] = ClientAccount(epsilon, first)
+            self._accounts[client] = ClientAccount(epsilon, first)
 
 
-def charge_key(kind: _Kind, charge: Charge, run: str) -> _Key:
+def _sure(charge: Charge, accounts: Mapping[str, ClientAccount]) -> int:
+    """Return how often clients can pay a charge, as far as is known without accounting."""
+    least: dict[Standing, float] = {}
+    for account in map(accounts.__getitem__, charge.clients):
+        least[account.standing] = min(account.epsilon, least.get(account.standing, inf))
+    return min(standing.sure_of(charge, epsilon) for standing, epsilon in least.items())
+
+
+def charge_key(kind: _Kind, charge: Charge, run: str) -> ChargeKey:
     """Return the key of a charge: equal keys lead an account to the same next state."""
     try:
         event = canonical_json(charge.event)
@@ -217,85 +299,20 @@ def charge_key(kind: _Kind, charge: Charge, run: str) -> _Key:
         raise InputError(f"the event {charge.event!r} has a number that is not finite; it cannot be charged") from None
 
 
-def following(standing: Standing, key: _Key, charge: Charge) -> tuple[Obstacle, Standing]:
+def following(standing: Standing, key: ChargeKey, charge: Charge, times: int = 1) -> tuple[Obstacle, Standing]:
     """Return what follows a charge or reservation, and what may forbid it: "budget" if that depends on ε."""
-    if key not in standing.after:
+    known = key if times == 1 else (*key, times)
+    if known not in standing.after:
         kind, run = key[0], key[-1]
-        steps = standing.steps(charge.event, charge.uses, charge.unit, charge.adjacency, charge.person)
+        steps = standing.steps(charge.event, charge.uses * times, charge.unit, charge.adjacency, charge.person)
         obstacle = standing.obstacle(steps, run, reserving=kind == "reserve")
         if obstacle == "run":
             return obstacle, standing
-        after = standing.charged(steps, run) if kind == "charge" else standing.reserving(steps, run)
-        standing.after[key] = obstacle, after
-    return standing.after[key]
-
-
-def budget_rows(terms: Mapping[str, BudgetTerms]) -> Iterator[Draft]:
-    """Yield the rows that set clients' budgets: one for each client or, of many that differ in ε alone, for thousands.
-
-    The order of a filter follows from ε, so clients with adaptive terms share a row only if they are equal in both.
-    """
-    check_name("a client's id", *terms)
-    alike: dict[tuple[Any, ...], list[str]] = {}
-    for client, agreed in terms.items():
-        if not client.strip():
-            raise InputError("a client needs a name")
-        # Plans are compared as objects, which is quick: clients of one price share theirs.
-        alike.setdefault((*agreed.but_epsilon[:-2], id(agreed.plan), agreed.person), []).append(client)
-    for clients in alike.values():
-        shared = _content(terms[clients[0]])
-        for first in range(0, len(clients), _MANY):
-            some = clients[first : first + _MANY]
-            if len(some) <= _FEW:
-                for client in some:
-                    yield "budget", {"client": client, "epsilon": terms[client].budget.epsilon, **shared}
-            else:
-                epsilons = [terms[client].budget.epsilon for client in some]
-                yield "budgets", {"clients": some, "epsilons": epsilons, **shared}
-
-
-def _content(terms: BudgetTerms) -> dict[str, Any]:
-    """Return the terms of a budget, except its ε, as a row has them."""
-    content: dict[str, Any] = {
-        "delta": terms.budget.delta,
-        "unit": terms.unit,
-        "adjacency": terms.adjacency,
-        "schedule": terms.schedule,
-        "order": terms.order,
-    }
-    if terms.person:
-        content["person"] = terms.person
-    if terms.schedule == "fixed":
-        content["plan"] = None if terms.plan is None else event_to_dict(terms.plan)
-    return content
+        after = standing.charged(steps, run, times) if kind == "charge" else standing.reserving(steps, run)
+        standing.after[known] = obstacle, after
+    return standing.after[known]
 
 
 @lru_cache(maxsize=1 << 12)
 def _event_of(text: str) -> DpEvent:
     return event_from_dict(json.loads(text))
-
-
-def _terms(content: Mapping[str, Any], epsilon: float) -> BudgetTerms:
-    plan, schedule = content.get("plan"), content["schedule"]
-    if "plan" not in content:  # fixed ledgers of version 0.1 accepted any event, which only a filter allows
-        schedule = "adaptive"
-    return BudgetTerms(
-        Budget(epsilon, content["delta"]),
-        content["unit"],
-        content["adjacency"],
-        schedule,
-        content["order"],
-        None if plan is None else event_from_dict(plan),
-        content.get("person", ""),
-    )
-
-
-def plain_text(text: str, missing: str) -> str:
-    """Return text for the record; refuse empty text, and text that cannot be written as UTF-8."""
-    if not text.strip():
-        raise InputError(missing)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{text!r} cannot be written as UTF-8; use another name") from None
-    return text

@@ -18,7 +18,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.linalg import hadamard
 from torch import Tensor
 
 from polyeps.errors import InputError
@@ -138,6 +137,8 @@ def _clipped(values: Tensor, clip: float) -> Tensor:
 
 @lru_cache(maxsize=2 * _STAGE)
 def _hadamard(size: int, dtype: torch.dtype) -> Tensor:
+    from scipy.linalg import hadamard
+
     return torch.from_numpy(hadamard(size)).to(dtype)
 
 

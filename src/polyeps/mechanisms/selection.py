@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import fftconvolve
-from scipy.stats import binom
 
 from polyeps.core import Streams
 from polyeps.errors import InputError
@@ -112,6 +110,9 @@ def perturbed_encoding(dimension: int, top: int, keep: float) -> Selection:
 
 def _mean_share(marked: int, others: int, keep: float) -> float:
     """Return E[1/(1 + Bin(marked, keep) + Bin(others, 1 − keep))]."""
+    from scipy.signal import fftconvolve  # which takes half a second to import
+    from scipy.stats import binom
+
     one = binom.pmf(np.arange(marked + 1), marked, keep)
     two = binom.pmf(np.arange(others + 1), others, 1 - keep)
     count = np.convolve(one, two) if len(one) * len(two) < 10_000_000 else fftconvolve(one, two)

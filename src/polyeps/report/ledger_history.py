@@ -114,7 +114,7 @@ def read_history(path: Path) -> LedgerHistory:
 
 def _sampled(rows: Sequence[Any]) -> set[int]:
     """Return the charges at which a curve is computed: all while they are few, the last one in any case."""
-    charges = [row.seq for row in rows if row.kind == "charge"]
+    charges = [row.seq for row in rows if row.kind in ("charge", "again")]
     step = max(1, math.ceil(len(charges) / _STEPS))
     return {*charges[step - 1 :: step], *charges[-1:]}
 
@@ -137,6 +137,7 @@ class _Reader:
         self.ledger, self.main, self.sampled = ledger, main, sampled
         self.account = ledger.account(main) if main else None
         self.cohorts: dict[int, list[str]] = {}
+        self.charges: dict[int, Mapping[str, Any]] = {}  # by row
         self.runs: dict[str, RunCharges] = {}
         self.history: History = {}
         self.curve: list[tuple[int, str, float, float]] = []
@@ -152,7 +153,13 @@ class _Reader:
             case "cohort":
                 self.cohorts[row.seq] = content["clients"]
             case "charge" | "reserve":
+                if row.kind == "charge":
+                    self.charges[row.seq] = content
                 self._charge(row, content, _moment(row.time))
+            case "again":
+                repeated = (self.charges.get(seq) for seq in range(content["first"], content["last"] + 1))
+                for charge in filter(None, repeated):
+                    self._charge(row, {**charge, "purpose": content.get("purpose", "")}, _moment(row.time))
             case "release":
                 self._run(content["run"], _moment(row.time)).open = False
 

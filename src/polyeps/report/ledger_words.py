@@ -60,6 +60,9 @@ def _happened(kind: str, content: Mapping[str, Any]) -> str:
             about = [_DIGEST.sub("", content[key]) for key in ("run", "purpose") if content.get(key)]
             uses = f"{content['uses']} × " if content["uses"] != 1 else ""
             return f"{verb} {uses}{describe_event(content['event'])}" + (f" ({', '.join(about)})" if about else "")
+        case "again":
+            why = f" ({_DIGEST.sub('', content['purpose'])})" if content.get("purpose") else ""
+            return f"charged again as in the rows {content['first']} to {content['last']}{why}"
         case "release":
             return f"run {content['run']} ended; what it did not use is free again"
     return kind
