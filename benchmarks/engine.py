@@ -156,7 +156,7 @@ def measure(name: str, clients: int, steps: int, device: torch.device, repeats: 
         "noise": (ours.draw_noise, clients * ours.steps),
     }
     if peers:
-        # In our process the loop profits from the memory we keep (engine/loop.py): reported apart.
+        # In our process the loop profits from the memory we keep (engine/kept_memory.py): reported apart.
         runs["opacus_loop_kept"] = (opacus_loop(name, LOOP_STEPS[name], device), LOOP_STEPS[name])
     best = dict.fromkeys(runs, math.inf)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:

@@ -32,8 +32,8 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from polyeps.engine import network
+from polyeps.engine.kept_memory import keep_freed_memory
 from polyeps.engine.layout import lay_out
-from polyeps.engine.loop import keep_freed_memory
 from polyeps.engine.network import Network, add_gradients
 from polyeps.models import Model, cross_entropy
 

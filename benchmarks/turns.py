@@ -5,7 +5,7 @@
 
 On a machine that others use too, elapsed time says little: every contestant is a process of its own with one thread,
 they take turns, and the least CPU time of each counts. Freed memory is kept in all of them, in Opacus' too
-(`engine/loop.py`), unless --opacus-as-is. Cohorts and steps are those of `benchmarks/engine.py`.
+(`engine/kept_memory.py`), unless --opacus-as-is. Cohorts and steps are those of `benchmarks/engine.py`.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deferred import Deferral
 from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
 from polyeps.engine.fallback_layers import VmapLayer
+from polyeps.engine.kept_memory import keep_freed_memory
 from polyeps.engine.layout import Plan, lay_out, plan_exact, plan_padded, plan_sorted
-from polyeps.engine.loop import Settings, choose_plans, keep_freed_memory, pace, train_on_cpu
+from polyeps.engine.loop import Settings, choose_plans, pace, train_on_cpu
 from polyeps.engine.network import Network
 from polyeps.engine.noise import SeededStreams, SystemStreams
 from polyeps.engine.philox import normals
@@ -698,7 +699,8 @@ def test_freed_memory_is_kept_where_the_library_can() -> None:
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="Linux with huge pages only")
 def test_kept_memory_lies_in_huge_pages() -> None:
     code = (
-        "from pathlib import Path; from polyeps.engine.loop import keep_freed_memory; kept = keep_freed_memory();"
+        "from pathlib import Path; from polyeps.engine.kept_memory import keep_freed_memory;"
+        "kept = keep_freed_memory();"
         "areas = Path('/proc/self/smaps').read_text().split('VmFlags:');"  # an area's flags follow its name
         "asked = any('[heap]' in area and ' hg' in flags.splitlines()[0] for area, flags in zip(areas, areas[1:]));"
         "print(asked or not kept)"

@@ -25,7 +25,7 @@ from polyeps.engine.row_norms import squared_row_norms
 from polyeps.engine.stable_products import adds_by_openblas, align_matrices, multiply_each, multiply_persons
 
 # Clients with more rows than this sum in float64: float32 would round by more than the margin of the clip.
-WIDE = 32
+MANY_ROWS = 32
 # Factors below this leave too few digits in float32 for a norm.
 SMALLEST = 2.0**-120
 _HUGE = 2.0**252  # squared norms above which a row of a kernel is dropped
@@ -252,7 +252,7 @@ def add_products(
     for group in layout.groups:
         a = group.rows(left).flatten(1, -2)  # (c, w * L, out)
         b = group.rows(right).flatten(1, -2)
-        if clipped and layout.settled and group.width > WIDE:
+        if clipped and layout.settled and group.width > MANY_ROWS:
             summed = _by_blocks(a, b)
             weights[group.first : group.last] += summed
             if bias:
@@ -292,14 +292,14 @@ def _by_blocks(left: Tensor, right: Tensor) -> Tensor:
     total = left.new_zeros(clients, out, right.shape[2], dtype=torch.float64)
     whole = 0
     if clients == 1:  # all blocks at once, a few columns at a time, so that they stay in the cache
-        whole = width // WIDE * WIDE
-        blocks = torch.unflatten(left[0, :whole], 0, (-1, WIDE)).transpose(1, 2)
+        whole = width // MANY_ROWS * MANY_ROWS
+        blocks = torch.unflatten(left[0, :whole], 0, (-1, MANY_ROWS)).transpose(1, 2)
         for first in range(0, right.shape[2], _COLUMNS):
             some = slice(first, first + _COLUMNS)
-            each = torch.bmm(blocks, torch.unflatten(right[0, :whole, some], 0, (-1, WIDE)))
+            each = torch.bmm(blocks, torch.unflatten(right[0, :whole, some], 0, (-1, MANY_ROWS)))
             total[0, :, some] = each.sum(0, dtype=torch.float64)
-    for first in range(whole, width, WIDE):
-        some = slice(first, first + WIDE)
+    for first in range(whole, width, MANY_ROWS):
+        some = slice(first, first + MANY_ROWS)
         total += torch.bmm(left[:, some].transpose(1, 2), right[:, some])
     return total
 
@@ -321,7 +321,7 @@ def times_factors(gradients: Tensor, factors: Tensor) -> Tensor:
 
 def _exact(group: RowGroup, rows: Tensor) -> Tensor:
     """Return rows of a group, in float64 if clients have many."""
-    return rows.double() if group.width > WIDE else rows
+    return rows.double() if group.width > MANY_ROWS else rows
 
 
 def without(values: Tensor, rows: Tensor) -> Tensor:

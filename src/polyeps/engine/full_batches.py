@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from polyeps.core import Records, Streams
+from polyeps.engine.kept_memory import keep_freed_memory
 from polyeps.engine.layout import KnownSquares, Layout, RowGroup
-from polyeps.engine.loop import Learning, Pace, Settings, draw_noise, keep_freed_memory, move, pace
+from polyeps.engine.loop import Learning, Pace, Settings, draw_noise, move, pace
 from polyeps.engine.network import add_gradients
 from polyeps.engine.noise import SeededStreams
 from polyeps.engine.philox import fill_normals

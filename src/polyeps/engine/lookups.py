@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyeps.engine.contributions import WIDE, Contribution, by_sum, times_factors, without
+from polyeps.engine.contributions import MANY_ROWS, Contribution, by_sum, times_factors, without
 from polyeps.engine.layout import Layout
 from polyeps.engine.row_norms import squared_row_norms
 
@@ -34,7 +34,7 @@ class LookupGradients:
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
         rows = self.gradients if factors is None else times_factors(self.gradients, factors)
         into = gradient
-        if factors is not None and any(group.width > WIDE for group in self.layout.groups):
+        if factors is not None and any(group.width > MANY_ROWS for group in self.layout.groups):
             into, rows = torch.zeros_like(gradient, dtype=torch.float64), rows.double()
         table = torch.unflatten(into, 1, (-1, self.width))  # (n, vocabulary, width)
         clients = self.layout.owner[:, None].expand_as(self.tokens)

@@ -6,10 +6,6 @@ mix, so chunks and grouping change nothing but float rounding.
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import mmap
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
@@ -21,6 +17,7 @@ from torch import Tensor
 from polyeps.core import Records, Streams
 from polyeps.engine.contributions import Contribution
 from polyeps.engine.deferred import Deferral, defer
+from polyeps.engine.kept_memory import keep_freed_memory
 from polyeps.engine.layers import Linear
 from polyeps.engine.layout import (
     Plan,
@@ -45,8 +42,6 @@ from polyeps.models import Model
 # models into frame order would cost more than calls.
 LARGE = 200_000
 _GROUPS = 4
-_KEPT = 1 << 30  # bytes of freed memory
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 NOISE_BLOCK = 1 << 20  # normals drawn at once: enough to hide the cost of calls, few enough for the cache
 
 
@@ -192,36 +187,6 @@ def add_drift(models: Tensor, drift: Tensor | None, rate: Tensor) -> None:
     """Add a step's drift to the models of clients that take the step, in place; rate (n, 1) is 0 for the others."""
     if drift is not None:
         models.addcmul_(drift, (rate > 0).to(models))
-
-
-@functools.cache
-def keep_freed_memory() -> bool:
-    """Ask the C library, once per process, to keep freed memory; return whether it agreed.
-
-    A step frees all it allocated, and the next one allocates the same again. glibc returns large blocks to the system
-    at once, so every step would pay for fresh pages: a quarter to a half of a step's time for large models, measured.
-    Pages of what is kept are huge where the system allows it: the processor then translates fewer addresses.
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-    library = ctypes.CDLL(None)
-    change = getattr(library, "mallopt", None)  # glibc's alone
-    kept = change is not None and bool(change(_MMAP_THRESHOLD, _KEPT)) and bool(change(_TRIM_THRESHOLD, _KEPT))
-    if kept:
-        _ask_for_huge_pages(library, _KEPT - _KEPT // 16)
-    return kept
-
-
-def _ask_for_huge_pages(library: ctypes.CDLL, size: int) -> None:
-    """Ask for huge pages where the next blocks will lie: at the end of the heap, which is made longer for that."""
-    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
-    block = library.malloc(size)
-    if not block:
-        return
-    first = -(-block // mmap.PAGESIZE) * mmap.PAGESIZE
-    library.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size - mmap.PAGESIZE), mmap.MADV_HUGEPAGE)
-    library.free(block)
 
 
 def deferral_of(model: Model, starts: Tensor, fixed: Pace, width: int, ordered: bool) -> Deferral:
