@@ -27,7 +27,10 @@ root, kept = sys.argv[1:]
 sys.path[:0] = [root + "/benchmarks", root + "/src"]
 import engine, torch
 if kept == "kept":
-    from polyeps.engine.loop import keep_freed_memory
+    try:
+        from polyeps.engine.kept_memory import keep_freed_memory
+    except ImportError:  # versions before 0.3
+        from polyeps.engine.loop import keep_freed_memory
     keep_freed_memory()
 device, known = torch.device("cpu"), {}
 for line in sys.stdin:
