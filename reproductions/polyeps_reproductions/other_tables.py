@@ -217,6 +217,18 @@ def bits() -> Rows:
     return [found["columns"], *found["table"]]
 
 
+def peers() -> Rows:
+    """Return Robust-HDP beside other rules, in all cells in which the recipe's benchmark has it."""
+    names = ("fedavg", "weiavg", "public-only", "robust-hdp")
+    rows = [["data, partition, budgets", "seeds", *(f"`{name}`" for name in names)]]
+    for file in ("accuracy", "accuracy_other_cells"):
+        path = Path(__file__).parents[2] / "benchmarks" / "results" / f"{file}.json"
+        for cell, found in json.loads(path.read_text(encoding="utf-8")).items():
+            shown = [f"{100 * one['mean']:.1f} ± {100 * one['sd']:.1f}" if one else "–" for one in map(found.get, names)]
+            rows.append([cell, str(len(found["robust-hdp"]["seeds"])), *shown])
+    return rows
+
+
 def uplinks() -> Rows:
     """Return CMP-Fed's figure 2: MB that all clients send until 74 %, and what CMP-Fed saves, here and in the paper."""
     found = {(row["images"], row["method"]): row for row in RESULTS.rows("cmp-fed", "figure-2")}
@@ -278,4 +290,5 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "cmp-fed-labels": by_rank("2"),
     "cmp-fed-accounts": accounts,
     "cmp-fed-bits": bits,
+    "peers": peers,
 }

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean, stdev
 
-from polyeps_reproductions import explanations, other_tables
+from polyeps_reproductions import explanations, other_tables, theory_tables
 from polyeps_reproductions.census import ABSENT, Count, counted, distance, missed, values
 from polyeps_reproductions.comparison import FORMS, paired, within
 from polyeps_reproductions.headlines import Results, table
@@ -25,7 +25,7 @@ from polyeps_reproductions.studies import STUDIES, Record, grouped
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "reproductions" / "results"
-PAGES = tuple(ROOT / "docs" / "papers" / f"{name}.md" for name in (*STUDIES, "reproduced"))
+PAGES = tuple(ROOT / "docs" / "papers" / f"{name}.md" for name in (*STUDIES, "fedhdp-theory", "peers", "reproduced"))
 TITLES = {
     "pfa": "PFA", "pfa-plus": "PFA+", "weiavg": "WeiAvg", "fedavg": "FedAvg", "minimum": "Minimum",
     "maximum": "Maximum", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "logistic": "LogR", "cnn": "CNN",
@@ -125,9 +125,9 @@ def softmax() -> Rows:
     """Return the methods that the second softmax changes most, with one and with two, beside the paper."""
     rows = [["budgets, clients", *(f"{name}, {part}" for name in ("FedAvg", "Minimum", "WeiAvg")
                                    for part in ("paper", "once", "twice"))]]  # fmt: skip
-    once = {(one["budgets"], one["clients"], one["method"]): one
-            for one in records("3", "10", data="mnist", model="logistic", form="published")}  # fmt: skip
-    for (budgets, clients), cell in grouped(records("3-softmax"), "budgets", "clients").items():
+    once = {(one["budgets"], one["clients"], one["method"]): one for one in records("3-softmax-once", data="mnist")}
+    cells = grouped(records("3", "10", data="mnist", model="logistic", form="published"), "budgets", "clients")
+    for (budgets, clients), cell in cells.items():
         row = [f"{TITLES[budgets]}, {clients}"]
         for name in ("fedavg", "minimum", "weiavg"):
             (twice,) = (one for one in cell if one["method"] == name)
@@ -274,6 +274,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     ),
     **{f"headlines-{name}": partial(table, Results(RESULTS), (name,)) for name in STUDIES},
     **other_tables.TABLES,
+    **theory_tables.TABLES,
     "shares": shares,
     "absent": absent,
     "misses": misses,

@@ -123,9 +123,9 @@ def test_a_miss_is_explained_by_an_experiment_or_said_to_be_unexplained(changed:
     def drop(found: dict[str, Any]) -> None:
         found["records"] = []
 
-    without = values(changed("pfa-figure-3-softmax", drop))
-    assert not any("(figure 3-softmax:" in one.why for one in without)
-    assert sum("(figure 3-softmax:" in one.why for one in some) > 0
+    without = values(changed("pfa-figure-3-one-rate", drop))
+    assert not any("(figure 3-one-rate:" in one.why for one in without)
+    assert sum("(figure 3-one-rate:" in one.why for one in some) > 0
 
 
 def budgets_by_epsilon(made: dict[str, float], epsilon: float, epochs: int) -> list[dict[str, Any]]:
