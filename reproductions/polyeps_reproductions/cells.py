@@ -7,9 +7,10 @@ alone.
 
 Learning rates: one grid for all methods, compared on a sixth of the training records, never on test data. One rate
 serves all numbers of clients of a row (data, model, partition, budgets), as chosen with 30 of them, separately for
-every method and form, with one seed. Networks are expensive to train, so they share choices: rates are chosen on MNIST
-(as are those of the linear model with the loss of the paper's code), PFA's serve PFA+ and public-only, and those of methods that small budgets do not bind are chosen under MixGauss1 where
-the large ε are the same, about 10. Non-private networks are trained under MixGauss1 only.
+every method and form, with one seed. Networks are expensive to train, so they share choices: rates are chosen on MNIST,
+as are those of the linear model with the loss of the paper's code; PFA's serve PFA+ and public-only, and those of
+methods that small budgets do not bind are chosen under MixGauss1 where the large ε are the same, about 10. Non-private
+networks are trained under MixGauss1 only.
 """
 
 from __future__ import annotations
@@ -157,7 +158,13 @@ class Setting:
         labels = {"cell": self.title, **{name: getattr(self, name) for name in names}, "method": method, "form": form}
         chosen = None
         if learning_rate is None:
-            usual: dict[str, Any] = {"redrawn": False, "granted": True, "lanczos": False, "equal": False, "sharp": False}
+            usual: dict[str, Any] = {
+                "redrawn": False,
+                "granted": True,
+                "lanczos": False,
+                "equal": False,
+                "sharp": False,
+            }
             usual["data"] = self.rates_on or self.data
             tuned = self if self.epsilons is not None else replace(self, clients=self.choice_clients, **usual)
             chosen_for = self.rates_of or method
@@ -207,7 +214,9 @@ def quick(settings: Iterable[Setting], paper: Numbers | None = None) -> tuple[tu
     for setting in settings:
         if setting.data in ("mnist", "digits") and setting.budgets not in QUICK_WITHOUT:
             small = replace(setting, model="logistic").quick()
-            if replace(small, twice=True) in found:  # the linear model's row, of which a network's would be a repetition
+            if (
+                replace(small, twice=True) in found
+            ):  # the linear model's row, of which a network's would be a repetition
                 continue
             found[small] = None
             if (setting.model, setting.clients) == (small.model, small.clients):

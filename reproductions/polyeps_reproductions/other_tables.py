@@ -181,7 +181,10 @@ def less_noise() -> Rows:
         first, *pairs = list(row.values())[-1].split(";")
         printed = [first, *(value for pair in pairs for value in pair.split(","))]
         rows.append([name, "paper", *(text.strip() for text in printed)])
-        for form, one in (("noise of 3383 clients", row), ("noise of 539 clients", noisy[row["method"], row["r"]])):
+        shown = {"noise of 3383 clients": row, "noise of 539 clients": noisy[row["method"], row["r"]]}
+        rated = RESULTS.rows("fedhdp", "table-2-rate", method=row["method"], r=row["r"])
+        shown |= {"noise of 539 clients, DP-FedAvg's rate": one for one in rated}
+        for form, one in shown.items():
             cells = (f"{number(one[column]):.1f}" if numbers(one[column]) else "–" for column in columns)
             rows.append(["", form, *cells])
     return rows
@@ -224,7 +227,9 @@ def peers() -> Rows:
     for file in ("accuracy", "accuracy_other_cells"):
         path = Path(__file__).parents[2] / "benchmarks" / "results" / f"{file}.json"
         for cell, found in json.loads(path.read_text(encoding="utf-8")).items():
-            shown = [f"{100 * one['mean']:.1f} ± {100 * one['sd']:.1f}" if one else "–" for one in map(found.get, names)]
+            shown = [
+                f"{100 * one['mean']:.1f} ± {100 * one['sd']:.1f}" if one else "–" for one in map(found.get, names)
+            ]
             rows.append([cell, str(len(found["robust-hdp"]["seeds"])), *shown])
     return rows
 

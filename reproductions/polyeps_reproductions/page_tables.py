@@ -155,12 +155,14 @@ def done() -> Rows:
 
 def directions() -> Rows:
     """Return figure 6: the directions to project on."""
-    rows = [["method", "paper", "256 Lanczos steps", "published form", "sound form"]]
+    rows = [["method", "paper", "256 Lanczos steps", "equal weights too", "published form", "sound form"]]
     steps = {one["method"]: one for one in records("6-lanczos")}
+    whole = {one["method"]: one for one in records("6-code", "6-random-equal")}
     for (method,), some in grouped(records("6"), "method").items():
         forms = {one["form"]: one for one in some}
         paper = "–" if some[0]["paper"] is None else f"{100 * some[0]['paper']:.0f}"
-        rows.append([method, paper, spread(steps.get(method)), *(spread(forms.get(form)) for form in FORMS)])
+        ours = [steps.get(method), whole.get(method), *map(forms.get, FORMS)]
+        rows.append([method, paper, *map(spread, ours)])
     return rows
 
 

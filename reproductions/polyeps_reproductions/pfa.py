@@ -56,7 +56,7 @@ READINGS = {
 
 
 def row(data: str, model: str, partition: str, budgets: str) -> tuple[Setting, ...]:
-    """Return the settings of one panel: all numbers of clients; those with the paper's values follow its code's loss."""
+    """Return the settings of one panel: all numbers of clients. Those with the paper's values have its code's loss."""
     twice = model == "logistic" and partition == "iid" and (data, model, budgets) in READINGS
     return tuple(Setting(data, model, partition, budgets, clients, twice=twice) for clients in CLIENTS)
 

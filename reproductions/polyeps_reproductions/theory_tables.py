@@ -33,7 +33,9 @@ def _named(one: OptOut) -> str:
 def gaps() -> Rows:
     """Return the variance of DP-FedAvg by equation (14), and as it is."""
     rows = [[_SETTING, "variance of DP-FedAvg by (14)", "as it is, that of FedAvg"]]
-    return rows + [[_named(one), f"{one.dp_fedavg_variance_printed:.5f}", f"{one.dp_fedavg_variance:.5f}"] for one in GAPS]
+    return rows + [
+        [_named(one), f"{one.dp_fedavg_variance_printed:.5f}", f"{one.dp_fedavg_variance:.5f}"] for one in GAPS
+    ]
 
 
 def penalties() -> Rows:
@@ -49,7 +51,7 @@ def penalties() -> Rows:
 
 
 def limits() -> Rows:
-    """Return the gap (13) by the number of clients, 95 % of them private, with γ² or with the noise multiplier fixed."""
+    """Return the gap (13) by the number of clients, 95 % of them private, with γ² fixed or with z."""
     counts = (100, 1000, 10_000)
     rows = [["(13) for N =", *map(str, counts)]]
     private = [count * PRIVATE_CLIENTS // CLIENTS for count in counts]
