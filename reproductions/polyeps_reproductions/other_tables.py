@@ -127,7 +127,7 @@ def fedsel_rates() -> Rows:
         near[row["data"], row["model"]].setdefault(row["α"], []).extend(each)
     rows = [["data", "model", "values", "near at NP's best α", *(f"at α = {rate:g}" for rate in rates)]]
     for (data, model), found in near.items():
-        shown = [str(sum(found.get(rate, []))) for rate in ("NP", *rates)]
+        shown = [str(sum(found[rate])) if rate in found else "–" for rate in ("NP", *rates)]
         rows.append([_DATA[data], model, str(len(found["NP"])), *shown])
     return rows
 
@@ -182,8 +182,8 @@ def less_noise() -> Rows:
         printed = [first, *(value for pair in pairs for value in pair.split(","))]
         rows.append([name, "paper", *(text.strip() for text in printed)])
         shown = {"noise of 3383 clients": row, "noise of 539 clients": noisy[row["method"], row["r"]]}
-        rated = RESULTS.rows("fedhdp", "table-2-rate", method=row["method"], r=row["r"])
-        shown |= {"noise of 539 clients, DP-FedAvg's rate": one for one in rated}
+        for one in RESULTS.rows("fedhdp", "table-2-rate", method=row["method"], r=row["r"]):
+            shown["noise of 539 clients, DP-FedAvg's rate"] = one
         for form, one in shown.items():
             cells = (f"{number(one[column]):.1f}" if numbers(one[column]) else "–" for column in columns)
             rows.append(["", form, *cells])

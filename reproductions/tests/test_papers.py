@@ -25,7 +25,7 @@ def test_every_cell_of_a_figure_has_a_place_of_its_own(part: Part) -> None:
 
 
 EXPERIMENTS = ["3-softmax-once", "3-one-rate", "3-one-rate-cnn", "3-small-rate-cnn", "3-sharp-cnn", "3-not-granted"]
-EXPERIMENTS += ["6-lanczos", "6-code", "6-random-equal"]
+EXPERIMENTS += ["3-not-granted-cnn", "6-lanczos", "6-code", "6-random-equal"]
 RATE_GIVEN = ["3-small-rate-cnn"]  # not chosen
 
 
