@@ -64,7 +64,7 @@ device:
 	$(PYTHON) benchmarks/on_device.py $(DEVICE_RESULTS)
 
 device-packages: $(INSTALLED)
-	rm -rf build/device-packages
+	rm -rf build/device-packages && mkdir -p build
 	for package in $(DEVICE_PACKAGES); do grep -i "^$$package==" constraints.txt || echo $$package; done \
 		> build/device-packages.txt
 	$(BIN)/python -m pip install --quiet --no-deps --only-binary :all: --python-version $(DEVICE_PYTHON) \

@@ -99,22 +99,25 @@ def cpu() -> str:
 
 
 def device() -> str:
-    """Return the engine on a device: the best over cohorts."""
+    """Return the engine on a device by cohort, beside the version before ragged batches."""
     rows = []
     for model in PARAMETERS:
-        cohorts = engine()[DEVICE][model]["cohorts"].items()
-        at, best = max(cohorts, key=lambda pair: float(pair[1]["polyeps"]))
-        speeds, share = (number(best[name]) for name in ("polyeps", "nonprivate")), f"{100 * best['noise_share']:.0f} %"
-        rows.append([model, f"{at} clients", *speeds, share])
-    return table(["model", "best at", "client-steps/s", "without privacy", "share of noise"], rows)
+        before = engine()[f"{DEVICE}, before"][model]["cohorts"]
+        for clients, one in sorted(engine()[DEVICE][model]["cohorts"].items(), key=lambda pair: int(pair[0])):
+            speeds = (one["polyeps"], before[clients]["polyeps"], one["nonprivate"])
+            dearer = f"{one['nonprivate'] / one['polyeps']:.2f}"
+            rows.append([model, clients, *map(number, speeds), dearer, f"{100 * one['noise_share']:.0f} %"])
+    columns = ["model", "clients", "client-steps/s", "before", "without privacy", "DP over plain", "share of noise"]
+    return table(columns, rows)
 
 
-def modules() -> str:
+def modules(file: str = "own_models.json") -> str:
     """Return users' modules beside a loop with Opacus."""
-    found = json.loads((RESULTS / "own_models.json").read_text("utf-8"))
+    found = json.loads((RESULTS / file).read_text("utf-8"))
     rows = [
         [said, number(found[name]["polyeps"]), number(found[name]["opacus_loop"]), f"{found[name]['ratio']:.2f}"]
         for name, said in MODULES.items()
+        if name in found
     ]
     return table(["model", "ours", "Opacus loop", "ratio"], rows)
 
@@ -129,6 +132,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "cpu": cpu,
     "device": device,
     "modules": modules,
+    "modules-device": lambda: modules("own_models_h200.json"),
     **{
         f"scale-{part}": of_part(part)
         for part in (

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polyeps import training
 from polyeps.accounting.events import Gaussian, Poisson
 from polyeps.core import Records
-from polyeps.engine import cuda_graphs, device_batches, loop, memory
+from polyeps.engine import cuda_graphs, device_batches, linear_kernel, loop, memory
 from polyeps.engine.cuda_graphs import CudaGraphs, train_on_device
 from polyeps.engine.deferred import Deferral
 from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
@@ -596,6 +596,34 @@ def test_on_a_device_as_on_the_cpu(name: str) -> None:
     alone = varied(model, memory=1).run(start(model), there, streams(), SCALE).cpu() - device
     torch.testing.assert_close(noise, alone, rtol=1e-3, atol=1e-3)
     assert noise[0].any()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["logistic", "cnn", "mcmahan_cnn"])
+@pytest.mark.parametrize("rate", [0.4, 1 / 60])
+def test_kernels_on_a_device_agree_with_other_ways_and_drop_what_is_no_number(
+    name: str, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of a handful and of more than 32 records, of which some are infinite or huge; with and without noise."""
+    model = MODELS[name]()
+    records = cohort(model, counts=[120, 1, 90, 7, 60])
+    for row, bad in ((3, math.nan), (40, 1e30), (125, math.inf), (250, 1e-30)):
+        records.features[row] = bad
+    there = Records(records.features.cuda(), records.labels.cuda(), records.offsets.cuda())
+    way = of_each(
+        dp_sgd, model, rate=rate, steps=[5, 4, 2, 0, 3], clip=[0.5, 1.0, 0.7, 2.0, 0.1],
+        learning_rate=[0.3, 0.1, 0.2, 0.25, 0.4], batch=[60.0, 1.0, 40.0, 3.0, 30.0],
+    )  # fmt: skip
+    for noise in (0.0, [0.5, 1.0, 2.0, 0.1, 3.0]):
+        fast = [way.run(start(model), there, streams(), noise) for _ in range(2)]
+        assert torch.equal(*fast)
+        assert torch.isfinite(fast[0]).all()
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda_graphs, "has_kernel", lambda _: False)
+            patch.setattr(linear_kernel, "has_kernel", lambda _: False)
+            copied = Records(there.features.clone(), there.labels, there.offsets)  # for which no graph is held
+            other = way.run(start(model), copied, streams(), noise)
+        torch.testing.assert_close(fast[0], other, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -11,8 +11,9 @@ from support.hostile import ROWS, Population, contributions, scattered, worst_co
 from torch import Tensor, nn
 
 from polyeps.engine import convolution_rules, openblas
+from polyeps.engine.contributions import OuterProducts
 from polyeps.engine.fallback_layers import VmapLayer
-from polyeps.engine.layout import lay_out
+from polyeps.engine.layout import Layout, lay_out
 from polyeps.engine.network import ROUNDING, Network, add_gradients, lower, record_gradients
 from polyeps.engine.recurrent import LastState
 from polyeps.engine.stable_products import align_matrices, multiply, multiply_each, suits_onednn
@@ -379,3 +380,13 @@ def test_many_aligned_rows_leave_the_contribution_of_one(kind: str, rows: int) -
             sums.append(into.double())
         for without in sums[1:]:
             assert torch.linalg.vector_norm(sums[0] - without) <= clip * MOST
+
+
+def test_rows_that_kernels_on_a_device_would_round_to_infinity_have_no_finite_norm() -> None:
+    largest = torch.finfo(torch.float32).max
+    inputs = torch.tensor([[largest, 0.0], [1e30, 1.0], [3.0, 4.0], [0.0, 1.0]])
+    gradients = torch.tensor([[1e-30], [1e-30], [2.0], [largest]])
+    layout = Layout(1, (), torch.zeros(4, dtype=torch.int64), spans=torch.tensor([0, 4]))
+    squares = OuterProducts(layout, inputs, gradients, bias=False).squared_norms()
+    assert torch.isfinite(squares).tolist() == [False, True, True, False]
+    assert float(squares[2]) == 100.0

@@ -80,3 +80,27 @@ def test_batches_of_one_fixed_size_are_never_padded_and_keep_their_shape() -> No
     assert not first.shape.ordered
     assert bool((first.valid == 1).all())
     assert placed(10, first.shape, equal).shape == first.shape
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, FIXED], ids=["poisson", "fixed"])
+def test_ragged_rows_are_the_same_records_without_padding_between_clients(settings: Settings) -> None:
+    streams = SeededStreams(5, range(5), 0)
+    found = place_batches(streams, SPANS, settings, 10, 100, None, CPU, ragged=True)
+    wanted = draw_batches(SeededStreams(5, range(5), 0), SPANS.numpy(), settings)
+    assert found.owner is not None
+    assert found.spans is not None
+    used = 0
+    for step, sizes in enumerate(wanted.sizes):
+        assert found.spans[step].diff().tolist() == sizes.tolist()
+        total = int(sizes.sum())
+        assert found.records[step, :total].tolist() == wanted.records[used : used + total].tolist()
+        assert found.owner[step, :total].tolist() == np.repeat(np.arange(5), sizes).tolist()
+        assert found.valid[step].tolist() == [1.0] * total + [0.0] * (found.valid.shape[1] - total)
+        used += total
+    # A later run that fits takes the same shape; one that does not gets room of its own.
+    same = place_batches(SeededStreams(6, range(5), 0), SPANS, settings, 10, 100, found.shape, CPU, ragged=True)
+    assert same.shape == found.shape or int(same.sizes.sum(1).max()) > found.shape.widths[0]
+    narrow = place_batches(
+        streams, SPANS, settings, 10, 100, BatchShape(False, (0, 5), (1,), ragged=True), CPU, ragged=True
+    )
+    assert narrow.shape.widths[0] >= int(narrow.sizes.sum(1).max())

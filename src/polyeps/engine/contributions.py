@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from polyeps.engine.layout import Layout, RowGroup
+from polyeps.engine.ragged_kernels import add_outer_products, add_weighted_rows, multiply_pairs
 from polyeps.engine.row_norms import squared_row_norms
 from polyeps.engine.stable_products import align_matrices, multiply_each, multiply_persons
 
@@ -25,6 +26,7 @@ from polyeps.engine.stable_products import align_matrices, multiply_each, multip
 _WIDE = 32
 # Factors below this leave too few digits in float32 for a norm.
 SMALLEST = 2.0**-120
+_HUGE = 2.0**252  # squared norms above which a row of a kernel is dropped
 _COLUMNS = 1024  # of a product that is computed at a time
 _JOINED = 4096  # longest gradients that are copied to be treated together
 
@@ -67,13 +69,21 @@ class OuterProducts:
         return 0
 
     def squared_norms(self) -> Tensor:
-        self._lengths = squared_row_norms(self.gradients)
-        return (self.layout.squared_norms(self.inputs) + float(self.bias)) * self._lengths
+        self._lengths, inputs = squared_row_norms(self.gradients), self.layout.squared_norms(self.inputs)
+        if self.layout.spans is not None:  # its kernels round numbers to parts, and the largest of them to infinity
+            inputs = inputs.masked_fill(torch.maximum(inputs, self._lengths) > _HUGE, torch.inf)
+        return (inputs + float(self.bias)) * self._lengths
 
     def drop(self, rows: Tensor) -> None:
+        if self.layout.spans is not None:
+            return  # its kernels skip rows whose factor is zero
         self.inputs, self.gradients = _without(self.inputs, rows), _without(self.gradients, rows)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
+        if self.layout.spans is not None and factors is not None:
+            kept = self._large(factors)
+            add_outer_products(gradient, self.gradients, self.inputs, kept, self.layout.spans, self.bias)
+            return
         add_products(self.layout, gradient, self.scaled(factors), self.inputs, self.bias, factors is not None)
 
     def grouped(self, layout: Layout, times: int) -> Contribution:
@@ -88,9 +98,13 @@ class OuterProducts:
         """Return the output gradients (T, out) times the rows' factors."""
         if factors is None:
             return self.gradients
-        if self._lengths is not None:  # huge inputs may compensate for an underflow here
-            factors = factors.masked_fill(self._lengths * factors.square() < SMALLEST**2, 0.0)
-        return self.gradients * factors.to(self.gradients.dtype)[:, None]
+        return self.gradients * self._large(factors).to(self.gradients.dtype)[:, None]
+
+    def _large(self, factors: Tensor) -> Tensor:
+        """Return factors, zero where products with them would underflow; huge inputs may compensate for that."""
+        return (
+            factors if self._lengths is None else factors.masked_fill(self._lengths * factors.square() < SMALLEST**2, 0)
+        )
 
 
 class PositionProducts:
@@ -108,6 +122,8 @@ class PositionProducts:
     def squared_norms(self) -> Tensor:
         if self.persons:
             weights = multiply_persons(self.gradients, self.inputs)
+        elif self.layout.spans is not None:
+            weights = multiply_pairs(self.gradients.transpose(1, 2), self.inputs).flatten(1)
         else:
             weights = multiply_each(align_matrices(self.gradients).transpose(1, 2), align_matrices(self.inputs))
         formed = [weights, *([_summed(self.gradients)] if self.bias else [])]  # (T, out * in), (T, out)
@@ -147,9 +163,13 @@ class RowGradients:
         return squared_row_norms(self.gradients)
 
     def drop(self, rows: Tensor) -> None:
-        self.gradients = _without(self.gradients, rows)
+        if self.layout.spans is None:  # its kernel skips rows whose factor is zero
+            self.gradients = _without(self.gradients, rows)
 
     def add_to(self, gradient: Tensor, factors: Tensor | None) -> None:
+        if self.layout.spans is not None and factors is not None:
+            add_weighted_rows(gradient, self.gradients, factors, self.layout.spans)
+            return
         for group in self.layout.groups:
             rows = group.rows(self.gradients)  # (c, w, p)
             if factors is None:

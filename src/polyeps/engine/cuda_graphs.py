@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,16 +16,21 @@ import torch
 from torch import Tensor
 
 from polyeps.core import Records, Streams
+from polyeps.engine.convolution import Convolution
 from polyeps.engine.deferred import Deferral
 from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
+from polyeps.engine.layers import Linear, Norm, Parameterless
 from polyeps.engine.layout import Layout, TrainingStep, lay_out
+from polyeps.engine.linear_kernel import WIDEST, suits_linear_kernel, train_linear
 from polyeps.engine.loop import Learning, Pace, Settings, add_drift, advance, deferral_of, drawing, pace, step_directly
 from polyeps.engine.noise import SeededStreams
 from polyeps.engine.philox import fill_normals
 from polyeps.engine.row_draws import client_keys
+from polyeps.engine.triton_kernels import has_kernel
 from polyeps.errors import InputError
 from polyeps.models import Model
 
+_RAGGED = (Linear, Convolution, Norm, Parameterless)  # layers that need no groups
 _MOST_GRAPHS = 4  # each holds the memory of its buffers
 
 
@@ -43,6 +49,8 @@ class Buffers(NamedTuple):
     records: Tensor  # (S, T)
     valid: Tensor  # (S, T)
     drift: Tensor | None  # (n, d) added in every step
+    owner: Tensor | None  # (S, T), and
+    spans: Tensor | None  # (S, n + 1) of ragged batches
     pace: Pace
 
 
@@ -77,10 +85,19 @@ def train_on_device(
         raise InputError("on a device, persons' records are one padded block; move the records by to_records")
     inner = client_keys(streams).to(starts.device) if model.network.random else None
     device = starts.device
+    layers = model.network.layers
     per_row = model.floats_per_row * (records.labels.shape[1] if records.padded else 1)
     steps = int(settings.steps.max(initial=0))
     if steps == 0:
         return starts.clone()
+    if drift is None and suits_linear_kernel(model, starts, records, settings):
+        # one group, in the clients' own order
+        placed = place_batches(
+            streams, records.spans, settings, model.size, 0, BatchShape(False, (0, len(starts)), (0,)), device
+        )
+        if max(placed.shape.widths) <= WIDEST:
+            noise_keys = streams.keys_on(device) if isinstance(streams, SeededStreams) else None
+            return train_linear(model, starts, records, placed, noise_keys, settings)
     optional = tuple(values is None for values in settings.__dict__.values())
     data = (records.features.data_ptr(), records.labels.data_ptr(), *records.features.shape)
     alike = starts.stride(0) == 0  # a deferred layer then has one start for all clients
@@ -88,7 +105,8 @@ def train_on_device(
     held = graphs.get(key)
     # At least as wide as last time, so that rounds soon share one shape.
     last = None if held is None else held.shape
-    placed = place_batches(streams, records.spans, settings, model.size, per_row, last, device)
+    ragged = settings.clip is not None and has_kernel(starts) and all(isinstance(each, _RAGGED) for each in layers)
+    placed = place_batches(streams, records.spans, settings, model.size, per_row, last, device, ragged)
     sizes = placed.sizes.cpu().numpy() if settings.divisor is None else None
     fixed = pace(settings, sizes, device)
     if held is not None and held.shape == placed.shape:
@@ -152,6 +170,9 @@ def _step(model: Model, deferral: Deferral, records: Records, layout: Layout, bu
         buffers.inner,
         buffers.starts,
     )
+    if buffers.owner is not None and buffers.spans is not None:
+        owner, spans = (each.index_select(0, now)[0] for each in (buffers.owner, buffers.spans))
+        layout = replace(layout, owner=owner, spans=spans)
     step = TrainingStep(
         layout,
         None if buffers.order is None else buffers.order.index_select(0, now)[0],
@@ -196,8 +217,14 @@ def _prepare(
         records=placed.records,
         valid=placed.valid,
         drift=None,
+        owner=placed.owner,
+        spans=placed.spans,
         pace=fixed,
     )
+    if placed.shape.ragged:
+        assert placed.owner is not None
+        assert placed.spans is not None
+        return Layout(clients, (), placed.owner[0], spans=placed.spans[0]), buffers
     return lay_out(clients, list(placed.shape.cuts), np.array(placed.shape.widths), device), buffers
 
 

@@ -21,6 +21,7 @@ from polyeps.engine.noise import SeededStreams
 from polyeps.engine.sampling import Batches, check_sampling_rates, draws_needed
 
 _GROUPS = 8
+_ROOM = 64  # of all rows, the share that is kept free
 
 
 class BatchShape(NamedTuple):
@@ -28,7 +29,8 @@ class BatchShape(NamedTuple):
 
     ordered: bool  # by batch size; else the clients' own order
     cuts: tuple[int, ...]
-    widths: tuple[int, ...]
+    widths: tuple[int, ...]  # ragged: of all clients together
+    ragged: bool = False
 
 
 class PlacedBatches(NamedTuple):
@@ -39,6 +41,8 @@ class PlacedBatches(NamedTuple):
     order: Tensor | None  # (S, n) frame position -> client
     records: Tensor  # (S, T): the record in the row; in padding, any of the same client
     valid: Tensor  # (S, T) float32: 0 where the row is padding
+    owner: Tensor | None = None  # (S, T) whose row it is, and
+    spans: Tensor | None = None  # (S, n + 1) where each client's rows begin, if they are ragged
 
 
 class DrawnRecords(NamedTuple):
@@ -59,12 +63,15 @@ def place_batches(
     floats_per_row: int,
     last: BatchShape | None,
     device: torch.device,
+    ragged: bool = False,
 ) -> PlacedBatches:
     """Draw all batches of a run of at least one step, in the last run's shape if they fit."""
     if settings.batch is None:
         drawn = _draw(streams, spans.to(device), settings, device)
     else:
         drawn = _upload(draw_batches(streams, spans.cpu().numpy(), settings), device)
+    if ragged:
+        return _ragged(drawn, spans.to(device), last)
     steps, clients = drawn.sizes.shape
     order = None
     if last is None:
@@ -92,6 +99,23 @@ def place_batches(
     records[drawn.step, slot] = drawn.record
     valid[drawn.step, slot] = 1
     return PlacedBatches(shape, drawn.sizes, order, records, valid)
+
+
+def _ragged(drawn: DrawnRecords, spans: Tensor, last: BatchShape | None) -> PlacedBatches:
+    """Place batches without padding but at the end of a step, where rows belong to no client's span."""
+    steps, clients = drawn.sizes.shape
+    ends = torch.cumsum(drawn.sizes, dim=1)
+    starts = torch.cat([ends.new_zeros(steps, 1), ends], dim=1)
+    wanted, held = int(ends[:, -1].max()), 0 if last is None else last.widths[0]
+    # A little room, since every new shape costs a captured graph.
+    rows = held if wanted <= held else wanted + wanted // _ROOM + 1
+    records = spans[:1, 0].expand(steps, rows).clone()
+    valid = torch.zeros(steps, rows, device=spans.device)
+    owner = torch.zeros(steps, rows, dtype=torch.int64, device=spans.device)
+    slot = starts[drawn.step, drawn.client] + drawn.within
+    records[drawn.step, slot], owner[drawn.step, slot], valid[drawn.step, slot] = drawn.record, drawn.client, 1
+    shape = BatchShape(False, (0, clients), (rows,), ragged=True)
+    return PlacedBatches(shape, drawn.sizes, None, records, valid, owner, starts)
 
 
 def _draw(streams: Streams, spans: Tensor, settings: Settings, device: torch.device) -> DrawnRecords:

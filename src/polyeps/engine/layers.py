@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from polyeps.engine.contributions import Contribution, LookupGradients, OuterProducts, PositionProducts, RowGradients
 from polyeps.engine.layout import Layout
 from polyeps.engine.openblas import multiply_records, suits_openblas
+from polyeps.engine.ragged_kernels import multiply_rows
 from polyeps.engine.stable_functions import run_steadily
 from polyeps.engine.stable_products import multiply
 from polyeps.errors import InputError
@@ -186,6 +187,8 @@ class Parameterless:
 
 def times(layout: Layout, weights: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
     """Multiply each client's weights (n, out, in) by its rows (T, ..., in) and add its bias (n, out)."""
+    if layout.spans is not None:
+        return multiply_rows(rows, weights, bias, layout.owner, layout.spans)
     outputs = rows.new_empty(*rows.shape[:-1], weights.shape[1])
     positions = rows.shape[1:-1].numel()
     if not rows.is_cuda and suits_openblas(positions, weights.shape[2], weights.shape[1]):

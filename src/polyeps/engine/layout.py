@@ -2,12 +2,13 @@
 
 The clients of a step are put in *frame order* and cut into groups of neighbours; within a group every client has the
 same number of rows, so a group is one batched matrix product. Layers without parameters (activations, pooling) run on
-all rows at once. There are three layouts:
+all rows at once. There are four layouts:
 
 - exact: the clients' own order, a group each: no padding, but a call per client; for large models;
 - sorted: ordered by batch size, in a few groups: little padding, but the models are copied into frame order;
 - padded: the clients' own order, one group: no copies, but all batches as wide as the widest; for models whose
-  parameters outweigh their activations.
+  parameters outweigh their activations;
+- ragged, on a device with Triton: the clients' own order without groups; kernels read where each client's rows begin.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Layout:
     draws: RowDraws | None = None  # random numbers for the rows' models; None: nothing is trained
     settled: bool = False  # whether the number of rows and the place of each are public: in full batches alone
     known: KnownSquares | None = None
+    spans: Tensor | None = None  # (n + 1,) on a device: where each client's rows begin; then there are no groups
 
     def squared_norms(self, rows: Tensor) -> Tensor:
         """Return the squared norm of each row (T, p) in float64, computed unless it is known."""

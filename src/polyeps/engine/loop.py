@@ -105,15 +105,24 @@ def pace(settings: Settings, sizes: Whole | None, device: torch.device) -> Pace:
     else:
         assert sizes is not None
         divisor = np.maximum(sizes, 1).astype(float)
-    # By how many rows a sum usually has, which is public: what a record moves must not depend on the others drawn.
-    lower = 0.0 if settings.divisor is None else np.minimum(ROUNDING * settings.divisor, 0.5)
-    clip = None if settings.clip is None else column(settings.clip * (1 - lower))
+    clip = column(clip_of(settings))
     return Pace(
         rate=per_step(np.where(active, settings.learning_rate, 0.0)),
         divisor=per_step(np.array(divisor)),
         clip=None if clip is None else clip[:, 0],
         **{name: column(getattr(settings, name)) for name in ("deviation", "momentum", "decay", "pull")},
     )
+
+
+def clip_of(settings: Settings) -> Floats | None:
+    """Return the clips that rows' gradients get, lower by what the rounding of sums may add.
+
+    By how many rows a sum usually has, which is public: what a record moves must not depend on the others drawn.
+    """
+    if settings.clip is None or settings.divisor is None:
+        return settings.clip
+    aimed: Floats = settings.clip * (1 - np.minimum(ROUNDING * settings.divisor, 0.5))
+    return aimed
 
 
 class Learning(NamedTuple):

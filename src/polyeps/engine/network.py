@@ -23,7 +23,7 @@ from polyeps.engine.row_draws import RowDraws
 from polyeps.errors import InputError
 
 # Share of the clip below which norms and sums of few rows stay after rounding in float32; on a device norms round more.
-_AIM, _AIM_ON_DEVICE = 1 - 2**-18, 1 - 2**-16
+_AIM, AIM_ON_DEVICE = 1 - 2**-18, 1 - 2**-16
 ROUNDING = 2.0**-25  # share of the clip by which each row of a sum may round it: longer sums aim lower
 _FORMED = 1 << 25  # numbers of rows' gradients that are formed at once on the CPU, unless one client has more
 SHORTEST_ROW_CLIP = 2.0**-100  # clips below it leave float32 too few digits; rows then contribute nothing
@@ -159,7 +159,7 @@ def clip_rows(found: list[Contribution | None], clip: Tensor) -> Tensor:
     # NaN stays NaN, infinity becomes 0
     if not clip.is_cuda:  # on a device every operation counts, and `dp_sgd` refuses such clips
         clip = clip.double().masked_fill_(clip < SHORTEST_ROW_CLIP, 0.0)
-    factors = (clip * (_AIM_ON_DEVICE if clip.is_cuda else _AIM) / squares.sqrt_()).clamp_(max=1.0)
+    factors = (clip * (AIM_ON_DEVICE if clip.is_cuda else _AIM) / squares.sqrt_()).clamp_(max=1.0)
     broken = ~(factors >= SMALLEST)
     if squares.is_cuda:
         factors = factors.float()  # once, not in every layer

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from polyeps.engine.triton_kernels import has_kernel, philox_normals
+from polyeps.engine.triton_kernels import has_kernel, philox_normals, philox_uniforms
 
 _WORD = 0xFFFFFFFF
 
@@ -40,7 +40,12 @@ def uniforms(keys: Tensor, first: int, count: int) -> Tensor:
 
     Two from each block of four words; the third counter separates them from the normals.
     """
-    block = torch.arange(first // 2, -(-(first + count) // 2), device=keys.device)[None, :]
+    begin, end = first // 2, -(-(first + count) // 2)
+    if has_kernel(keys):
+        drawn = torch.empty(len(keys), 2 * (end - begin), dtype=torch.float64, device=keys.device)
+        philox_uniforms(drawn, keys, begin)
+        return drawn[:, first % 2 : first % 2 + count]
+    block = torch.arange(begin, end, device=keys.device)[None, :]
     zero = torch.zeros_like(block)
     words = philox((block, zero, zero + 1, zero), keys[:, None])
     # 53 bits: 32 of one word and the upper 21 of the next

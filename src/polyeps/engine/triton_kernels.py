@@ -2,7 +2,7 @@
 
 # Triton reads annotations as code, so its functions have none but those of constants, which are in capitals. Sizes are
 # constants: dividing by them is cheap.
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,attr-defined,misc"
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ try:
     import triton  # type: ignore[import-not-found,unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 except ImportError:  # CPU builds of torch come without it
-    triton = tl = None
+    triton = tl = gaussian_pair = None
 
 KERNEL_BLOCK = 1024  # numbers per program of a kernel
 NO_WINNER = 4  # place of the largest of four if none is above zero
@@ -52,14 +52,14 @@ def add_patches(patches: Tensor, images: Tensor, kernel: tuple[int, int], stride
     _launch(_add, images, patches, *images.shape[1:], *patches.shape[1:3], *kernel, *stride)
 
 
-def pool_largest(images: Tensor, pooled: Tensor, winners: Tensor) -> None:
+def pool_largest(images: Tensor, pooled: Tensor, winners: Tensor, stride: int) -> None:
     """Write the largest of each two by two pixels of images (T, height, width, channels), at least 0, and its place."""
-    _launch(_largest, pooled, images, winners, *images.shape[1:], NO_WINNER)
+    _launch(_largest, pooled, images, winners, *images.shape[1:], *pooled.shape[1:3], stride, NO_WINNER)
 
 
-def spread_pooled(gradients: Tensor, winners: Tensor, images: Tensor) -> None:
-    """Write images (T, height, width, channels) with every pooled gradient at the pixel that was largest."""
-    _launch(_spread, images, gradients, winners, *images.shape[1:])
+def spread_pooled(gradients: Tensor, winners: Tensor, images: Tensor, stride: int) -> None:
+    """Write images (T, height, width, channels) with every pooled gradient added at the pixel that was largest."""
+    _launch(_spread, images, gradients, winners, *images.shape[1:], *gradients.shape[1:3], stride)
 
 
 def philox_normals(out: Tensor, keys: Tensor, step: Tensor) -> None:
@@ -67,6 +67,12 @@ def philox_normals(out: Tensor, keys: Tensor, step: Tensor) -> None:
     size, block = out.shape[1], 256
     quads = -(-size // 4)
     _fill[(len(out), -(-quads // block))](out, keys, step, size, quads, block)
+
+
+def philox_uniforms(out: Tensor, keys: Tensor, first: int) -> None:
+    """Fill out (n, 2 b) with the pairs of uniforms of b blocks from number `first` on, as `philox.uniforms`."""
+    pairs, block = out.shape[1] // 2, 256
+    _fill_uniforms[(len(out), -(-pairs // block))](out, keys, first, pairs, block)
 
 
 def _launch(kernel: Any, out: Tensor, *arguments: Any) -> None:
@@ -126,10 +132,10 @@ if triton is not None:
 
     @triton.jit
     def _largest(pooled, total, images, winners, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
-                 NONE: tl.constexpr, BLOCK: tl.constexpr):
+                 HIGH: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr, NONE: tl.constexpr, BLOCK: tl.constexpr):
         place, inside = _elements(total, BLOCK)
-        channel, x, y, image = _pixel(place, HEIGHT // 2, WIDTH // 2, CHANNELS)
-        corner = ((image * HEIGHT + 2 * y) * WIDTH + 2 * x) * CHANNELS + channel
+        channel, x, y, image = _pixel(place, HIGH, WIDE, CHANNELS)
+        corner = ((image * HEIGHT + STRIDE * y) * WIDTH + STRIDE * x) * CHANNELS + channel
         best = tl.load(images + corner, mask=inside, other=0.0)
         winner = tl.zeros([BLOCK], dtype=tl.int8)
         for i in tl.static_range(1, 4):
@@ -143,17 +149,23 @@ if triton is not None:
 
     @triton.jit
     def _spread(images, total, gradients, winners, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
-                BLOCK: tl.constexpr):
+                HIGH: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
         place, inside = _elements(total, BLOCK)
         channel, x, y, image = _pixel(place, HEIGHT, WIDTH, CHANNELS)
-        pooled = inside & (x // 2 < WIDTH // 2) & (y // 2 < HEIGHT // 2)  # an odd edge is in no square
-        source = ((image * (HEIGHT // 2) + y // 2) * (WIDTH // 2) + x // 2) * CHANNELS + channel
-        winner = tl.load(winners + source, mask=pooled, other=4)
-        found = tl.load(gradients + source, mask=pooled, other=0.0)
-        tl.store(images + place, tl.where(winner == (y % 2) * 2 + x % 2, found, 0.0), mask=inside)
+        found = tl.zeros([BLOCK], dtype=tl.float32)
+        for i in tl.static_range(2):
+            for j in tl.static_range(2):  # the squares in which this pixel is at (i, j)
+                down, right = y - i, x - j
+                square = inside & (down >= 0) & (right >= 0) & (down % STRIDE == 0) & (right % STRIDE == 0)
+                down, right = down // STRIDE, right // STRIDE
+                square = square & (down < HIGH) & (right < WIDE)  # an odd edge may be in none
+                source = ((image * HIGH + down) * WIDE + right) * CHANNELS + channel
+                won = square & (tl.load(winners + source, mask=square, other=4) == i * 2 + j)
+                found += tl.load(gradients + source, mask=won, other=0.0)
+        tl.store(images + place, found, mask=inside)
 
     @triton.jit
-    def _gaussian_pair(radial, angular):
+    def gaussian_pair(radial, angular):
         radius = tl.abs(radial.to(tl.int32, bitcast=True).to(tl.float32)) + 0.5
         radius = tl.minimum(radius * 4.656612873077393e-10, 1.0)  # 2^-31
         radius = tl.sqrt(-2.0 * tl.log(radius))
@@ -167,12 +179,28 @@ if triton is not None:
         zero = element * 0
         now = zero + tl.load(step).to(tl.int32)
         r0, r1, r2, r3 = tl.philox(tl.load(keys + row), element, now, zero, zero)
-        n0, n1 = _gaussian_pair(r0, r1)
-        n2, n3 = _gaussian_pair(r2, r3)
+        n0, n1 = gaussian_pair(r0, r1)
+        n2, n3 = gaussian_pair(r2, r3)
         here = out + row.to(tl.int64) * size
         inside = element < quads
         tl.store(here + element, n0, mask=inside & (element < size))
         tl.store(here + quads + element, n1, mask=inside & (quads + element < size))
         tl.store(here + 2 * quads + element, n2, mask=inside & (2 * quads + element < size))
         tl.store(here + 3 * quads + element, n3, mask=inside & (3 * quads + element < size))
+
+    @triton.jit
+    def _uniform(high, low):
+        high, low = high.to(tl.uint32, bitcast=True).to(tl.int64), low.to(tl.uint32, bitcast=True).to(tl.int64)
+        bits = (high << 21) | (low >> 11)
+        return (bits + 1).to(tl.float64) * 1.1102230246251565e-16  # 2^-53
+
+    @triton.jit
+    def _fill_uniforms(out, keys, first, pairs, BLOCK: tl.constexpr):
+        row = tl.program_id(0)
+        pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        zero = pair * 0
+        r0, r1, r2, r3 = tl.philox(tl.load(keys + row), zero + first + pair, zero, zero + 1, zero)
+        here = out + 2 * (row.to(tl.int64) * pairs + pair)
+        tl.store(here, _uniform(r0, r1), mask=pair < pairs)
+        tl.store(here + 1, _uniform(r2, r3), mask=pair < pairs)
 # fmt: on
