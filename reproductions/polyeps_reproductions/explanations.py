@@ -25,6 +25,7 @@ ERRORS = 2.0  # standard errors within which two means count as the same
 # Parts of PFA's study, by what they change.
 PFA = {
     "figure-3-softmax-once": "softmax once, as in the paper's text,",
+    "figure-3-softmax-fashion": "softmax twice, as in the paper's code,",
     "figure-3-one-rate": "PFA's learning rate for all methods",
     "figure-3-one-rate-cnn": "PFA's learning rate for all methods",
     "figure-3-small-rate-cnn": "the smallest learning rate of the paper's grid",

@@ -56,8 +56,12 @@ READINGS = {
 
 
 def row(data: str, model: str, partition: str, budgets: str) -> tuple[Setting, ...]:
-    """Return the settings of one panel: all numbers of clients. Those with the paper's values have its code's loss."""
-    twice = model == "logistic" and partition == "iid" and (data, model, budgets) in READINGS
+    """Return the settings of one panel: all numbers of clients.
+
+    Where the paper has values, logistic regression on MNIST has the loss of its code in the published form. On
+    Fashion-MNIST no learning rates are chosen for that loss, so it is an experiment there.
+    """
+    twice = (data, model, partition) == ("mnist", "logistic", "iid") and (data, model, budgets) in READINGS
     return tuple(Setting(data, model, partition, budgets, clients, twice=twice) for clients in CLIENTS)
 
 
@@ -171,8 +175,11 @@ def variants() -> list[Part]:
     few = [one for one in (*both, *clothes) if one.clients == CLIENTS[0]]
     few_networks = [one for one in networks if one.clients == CLIENTS[0]]
     return [
-        variant("3-softmax-once", "Softmax applied once, as in the paper's text (logistic regression, IID)",
-                {one: replace(one, twice=False) for one in (*both, *clothes)}),
+        variant("3-softmax-once", "Softmax applied once, as in the paper's text (MNIST, logistic regression, IID)",
+                {one: replace(one, twice=False) for one in both}),
+        variant("3-softmax-fashion", "Softmax applied twice (Fashion-MNIST, logistic regression, IID, MixGauss1)",
+                {one: replace(one, model=SOFTMAX_TWICE, rates_on="mnist") for one in clothes},
+                note="learning rates are those chosen on MNIST"),
         variant("3-one-rate", "All methods at PFA's learning rate (MNIST, logistic regression, IID)",
                 {one: replace(one, rates_of="pfa") for one in both}, ("fedavg",)),
         variant("3-one-rate-cnn", "All methods at PFA's learning rate (CNN, IID)",

@@ -24,7 +24,15 @@ def test_every_cell_of_a_figure_has_a_place_of_its_own(part: Part) -> None:
     assert len(set(places)) == len(places) > 0
 
 
-EXPERIMENTS = ["3-softmax-once", "3-one-rate", "3-one-rate-cnn", "3-small-rate-cnn", "3-sharp-cnn", "3-not-granted"]
+EXPERIMENTS = [
+    "3-softmax-once",
+    "3-softmax-fashion",
+    "3-one-rate",
+    "3-one-rate-cnn",
+    "3-small-rate-cnn",
+    "3-sharp-cnn",
+    "3-not-granted",
+]
 EXPERIMENTS += ["3-not-granted-cnn", "6-lanczos", "6-code", "6-random-equal"]
 RATE_GIVEN = ["3-small-rate-cnn"]  # not chosen
 
@@ -90,7 +98,7 @@ def test_variants_stand_beside_the_numbers_of_the_cells_they_vary() -> None:
     assert {one.labels["form"] for one in softmax} == {"published"}
     assert {one.labels["form"] for one in redrawn} == {"published", "sound"}
     fedavg = [one.paper for one in softmax if one.labels["method"] == "fedavg"]
-    assert fedavg == [0.17, 0.16, 0.17, 0.15, 0.56, 0.64, 0.68, 0.69, 0.18, 0.20, 0.19, 0.12]
+    assert fedavg == [0.17, 0.16, 0.17, 0.15, 0.56, 0.64, 0.68, 0.69]
     assert all(one.paper is not None for one in (*softmax, *redrawn) if one.labels["method"] != "public-only")
     assert all("epsilons" not in json.loads(one.trial.settings)["budgets"] for one in redrawn)
 
@@ -103,14 +111,12 @@ def test_the_published_form_has_the_loss_of_the_papers_code_where_the_paper_has_
         assert all("softmax" not in one.labels["cell"] for one in some)
         return {json.loads(one.trial.settings)["model"]["name"] for one in some}
 
-    linear = {"model": "logistic"}
-    assert names("3", "published", **linear) == names("10", "published", **linear, data="mnist") == {SOFTMAX_TWICE}
-    assert names("3", "sound", **linear) == names("10", "published", **linear, data="fashion-mnist") == {"logistic"}
+    digits, clothes = ({"model": "logistic", "data": data} for data in ("mnist", "fashion-mnist"))
+    assert names("3", "published", **digits) == names("10", "published", **digits) == {SOFTMAX_TWICE}
+    assert names("3", "sound", **digits) == {"logistic"}
+    # No learning rates are chosen for that loss on Fashion-MNIST.
+    assert names("3", "published", **clothes) == names("10", "published", **clothes) == {"logistic"}
     assert names("3-softmax-once", "published") == names("3-redrawn", "published") == {"logistic"}
-    three = pfa.STUDY.choose(["3"])[0].cells(False)
-    wanted = {"data": "fashion-mnist", "model": "logistic", "form": "published"}
-    choices = [one.trial.choice for one in three if wanted.items() <= one.labels.items()]
-    assert {json.loads(one.settings)["data"]["name"] for one in choices if one} == {"mnist"}
 
 
 def test_figure_5_and_the_other_papers_pictures_are_cells() -> None:
