@@ -7,8 +7,8 @@ alone.
 
 Learning rates: one grid for all methods, compared on a sixth of the training records, never on test data. One rate
 serves all numbers of clients of a row (data, model, partition, budgets), as chosen with 30 of them, separately for
-every method and form, with one seed. Networks are expensive to train, so they share choices: rates are chosen on MNIST
-(as are those of the linear model with the loss of the paper's code), PFA's serve PFA+ and public-only, and those of methods that small budgets do not bind are chosen under MixGauss1 where
+every method and form, with one seed. Networks are expensive to train, so they share choices: rates are chosen on MNIST,
+PFA's serve PFA+ and public-only, and those of methods that small budgets do not bind are chosen under MixGauss1 where
 the large ε are the same, about 10. Non-private networks are trained under MixGauss1 only.
 """
 
@@ -144,7 +144,7 @@ class Setting:
             usual_loss = replace(self, twice=False)
             if form != "published":
                 return usual_loss.cell(method, form, learning_rate, **others)
-            of_code = replace(usual_loss, model=SOFTMAX_TWICE, rates_on=NETWORK_DATA[self.data])
+            of_code = replace(usual_loss, model=SOFTMAX_TWICE)
             cell = of_code.cell(method, form, learning_rate, **others)
             return replace(cell, labels={**cell.labels, "cell": self.title, "model": self.model})
         learning_rate = learning_rate or self.rate

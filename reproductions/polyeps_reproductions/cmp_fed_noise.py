@@ -42,7 +42,7 @@ DROPOUTS = 0.1  # share of a cohort that a secure sum allows for
 SENT: dict[str, dict[str, Any]] = {
     **{str(rank): {"rank": rank} for rank in (1, 2, 4, 8, 16)},
     "16, the paper's count": {"rank": 16, "whole": "biases"},
-    "16, directions from the model": {"rank": 16, "directions": "model"},
+    **{f"{rank}, directions from the model": {"rank": rank, "directions": "model"} for rank in (1, 4, 16)},
     "all": {},
 }
 THEOREM = "theorem 1 of the paper"

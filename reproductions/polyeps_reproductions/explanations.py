@@ -25,11 +25,13 @@ ERRORS = 2.0  # standard errors within which two means count as the same
 # Parts of PFA's study, by what they change.
 PFA = {
     "figure-3-softmax-once": "softmax once, as in the paper's text,",
+    "figure-3-softmax-fashion": "softmax twice, as in the paper's code,",
     "figure-3-one-rate": "PFA's learning rate for all methods",
     "figure-3-one-rate-cnn": "PFA's learning rate for all methods",
     "figure-3-small-rate-cnn": "the smallest learning rate of the paper's grid",
     "figure-3-sharp-cnn": "ε = 0.1 or 1 exactly, as in the paper's code,",
-    "figure-3-not-granted": "allowing rounds without a high-ε client, as the paper's code does but for PFA,",
+    "figure-3-not-granted": "softmax once, and rounds without a high-ε client, which the code spares PFA alone,",
+    "figure-3-not-granted-cnn": "rounds without a high-ε client, which the code spares PFA alone,",
     "figure-6-lanczos": "256 Lanczos steps, as in the paper's code,",
     "figure-6-code": "256 Lanczos steps, equal weights and softmax twice, as in the paper's code,",
     "figure-6-random-equal": "equal weights and softmax twice, as in the paper's code,",
@@ -113,12 +115,17 @@ def experiments_of_fedsel(results: Results) -> Iterator[Experiment]:
 
 
 def experiments_of_fedhdp(results: Results) -> Iterator[Experiment]:
-    """Writers with the noise of the paper's 3383 clients."""
+    """Writers with the noise of the paper's 3383 clients; and r = 1 at DP-FedAvg's learning rate."""
+    says = {"noise": "the noise of the paper's 3383 clients", "rate": "DP-FedAvg's learning rate"}
     columns = ("Acc_g", "Acc_g,p", "Acc_g,np", "Acc_l,p", "Acc_l,np")
-    values = {
-        ("2", row["clients"], row["r"], column, row["method"]): numbers(row[column])[0]
-        for row in results.rows("fedhdp", "table-2-noise")
-        for column in columns
-        if numbers(row[column])
-    }
-    yield Experiment("the noise of the paper's 3383 clients", "table 2-noise", values)
+    for name, what in says.items():
+        values: dict[Key, float] = {}
+        spreads: dict[Key, tuple[float, int]] = {}
+        summary = results.summary("fedhdp", f"table-2-{name}") or {"seeds": 0}
+        for row in results.rows("fedhdp", f"table-2-{name}"):
+            for column in columns:
+                if found := numbers(row[column]):
+                    key = ("2", row["clients"], row["r"], column, row["method"])
+                    values[key] = found[0]
+                    spreads[key] = (found[1] if "±" in row[column] else 0.0, summary["seeds"])
+        yield Experiment(what, f"table 2-{name}", values, spreads)

@@ -10,8 +10,8 @@ records take part if they lie beside the other data sets, as a folder or file `f
 Settings. The text has ε, δ, r, λ and the share drawn; T = 500 is inferred from them, and everything else is in an
 appendix that we do not have. Learning rate and local steps are chosen on a validation split, from the same candidates
 for every method and without personal models, which change nothing for the common one. All r share the choice of "auto"
-but r = 1, the paper's baseline: it weighs all clients alike, as DP-FedAvg does, and shares that choice. λ of each row is
-the paper's.
+but r = 1, the paper's baseline: it weighs all clients alike, as DP-FedAvg does, and shares that choice. λ of each row
+is the paper's.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def fedsel_rates() -> Rows:
         near[row["data"], row["model"]].setdefault(row["α"], []).extend(each)
     rows = [["data", "model", "values", "near at NP's best α", *(f"at α = {rate:g}" for rate in rates)]]
     for (data, model), found in near.items():
-        shown = [str(sum(found.get(rate, []))) for rate in ("NP", *rates)]
+        shown = [str(sum(found[rate])) if rate in found else "–" for rate in ("NP", *rates)]
         rows.append([_DATA[data], model, str(len(found["NP"])), *shown])
     return rows
 
@@ -181,7 +181,10 @@ def less_noise() -> Rows:
         first, *pairs = list(row.values())[-1].split(";")
         printed = [first, *(value for pair in pairs for value in pair.split(","))]
         rows.append([name, "paper", *(text.strip() for text in printed)])
-        for form, one in (("noise of 3383 clients", row), ("noise of 539 clients", noisy[row["method"], row["r"]])):
+        shown = {"noise of 3383 clients": row, "noise of 539 clients": noisy[row["method"], row["r"]]}
+        for one in RESULTS.rows("fedhdp", "table-2-rate", method=row["method"], r=row["r"]):
+            shown["noise of 539 clients, DP-FedAvg's rate"] = one
+        for form, one in shown.items():
             cells = (f"{number(one[column]):.1f}" if numbers(one[column]) else "–" for column in columns)
             rows.append(["", form, *cells])
     return rows
@@ -215,6 +218,20 @@ def bits() -> Rows:
     """Return what a client of CMP-Fed sends as integers, by rank."""
     found = RESULTS.summary("cmp-fed", "table-bits") or {"columns": [], "table": []}
     return [found["columns"], *found["table"]]
+
+
+def peers() -> Rows:
+    """Return Robust-HDP beside other rules, in all cells in which the recipe's benchmark has it."""
+    names = ("fedavg", "weiavg", "public-only", "robust-hdp")
+    rows = [["data, partition, budgets", "seeds", *(f"`{name}`" for name in names)]]
+    for file in ("accuracy", "accuracy_other_cells"):
+        path = Path(__file__).parents[2] / "benchmarks" / "results" / f"{file}.json"
+        for cell, found in json.loads(path.read_text(encoding="utf-8")).items():
+            shown = [
+                f"{100 * one['mean']:.1f} ± {100 * one['sd']:.1f}" if one else "–" for one in map(found.get, names)
+            ]
+            rows.append([cell, str(len(found["robust-hdp"]["seeds"])), *shown])
+    return rows
 
 
 def uplinks() -> Rows:
@@ -278,4 +295,5 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "cmp-fed-labels": by_rank("2"),
     "cmp-fed-accounts": accounts,
     "cmp-fed-bits": bits,
+    "peers": peers,
 }

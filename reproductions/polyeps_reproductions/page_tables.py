@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean, stdev
 
-from polyeps_reproductions import explanations, other_tables
+from polyeps_reproductions import explanations, other_tables, theory_tables
 from polyeps_reproductions.census import ABSENT, Count, counted, distance, missed, values
 from polyeps_reproductions.comparison import FORMS, paired, within
 from polyeps_reproductions.headlines import Results, table
@@ -25,7 +25,7 @@ from polyeps_reproductions.studies import STUDIES, Record, grouped
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "reproductions" / "results"
-PAGES = tuple(ROOT / "docs" / "papers" / f"{name}.md" for name in (*STUDIES, "reproduced"))
+PAGES = tuple(ROOT / "docs" / "papers" / f"{name}.md" for name in (*STUDIES, "fedhdp-theory", "peers", "reproduced"))
 TITLES = {
     "pfa": "PFA", "pfa-plus": "PFA+", "weiavg": "WeiAvg", "fedavg": "FedAvg", "minimum": "Minimum",
     "maximum": "Maximum", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "logistic": "LogR", "cnn": "CNN",
@@ -125,9 +125,9 @@ def softmax() -> Rows:
     """Return the methods that the second softmax changes most, with one and with two, beside the paper."""
     rows = [["budgets, clients", *(f"{name}, {part}" for name in ("FedAvg", "Minimum", "WeiAvg")
                                    for part in ("paper", "once", "twice"))]]  # fmt: skip
-    once = {(one["budgets"], one["clients"], one["method"]): one
-            for one in records("3", "10", data="mnist", model="logistic", form="published")}  # fmt: skip
-    for (budgets, clients), cell in grouped(records("3-softmax"), "budgets", "clients").items():
+    once = {(one["budgets"], one["clients"], one["method"]): one for one in records("3-softmax-once", data="mnist")}
+    cells = grouped(records("3", "10", data="mnist", model="logistic", form="published"), "budgets", "clients")
+    for (budgets, clients), cell in cells.items():
         row = [f"{TITLES[budgets]}, {clients}"]
         for name in ("fedavg", "minimum", "weiavg"):
             (twice,) = (one for one in cell if one["method"] == name)
@@ -155,12 +155,14 @@ def done() -> Rows:
 
 def directions() -> Rows:
     """Return figure 6: the directions to project on."""
-    rows = [["method", "paper", "256 Lanczos steps", "published form", "sound form"]]
+    rows = [["method", "paper", "256 Lanczos steps", "equal weights too", "published form", "sound form"]]
     steps = {one["method"]: one for one in records("6-lanczos")}
+    whole = {one["method"]: one for one in records("6-code", "6-random-equal")}
     for (method,), some in grouped(records("6"), "method").items():
         forms = {one["form"]: one for one in some}
         paper = "–" if some[0]["paper"] is None else f"{100 * some[0]['paper']:.0f}"
-        rows.append([method, paper, spread(steps.get(method)), *(spread(forms.get(form)) for form in FORMS)])
+        ours = [steps.get(method), whole.get(method), *map(forms.get, FORMS)]
+        rows.append([method, paper, *map(spread, ours)])
     return rows
 
 
@@ -274,6 +276,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     ),
     **{f"headlines-{name}": partial(table, Results(RESULTS), (name,)) for name in STUDIES},
     **other_tables.TABLES,
+    **theory_tables.TABLES,
     "shares": shares,
     "absent": absent,
     "misses": misses,

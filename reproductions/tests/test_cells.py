@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +36,22 @@ def test_a_draw_is_the_same_every_time() -> None:
     drawn_epsilons.cache_clear()
     assert drawn_epsilons("mixgauss3", 30) == first
     assert drawn_epsilons("uniform", 30) != first
+
+
+def test_budgets_may_be_ten_times_others_or_cut_at_the_means_of_their_mixture() -> None:
+    assert drawn_epsilons("mixgauss3-tenfold", 50) == pytest.approx(10 * np.array(drawn_epsilons("mixgauss3", 50)))
+    usual, sharp = (np.array(drawn_epsilons("mixgauss3", 30, cut)) for cut in (False, True))
+    assert (usual.min() < 1, usual.max() > 10, sharp.min(), sharp.max()) == (True, True, 1, 10)
+    between = (usual > 1) & (usual < 10)
+    assert (usual[between] == sharp[between]).all()
+
+
+@pytest.mark.skipif(not os.environ.get("POLYEPS_DATA"), reason="needs IMDb; set POLYEPS_DATA")
+def test_imdb_has_the_words_with_which_the_lstm_has_the_papers_parameters() -> None:
+    setting = Setting("imdb", "lstm", clients=4, epsilons=(1.0,) * 4, size=5)
+    found = population(experiment(setting.experiment("fedavg", "sound")), seed=1)
+    assert found.model.size == 160_306
+    assert found.dataset.features.shape[1:] == (50,)
 
 
 def test_impossible_budgets_are_refused_in_a_sentence() -> None:

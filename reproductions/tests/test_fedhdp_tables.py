@@ -7,7 +7,7 @@ from typing import Any
 
 import dp_accounting as dp
 import pytest
-from polyeps_reproductions.fedhdp import AS_NOISY, COHORT, EPSILONS, cells, less_noise, table_one
+from polyeps_reproductions.fedhdp import AS_NOISY, COHORT, EPSILONS, cells, less_noise, own_rate, table_one
 from polyeps_reproductions.fedhdp_tables import AUTO, MNIST, OPEN, OURS, PAPER, PLAIN, SKEWED, WRITERS, compared
 from polyeps_reproductions.studies import record
 
@@ -75,7 +75,8 @@ def test_ratios_but_one_share_the_choice_of_auto_and_skewed_controls_are_not_tri
     assert {choices[MNIST, OURS, ratio].choices() for ratio in (AUTO, 0.0, 0.9)} == {
         choices[MNIST, OURS, 0.1].choices()
     }
-    assert choices[MNIST, OURS, 1.0].choices() != choices[MNIST, OURS, AUTO].choices()
+    assert choices[MNIST, OURS, 1.0].choices() == choices[MNIST, PLAIN, None].choices()
+    assert choices[SKEWED, OURS, 1.0].choices() == choices[MNIST, PLAIN, None].choices()
     assert choices[SKEWED, PLAIN, None].choices() == choices[MNIST, PLAIN, None].choices()
     assert choices[SKEWED, OURS, AUTO].choices() != choices[MNIST, OURS, AUTO].choices()
     for trial in choices.values():
@@ -92,6 +93,12 @@ def test_pulls_are_the_papers() -> None:
     assert pulls[OURS, 0.01] == pulls[OURS, AUTO] == {"open": 0.005, "private": 0.05}
     assert pulls[OURS, 1.0] == 0.005
     assert pulls[PLAIN, None] == pulls[OPEN, None] == 0.05
+
+
+def test_writers_with_equal_weights_take_the_rate_of_dp_fedavg() -> None:
+    (one,) = own_rate(False)
+    assert (one.labels["method"], one.labels["ratio"]) == (OURS, 1.0)
+    assert one.trial.recorded == '{"training.learning_rate": 0.005, "training.local_steps": 5}'
 
 
 def test_a_negative_gain_of_opting_out_is_said() -> None:
