@@ -4,8 +4,8 @@
     python benchmarks/own_models.py --models vit,gpt --device cuda
 
 Eight clients with weights of their own take DP-SGD steps (clip, no noise) on eight examples each: small models with
-random weights. `mlp_class` is the same network as `mlp`, an nn.Sequential. The contestants take turns, and the best of
-the repeats counts. On a device our step is captured once as a CUDA graph and replayed, as training does
+random weights, one thread. `mlp_class` is the same network as `mlp`, an nn.Sequential. The contestants take turns, and
+the best of the repeats counts. On a device our step is captured once as a CUDA graph and replayed, as training does
 (`engine/cuda_graphs.py`); `--eager` launches its kernels one by one.
 
     python benchmarks/own_models.py --models vit,gpt,resnet18 --stages
@@ -343,6 +343,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="on a device, do not capture our step as a graph")
     parser.add_argument("--stages", action="store_true", help="print our step's CPU time by stage instead")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # as training does (`test_training.py`): further ones spin while they wait, which counts
     warnings.simplefilter("ignore")  # Opacus warns about its hooks
     table: dict[str, dict[str, float]] = {}
     for name in options.models.split(","):

@@ -336,7 +336,7 @@ def test_a_thousand_clients_of_cnn_stay_within_the_memory_they_are_given() -> No
 
 def test_threads_that_train_clients_side_by_side_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     records, threads = cohort(), torch.get_num_threads()
-    monkeypatch.setattr(memory, "LARGE", 1)
+    monkeypatch.setattr(memory, "SIDE_BY_SIDE", 1)
     found = []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
@@ -355,7 +355,7 @@ def test_modules_of_users_and_small_models_are_trained_by_one_thread(monkeypatch
     model = SMALL
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     assert memory.threads_of(model, records, settings, None) == 1
-    monkeypatch.setattr(memory, "LARGE", 1)
+    monkeypatch.setattr(memory, "SIDE_BY_SIDE", 1)
     assert memory.threads_of(model, records, settings, None) == min(4, records.clients)
     assert memory.threads_of(model, records, settings, 1) == 1
     monkeypatch.setitem(vars(model), "network", Network((VmapLayer(nn.Linear(2, 2)),)))

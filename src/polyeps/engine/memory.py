@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from polyeps.core import Records
 from polyeps.engine.fallback_layers import VmapLayer
-from polyeps.engine.loop import LARGE, Settings
+from polyeps.engine.loop import Settings
 from polyeps.models import Model
 
 # On the CPU a chunk larger than this gains nothing more: 1 GiB holds a thousand small models' step.
 CPU_MEMORY = 1 << 30
+SIDE_BY_SIDE = 20_000  # parameters from which on threads train clients side by side
 
 
 def chunks(model: Model, records: Records, settings: Settings, memory: int | None, at_once: int = 1) -> list[slice]:
@@ -32,11 +33,11 @@ def chunks(model: Model, records: Records, settings: Settings, memory: int | Non
 def threads_of(model: Model, records: Records, settings: Settings, memory: int | None) -> int:
     """Return how many threads train clients side by side; 1: threads share each operation instead.
 
-    Measured: that pays for models whose clients are multiplied one by one; operations of smaller ones are so short that
-    Python's lock limits threads. Modules of users, and their losses, are not made for threads.
+    Measured: operations of logistic regression are so short that Python's lock limits threads; those of a small
+    network are not. Modules of users, and their losses, are not made for threads.
     """
     known = not any(isinstance(layer, VmapLayer) for layer in model.network.layers) and hasattr(model.loss, "gradients")
-    if records.features.is_cuda or model.size < LARGE or not known:
+    if records.features.is_cuda or model.size < SIDE_BY_SIDE or not known:
         return 1
     rows = float(np.max(settings.rate * _rows_held(records), initial=0.0))
     client = _bytes_per_client(model) + rows * _bytes_per_row(model)
