@@ -166,12 +166,12 @@ def test_fedhdps_theory_in_the_text() -> None:
         most.append(f"{errors:.1f}")
     assert f"Of 150 values each, formulas and simulations differ by at most {most[0]} and {most[1]}" in text
     few = theory_tables.PENALTIES[-1]
-    errors = points.personal(few.federation, points.PRIVATE).error([few.private_penalty_printed, few.private_penalty])
-    assert f"with three it costs {100 * (errors[0] / errors[1] - 1):.0f} %" in text
+    costs = points.personal(few.federation, points.PRIVATE).error([few.private_penalty_printed, few.private_penalty])
+    assert f"with three it costs {100 * (costs[0] / costs[1] - 1):.0f} %" in text
 
 
 def test_robust_hdp_is_level_with_weiavg_with_two_exceptions() -> None:
-    behind = {}
+    behind: dict[str, float] = {}
     for name in ("accuracy", "accuracy_other_cells"):
         found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
         gaps = {cell: 100 * (one["weiavg"]["mean"] - one["robust-hdp"]["mean"]) for cell, one in found.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -81,7 +82,12 @@ def test_a_client_s_records_are_multiplied_at_once_with_the_digits_of_each_alone
     together = torch.empty(len(owner), rows, columns)
     calls: list[int] = []
     divide = openblas._divide
-    monkeypatch.setattr(openblas, "_divide", lambda call, count, each: (calls.append(count), divide(call, count, each)))
+
+    def counted(call: Callable[..., None], count: int, each: int) -> None:
+        calls.append(count)
+        divide(call, count, each)
+
+    monkeypatch.setattr(openblas, "_divide", counted)
     multiply_records(left, right, together, owner, add=False)
     assert calls[0] < 10  # not one for each of the 22 records
     for record, client in enumerate(owner.tolist()):
