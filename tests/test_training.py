@@ -669,6 +669,30 @@ def test_on_a_device_other_rows_may_replay_the_same_graph() -> None:
         torch.testing.assert_close(device.cpu(), host, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("rate", [0.5, 1.0])
+def test_batches_are_drawn_once_however_long_they_are(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draw that is thrown away because of what it holds would not be the sampling that is charged."""
+    model, counts = logistic(6, 3), [130, 1, 90, 7, 60]  # 65 of 130 are more than the kernel is used for, 30 of 60 not
+    records = cohort(model, counts=counts)
+    draws: list[BatchShape | None] = []
+    monkeypatch.setattr(linear_kernel, "has_kernel", lambda _: True)
+    monkeypatch.setattr(cuda_graphs, "train_linear", lambda _model, starts, *_: starts.clone())
+    placed = place_batches
+    monkeypatch.setattr(cuda_graphs, "place_batches", lambda *some: (draws.append(some[5]), placed(*some))[1])  # type: ignore[func-returns-value]
+    none = dict.fromkeys(("divisor", "clip", "deviation", "momentum", "decay", "pull"))
+    for few in (False, True):
+        some = settings(STEPS, False).select(slice(None))
+        some = Settings(
+            rate=np.full(CLIENTS, 0.49 if few else rate), steps=some.steps, learning_rate=some.learning_rate, **none
+        )
+        starts = start(model).expand(CLIENTS, -1).contiguous()
+        draws.clear()
+        with torch.no_grad():
+            train_on_device(model, starts, starts, records, streams(), some, CudaGraphs())
+        assert len(draws) == 1
+        assert (draws[0] is not None) == few  # the kernel's own shape
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_kernel_draws_what_the_torch_operations_draw() -> None:
     from polyeps.engine.philox import fill_normals

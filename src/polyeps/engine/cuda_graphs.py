@@ -21,7 +21,7 @@ from polyeps.engine.deferred import Deferral
 from polyeps.engine.device_batches import BatchShape, PlacedBatches, place_batches
 from polyeps.engine.layers import Linear, Norm, Parameterless
 from polyeps.engine.layout import Layout, TrainingStep, lay_out
-from polyeps.engine.linear_kernel import WIDEST, suits_linear_kernel, train_linear
+from polyeps.engine.linear_kernel import suits_linear_kernel, train_linear
 from polyeps.engine.loop import Learning, Pace, Settings, add_drift, advance, deferral_of, drawing, pace, step_directly
 from polyeps.engine.noise import SeededStreams
 from polyeps.engine.philox import fill_normals
@@ -95,9 +95,8 @@ def train_on_device(
         placed = place_batches(
             streams, records.spans, settings, model.size, 0, BatchShape(False, (0, len(starts)), (0,)), device
         )
-        if max(placed.shape.widths) <= WIDEST:
-            noise_keys = streams.keys_on(device) if isinstance(streams, SeededStreams) else None
-            return train_linear(model, starts, records, placed, noise_keys, settings)
+        noise_keys = streams.keys_on(device) if isinstance(streams, SeededStreams) else None
+        return train_linear(model, starts, records, placed, noise_keys, settings)
     optional = tuple(values is None for values in settings.__dict__.values())
     data = (records.features.data_ptr(), records.labels.data_ptr(), *records.features.shape)
     alike = starts.stride(0) == 0  # a deferred layer then has one start for all clients

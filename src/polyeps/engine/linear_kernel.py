@@ -24,7 +24,7 @@ from polyeps.engine.network import AIM_ON_DEVICE
 from polyeps.engine.triton_kernels import gaussian_pair, has_kernel, tl, triton
 from polyeps.models import Model
 
-WIDEST = 64  # rows of a batch; above, products of matrices are faster
+WIDEST = 64  # rows expected in a batch; above, products of matrices are faster
 _LONG = 32  # rows of a batch above which sums are float64, as in `contributions`
 _FEW = 256  # clients: each then gets more threads
 _SHAPE_OF_FEW, _SHAPE_OF_MANY = (1024, 8), (256, 4)  # parameters at once, and warps
@@ -32,11 +32,17 @@ _ROWS, _FEATURES = 16, 128  # of a product
 
 
 def suits_linear_kernel(model: Model, starts: Tensor, records: Records, settings: Settings) -> bool:
-    """Return whether the kernel can train these clients; batches must be at most `WIDEST` besides."""
+    """Return whether the kernel can train these clients, and is faster: by what is expected, never by what was drawn.
+
+    Drawing again where a batch turned out long would no longer be Poisson sampling.
+    """
     layers = model.network.layers
     plain = settings.momentum is None and settings.decay is None and settings.pull is None
     linear = len(layers) == 1 and isinstance(layers[0], Linear) and type(model.loss) is CrossEntropy
     if not (has_kernel(starts) and plain and linear and records.units is None and records.labels.dim() == 1):
+        return False
+    usual = settings.rate * records.counts if settings.batch is None else settings.batch
+    if float(usual.max(initial=0)) > WIDEST:
         return False
     return records.features.dim() == 2 and records.features.dtype == starts.dtype == torch.float32
 
